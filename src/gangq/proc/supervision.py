@@ -27,6 +27,7 @@ else:
     import procfs
     import statefile
 
+# As in gangq.watchdogs.codes, which this program cannot import; a test compares the two.
 FROZEN = 80
 MEMORY = 86
 UNKILLABLE = 87

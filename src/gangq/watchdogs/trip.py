@@ -47,10 +47,8 @@ T = TypeVar("T")
 PROMISED_S = 5.0
 """So long after its verdict a worker is gone, its supervisor included, whatever the database does."""
 _CALLED_OFF = ("held", "notify")
-_DOUBTFUL = ("stall", "health")
-"""Classes that the database may hold back. The others are facts."""
 _FACT_S = 2.0
-"""What telling and leaving get for a fact."""
+"""What telling and leaving get where the database cannot hold the trip back (:attr:`ExitCode.may_be_held`)."""
 _RESERVE_S = 0.5
 """Left for leaving itself: what comes before ends so much earlier than the deadline."""
 _FIRST_S = 1.0
@@ -241,7 +239,7 @@ class TripPath:
         until = {"incarnation": self._incarnation, "until": began + PROMISED_S}
         self._put({**until, **kept})
         deadline = began + self._deadline_s
-        if trip.cls not in _DOUBTFUL and self._deadman is not None:
+        if not trip.code.may_be_held and self._deadman is not None:
             # Nothing that the database could answer lets it live on. The sooner it is gone for certain, the sooner
             # its job may run elsewhere; what it could not say in that time its supervisor says.
             deadline = min(deadline, self._clock() + _FACT_S)

@@ -37,8 +37,6 @@ _CONNECT_S = 2
 _TRY_FOR_S = 4.0
 _AGAIN_S = 0.25
 _RUNNER = os.path.join("worker", "runner_inline.py")
-_WORKERS_OWN = (ExitCode.BUDGET, ExitCode.STALL, ExitCode.HEALTH, ExitCode.FAULT)
-"""Trips that the worker itself reports; again from here, should it not have been able to. A repeat is none."""
 
 
 def main() -> None:
@@ -198,25 +196,25 @@ def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> bool:
     False where a frozen worker's job is over by now: writing down its stacks sets a stopped process going and
     interrupts what it waits for. Then it finished, and may have begun another, which is not to blame.
     """
-    code, job = int(facts["exit_code"]), facts["job"]
-    if not job or code not in (ExitCode.FROZEN, ExitCode.MEMORY, *_WORKERS_OWN):
+    code, job = ExitCode.of(int(facts["exit_code"])), facts["job"]
+    if not job or code is None or code.reporter is None:
         return True
     silent_s = facts["silent_s"]
-    if code == ExitCode.FROZEN:
+    if code is ExitCode.FROZEN:
         since = f" for {silent_s:.0f} s" if silent_s is not None else ""
         kind, message = "Frozen", f"no thread of its worker ran{since}: something held the interpreter"
-    elif code == ExitCode.MEMORY:
+    elif code is ExitCode.MEMORY:
         kind = "OutOfMemory"
         message = "the kernel killed its worker for want of memory: give the job a larger memory_mb, or the host more"
     else:
-        known = next(own for own in _WORKERS_OWN if own == code)
-        kind, message = known.word, known.meaning
+        # The worker's own trip, in case it could not report it itself: the repeat of a reported one changes nothing.
+        kind, message = code.word, code.meaning
     try:
         outcome = client.trip(
             incarnation=incarnation,
             job_id=job,
             token=facts["token"],
-            code=code,
+            code=int(code),
             error={"type": kind, "message": message},
             evidence={"by": "its supervisor", **_seen(facts), **_handler(facts["stacks"])},
             # All of it is gone already, and the other jobs of this worker are nobody's fault: this ends the
@@ -226,8 +224,8 @@ def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> bool:
     except (StaleToken, IncarnationEnded, NotFound, InvalidInput) as problem:
         # It was between two jobs, or could say so itself.
         log.info("no_trip: job %s: %s", job, problem)
-        return code != ExitCode.FROZEN or isinstance(problem, InvalidInput)
-    log.warning("reported_trip: job %s, code %s: %s", job, code, outcome)
+        return code is not ExitCode.FROZEN or isinstance(problem, InvalidInput)
+    log.warning("reported_trip: job %s, code %d: %s", job, code, outcome)
     return True
 
 

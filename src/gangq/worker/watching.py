@@ -282,7 +282,7 @@ class CommandTrip:
         if watching.only_notifies(trip, job, evidence):
             return False
         suspicion = suspicion_of(trip, evidence)
-        if trip.cls in ("stall", "health") and watching.suspect(suspicion, convicted=True) == "held":
+        if trip.code.may_be_held and watching.suspect(suspicion, convicted=True) == "held":
             return False
         self.trip, self.evidence = trip, evidence
         self._child.kill()
