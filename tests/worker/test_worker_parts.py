@@ -29,7 +29,7 @@ from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleTok
 from gangq.gpu import detect, device_sampler
 from gangq.proc.clock import boottime
 from gangq.watchdogs.deadman import Deadman
-from gangq.worker import facts, jobs
+from gangq.worker import handler_info, jobs
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.claims import ClaimSource, Wakes
 from gangq.worker.context_impl import InlineContext, StopFlag
@@ -337,7 +337,7 @@ def test_who_would_have_to_hand_it_back_at_once_claims_nothing_until_the_lease_i
     assert source.take(1) == []
     assert source.wait_s > 0
     assert source.unsure, "it has not heard that there is nothing"
-    assert session.client.execute(source.taking_along([job], 1)) is None
+    assert session.client.execute(source.completing_and_claiming([job], 1)) is None
     assert client.job_states(ids=ids) == dict(zip(ids, ("running", "pending"), strict=True))
     monkeypatch.setattr(session, "lapsing", lambda: False)
     client.complete(job_ids=[job.id], tokens=[job.token])
@@ -414,7 +414,7 @@ def next_along(session: Session, source: ClaimSource[Wakes], reporter: Reporter)
     got: list[int] = []
 
     def along(finished: Any) -> Any:
-        answer = session.client.execute(source.taking_along(finished, 1))
+        answer = session.client.execute(source.completing_and_claiming(finished, 1))
         if answer is None:
             return None
         for row in answer[1]:
@@ -422,7 +422,7 @@ def next_along(session: Session, source: ClaimSource[Wakes], reporter: Reporter)
             got.append(row.job_id)
         return answer[0]
 
-    reporter.along = along
+    reporter.complete_and_claim = along
     return got
 
 
@@ -667,7 +667,7 @@ def test_the_listener_comes_back_after_its_connection_was_cut_and_polls_at_once(
     db.execute("select pg_notify('gangq_wake', 'default')")
     eventually(lambda: heard, "it hears that somebody submitted")
     assert heard == ["wake"]
-    assert not listener.deaf
+    assert not listener.notifications_lost
 
 
 def test_a_signal_is_counted_once_on_whichever_way_it_comes(client: Client) -> None:
@@ -756,7 +756,7 @@ def test_a_checkpoint_that_was_not_stored_is_an_error_inline_over_the_socket_and
     ):
         InlineContext(session, job, None).save_checkpoint(5, b"abc")
     server = SocketServer(session, tmp_path / "s")
-    server.announce(job, facts.as_wire(facts.job_info(job), None, (), None))
+    server.announce(job, handler_info.as_wire(handler_info.job_info(job), None, (), None))
     session.control.wait(server.start())
     try:
         monkeypatch.setenv("GANGQ_SOCKET", str(server.path))
@@ -782,7 +782,7 @@ def test_a_child_told_to_stop_before_its_checkpoint_is_loaded_does_not_begin_ane
     job = claimed(session, source_of(session))
     job.gang = GangInfo(1, 1, 0, 2, 0, 0, 1, (), "h", 1)
     server = SocketServer(session, tmp_path / "s")
-    server.announce(job, facts.as_wire(facts.job_info(job), job.gang, (), None))
+    server.announce(job, handler_info.as_wire(handler_info.job_info(job), job.gang, (), None))
     session.control.wait(server.start())
     try:
         with Link(str(server.path), job.key) as link:
@@ -831,7 +831,12 @@ def test_facts_survive_the_wire() -> None:
     info = JobInfo(1, 2, 1, 3, "q", "t", 5, {"a": 1}, 2.0)
     gang = GangInfo(7, 2, 0, 1, 0, 0, 1, (Peer(0, 1, "h", "w"),), "h", 20000)
     devices = (DeviceInfo("u", 0, 1024, "nvml"),)
-    assert facts.from_wire(facts.as_wire(info, gang, devices, None)) == (info, gang, devices, None)
+    assert handler_info.from_wire(handler_info.as_wire(info, gang, devices, None)) == (
+        info,
+        gang,
+        devices,
+        None,
+    )
 
 
 def test_a_command_of_a_shell_is_one_string() -> None:

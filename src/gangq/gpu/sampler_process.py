@@ -29,7 +29,7 @@ log = logging.getLogger("gangq.gpu.sampler")
 
 _REAP_S = 2.0
 _MAX_LEFT_BEHIND = 3
-_LAST_WORDS = 2000
+_STDERR_BYTES = 2000
 _LATE_S = 1.0
 _SLOW_S = 5.0
 _MAX_PIDS = 4096
@@ -42,13 +42,13 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes], call: CurrentCall, now: float) -> None:
         self.process = process
         self.call = call
-        self.heard_at = now
+        self.active_at = now
         self.calling: str | None = None
         self.what = "start"
         self.sent = b""
         self.rounds = 0
         self.failed: str | None = None
-        self.last_words = b""
+        self.stderr_tail = b""
         self._rest = b""
         self._unsent = b""
         for stream in (process.stdin, process.stdout, process.stderr):
@@ -66,7 +66,7 @@ class Child:
                 return said
             if not data:
                 return said or None
-            self.heard_at = now
+            self.active_at = now
             *lines, self._rest = (self._rest + data).split(b"\n")
             # A process that ends in the middle of a line has said nothing by it.
             self._rest = self._rest[-_MAX_LINE:]
@@ -74,14 +74,14 @@ class Child:
                 with contextlib.suppress(ValueError):
                     said.append(json.loads(line))
 
-    def listen_to_complaints(self) -> None:
+    def read_stderr(self) -> None:
         """Keep the end of what it prints on stderr."""
         stderr = self.process.stderr
         if stderr is None or stderr.closed:
             return
         with contextlib.suppress(BlockingIOError):
             data = os.read(stderr.fileno(), 1 << 16)
-            self.last_words = (self.last_words + data)[-_LAST_WORDS:]
+            self.stderr_tail = (self.stderr_tail + data)[-_STDERR_BYTES:]
             if not data:
                 stderr.close()
 
@@ -249,9 +249,9 @@ class SamplerProcess:
             # This process was stopped, or somebody held the interpreter's lock: the silence is our own.
             self._known_from = boottime()
             if child is not None:
-                child.heard_at = time.monotonic()
+                child.active_at = time.monotonic()
         if child is not None and ready:
-            self._hear(child)
+            self._read_child(child)
         if self._child is not None:
             self._judge_silence(self._child)
         self._mark_stale()
@@ -317,8 +317,8 @@ class SamplerProcess:
             return
         self._child = Child(process, call, time.monotonic())
 
-    def _hear(self, child: Child) -> None:
-        child.listen_to_complaints()
+    def _read_child(self, child: Child) -> None:
+        child.read_stderr()
         said = child.lines(time.monotonic())
         if said is None:
             self._ended(child)
@@ -348,9 +348,9 @@ class SamplerProcess:
             child.rounds += 1
             self._failures = 0
             self._why_not = "timeout"
-        elif "deaf" in line:
+        elif "no_events" in line:
             said = "device_events" if line["why"] is None else "no_device_events"
-            log.info(said, extra={"device": line["deaf"], "reason": line["why"]})
+            log.info(said, extra={"device": line["no_events"], "reason": line["why"]})
         elif "failed" in line:
             child.failed = line["failed"]
         for event in found:
@@ -372,7 +372,7 @@ class SamplerProcess:
 
     def _judge_silence(self, child: Child) -> None:
         since, device, call = child.call.read()
-        silent_s = time.monotonic() - max(child.heard_at, since)
+        silent_s = time.monotonic() - max(child.active_at, since)
         opening = child.what in ("start", "open")
         if silent_s <= (
             self._start_s if opening else self._deadline_s + self._poll_s * (child.what == "wait")
@@ -421,7 +421,7 @@ class SamplerProcess:
             child.process.wait(_REAP_S)
         self._end(child)
         code = child.process.returncode
-        words = child.last_words.decode("utf-8", "replace").strip().splitlines()
+        words = child.stderr_tail.decode("utf-8", "replace").strip().splitlines()
         how = (
             f"it was killed by signal {-code}" if code is not None and code < 0 else f"it exited with {code}"
         )

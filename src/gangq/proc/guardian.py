@@ -105,9 +105,9 @@ class Guardian:
         self.deadline: float | None = None
         self.grace = 0.0
         self.stop_by: float | None = None
-        self.told = False
+        self.terminated = False
         self.killing = False
-        self.buried = False
+        self.reaped = False
         self.left: list[int] = []
         self.group: str | None = None
 
@@ -141,7 +141,7 @@ class Guardian:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def obey(self) -> None:
+    def carry_out_orders(self) -> None:
         """Carry out every order received. An end that has begun can be hastened, never taken back."""
         while message := self.next_message():
             op = message["op"]
@@ -152,14 +152,14 @@ class Guardian:
             elif op == "kill":
                 self.kill("kill")
 
-    def listen(self) -> None:
+    def read_channel(self) -> None:
         """The channel is readable: orders, or the end of the worker."""
         try:
             self.receive()
         except EOFError:
             self.poll.unregister(self.channel)
             self.orphaned()
-        self.obey()
+        self.carry_out_orders()
 
     # -- the command ---------------------------------------------------------------------------------------
 
@@ -265,13 +265,13 @@ class Guardian:
         """Serve until the command has ended or must be killed."""
         for fd in (self.channel, self.wakeup, self.timer.fd, self.output):
             self.poll.register(fd, select.POLLIN)
-        self.obey()
-        self.judge()
+        self.carry_out_orders()
+        self.apply_deadlines()
         while not self.killing:
             # Once the command itself is gone, look now and then whether the rest of its group is too.
             for fd, _ in self.poll.poll(None if self.status is None else _POLL_S * 1000):
                 if fd == self.channel:
-                    self.listen()
+                    self.read_channel()
                 elif fd == self.output:
                     self.drain()
                 elif fd == self.wakeup:
@@ -279,14 +279,14 @@ class Guardian:
                 elif fd == self.worker:
                     self.poll.unregister(fd)
                     self.orphaned()
-                # The timer needs no answer: judge() sets it anew.
+                # The timer needs no answer: apply_deadlines() sets it anew.
             self.reap()
-            self.judge()
+            self.apply_deadlines()
 
-    def judge(self) -> None:
+    def apply_deadlines(self) -> None:
         """Do what the clock says, then set the timer for the next thing it will say."""
         now = clock.boottime()
-        if self.deadline is not None and not self.told and now >= self.deadline - self.grace:
+        if self.deadline is not None and not self.terminated and now >= self.deadline - self.grace:
             self.stop("deadline", self.deadline)
         limits = [at for at in (self.deadline, self.stop_by) if at is not None]
         kill_at = min(limits, default=None)
@@ -295,9 +295,9 @@ class Guardian:
         # A shell dies of SIGTERM at once while the training below it is still saving: whoever was told to
         # stop keeps the grace, leader or not. Without having been told, what a command leaves behind goes
         # with it.
-        if self.status is not None and not (self.told and self.group_alive()):
+        if self.status is not None and not (self.terminated and self.group_alive()):
             self.killing = True
-        if self.deadline is not None and not self.told:
+        if self.deadline is not None and not self.terminated:
             self.timer.set(self.deadline - self.grace)
         else:
             self.timer.set(kill_at)
@@ -309,9 +309,9 @@ class Guardian:
     def stop(self, cause: str, kill_at: float) -> None:
         """SIGTERM to the whole group, once; SIGKILL at the earliest instant that anyone has asked for."""
         self.stop_by = kill_at if self.stop_by is None else min(self.stop_by, kill_at)
-        if self.told or self.status is not None:
+        if self.terminated or self.status is not None:
             return
-        self.told, self.cause = True, cause
+        self.terminated, self.cause = True, cause
         self.signal_group(signal.SIGTERM)
         # In a stopped process SIGTERM would stay pending until its SIGKILL.
         self.signal_group(signal.SIGCONT)
@@ -325,7 +325,7 @@ class Guardian:
 
     def signal_group(self, signum: int) -> None:
         """Signal the command's process group; its pid is its own until :meth:`sweep` buries it."""
-        if self.child and not self.buried:
+        if self.child and not self.reaped:
             try:
                 os.killpg(self.child, signum)
             except (ProcessLookupError, PermissionError):
@@ -403,7 +403,7 @@ class Guardian:
                 return self.group is None or cgroup.remove(self.group)
             if info is None:
                 return False
-            self.buried = self.buried or info.si_pid == self.child
+            self.reaped = self.reaped or info.si_pid == self.child
 
 
 def main(channel: int, *, inside: bool = False) -> None:

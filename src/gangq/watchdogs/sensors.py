@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from gangq.proc.clock import boottime
 from gangq.watchdogs.activity import HostActivity
 from gangq.watchdogs.idle import ENERGY_S, Sample, power_w
-from gangq.watchdogs.steps import Steps
+from gangq.watchdogs.steps import PythonSteps
 
 if TYPE_CHECKING:
     from gangq.gpu.reading import DeviceReading
@@ -122,7 +122,7 @@ class WorkSensors:
         self._clock = clock
         self._calibration = calibration or Calibration()
         own = pids is None if own is None else own
-        self._steps = Steps(clock) if own else None
+        self._steps = PythonSteps(clock) if own else None
         self._host = HostActivity(pids, own=own, ignored=ignored, clock=clock)
 
     def pids(self) -> list[int]:

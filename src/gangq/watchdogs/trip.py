@@ -224,9 +224,9 @@ class TripPath:
     ) -> bool:
         """Hand over results, collect, tell; True when the trip is called off."""
         if self._first is not None:
-            within(_FIRST_S, self._first, "gangq-goodbye")
+            within(_FIRST_S, self._first, "gangq-trip")
         collected = evidence_of.collect(own=True, trip=trip, more=more, log_tail=log_tail)
-        within(_SHOW_S, lambda: _show(str(collected.get("stacks", ""))), "gangq-goodbye")
+        within(_SHOW_S, lambda: _show(str(collected.get("stacks", ""))), "gangq-trip")
         kept = {
             "job": job_id,
             "token": token,
@@ -253,7 +253,9 @@ class TripPath:
         except (StaleToken, IncarnationEnded, NotFound) as problem:
             log.warning("trip_of_a_lost_claim", extra={"job": job_id, "error": str(problem)})
             return True
-        log.warning("trip_told" if outcome else "trip_unheard", extra={"job": job_id, "outcome": outcome})
+        log.warning(
+            "trip_reported" if outcome else "trip_unanswered", extra={"job": job_id, "outcome": outcome}
+        )
         if outcome is not None:
             self._put({**until, "told": True})
         return outcome in _CALLED_OFF
@@ -264,7 +266,7 @@ class TripPath:
         if keep is None:
             return
         try:
-            within(_SHOW_S, lambda: keep(what), "gangq-goodbye")
+            within(_SHOW_S, lambda: keep(what), "gangq-trip")
         except Exception as problem:
             log.warning("trip_not_kept", extra={"error": repr(problem)})
 
@@ -367,14 +369,14 @@ def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
     with contextlib.suppress(Unsupported, OSError):
         Deadman().arm(boottime() + _LEAVE_NOW_S, int(trip.code))
 
-    def last_words() -> None:
+    def write_evidence() -> None:
         said = sentence(trip, waits.of_handler().as_json())
         _show(f"{evidence_of.stacks()}\ngangq: {trip.cls} ({int(trip.code)}): {said}\n")
         log.critical("leaving", extra={"code": int(trip.code), "reason": said})
 
     with logqueue.running(*logqueue.WATCHDOGS), Gate():
         try:
-            within(_LEAVE_NOW_S / 2, last_words, "gangq-goodbye")
+            within(_LEAVE_NOW_S / 2, write_evidence, "gangq-trip")
         except Exception as problem:
             log.error("trip_fault", extra={"error": repr(problem)})
         logqueue.flush()

@@ -173,7 +173,9 @@ class Watch(ABC, Generic[J]):
             except RuntimeError as problem:
                 # No thread is to be had. A suspicion untold is no reason to watch no more: that would be how a
                 # job that has used up all its pids cannot be ended.
-                self._log.warning("suspicion_untold", extra={"class": suspicion.cls, "error": str(problem)})
+                self._log.warning(
+                    "suspicion_not_reported", extra={"class": suspicion.cls, "error": str(problem)}
+                )
                 return
         self._suspicions.put(suspicion)
 
@@ -255,7 +257,7 @@ class _SuspicionQueue:
         try:
             self._due.put_nowait(suspicion)
         except queue.Full:
-            self._log.warning("suspicion_untold", extra={"class": suspicion.cls})
+            self._log.warning("suspicion_not_reported", extra={"class": suspicion.cls})
 
     def close(self) -> None:
         """End the thread once it has passed on what waits."""
@@ -269,7 +271,9 @@ class _SuspicionQueue:
             try:
                 self._tell(suspicion)
             except Exception as problem:
-                self._log.warning("suspicion_untold", extra={"class": suspicion.cls, "error": str(problem)})
+                self._log.warning(
+                    "suspicion_not_reported", extra={"class": suspicion.cls, "error": str(problem)}
+                )
 
 
 def _about(job: Watched) -> dict[str, Any]:

@@ -269,7 +269,9 @@ class Child:
                 # Short enough to go whole or not at all.
                 self._sock.send(json.dumps(order).encode() + b"\n")
             except BlockingIOError:
-                log.warning("guardian_deaf", extra={"guardian_pid": self.guardian_pid, "order": order["op"]})
+                log.warning(
+                    "guardian_channel_full", extra={"guardian_pid": self.guardian_pid, "order": order["op"]}
+                )
             except OSError:
                 return  # It has ended; poll() finds out how.
             if order["op"] != "deadline" and self._process.poll() is None:
@@ -366,5 +368,5 @@ class Child:
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
-            log.error("guardian_lingers", extra={"guardian_pid": self.guardian_pid})
+            log.error("guardian_still_running", extra={"guardian_pid": self.guardian_pid})
         log.info("command_gone", extra={"pid": self.pid, "exit": ended})

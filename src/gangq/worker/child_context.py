@@ -22,7 +22,7 @@ from gangq.client.encoding import as_progress, dumps_result, note_for
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
 from gangq.errors import GangqError, Stopped, TooLarge, WorkerGone
 from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
-from gangq.worker.facts import checkpoint_from_wire, from_wire, gang_from_wire
+from gangq.worker.handler_info import checkpoint_from_wire, from_wire, gang_from_wire
 from gangq.worker.jobs import BEAT_BYTES
 
 if TYPE_CHECKING:

@@ -113,17 +113,17 @@ class ClaimSource(Generic[W]):
         keeper: LeaseKeeper,
         ports: PortHolder,
         wakes: W,
-        hears: Callable[[], bool] = lambda: True,
+        gets_notifications: Callable[[], bool] = lambda: True,
         *,
         lane: Lane | None = None,
-        sleeps: Callable[[], bool] = lambda: True,
+        light_slot_free: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``hears()`` says whether a wake-up reaches this worker, ``sleeps()`` whether a light slot is free, which a
-        source of both lanes cannot know. A worker on the list of sleepers for which one of them is false takes the
-        wake-ups of others.
+        """``gets_notifications()``: whether a wake-up reaches this worker. ``light_slot_free()``: whether it could
+        take a light job, which a source of both lanes does not know itself. If one is false this worker must not be
+        on the list of sleepers: it would take the wake-ups of other workers.
         """
-        self._hears = hears
-        self._sleeps = sleeps
+        self._gets_notifications = gets_notifications
+        self._light_slot_free = light_slot_free
         self.lane = lane
         self._session = session
         self._keeper = keeper
@@ -182,7 +182,7 @@ class ClaimSource(Generic[W]):
             log.error("claim_refused", extra={"error": str(problem)})
             return []
         self._waits = backoff()
-        poll_s = _PLACED_POLL_S if self.lane == "placed" and self._hears() else _POLL_S
+        poll_s = _PLACED_POLL_S if self.lane == "placed" and self._gets_notifications() else _POLL_S
         self.wait_s = poll_s * random.uniform(0.5, 1.0)
         asleep = not rows and self._may_sleep()
         if asleep and not self._asleep:
@@ -209,7 +209,7 @@ class ClaimSource(Generic[W]):
         self._answering_kept = kept
         self.wakes.clear()
 
-    def taking_along(
+    def completing_and_claiming(
         self, finished: Sequence[ActiveJob], most: int
     ) -> Steps[tuple[Sequence[Outcome], Sequence[Claim]] | None]:
         """Report what is finished and claim up to ``most`` jobs in one call: one try. None: no answer, or a refusal;
@@ -234,7 +234,7 @@ class ClaimSource(Generic[W]):
                 **self._offer(self._may_sleep()),
             )
         except GangqError as problem:
-            log.info("not_along", extra={"error": str(problem), "request": str(request)})
+            log.info("complete_and_claim_failed", extra={"error": str(problem), "request": str(request)})
             return None
         self._asleep = not answer.claims and self._may_sleep()
         # With nothing claimed the request stays open: what an earlier try of it took would be found by asking again.
@@ -250,9 +250,9 @@ class ClaimSource(Generic[W]):
         return offer
 
     def _may_sleep(self) -> bool:
-        if self.lane == "placed" or not self._hears():
+        if self.lane == "placed" or not self._gets_notifications():
             return False
-        return self.lane == "light" or self._sleeps()
+        return self.lane == "light" or self._light_slot_free()
 
     @property
     def unsure(self) -> bool:

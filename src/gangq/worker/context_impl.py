@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gangq.client.encoding import dumps_result
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
 from gangq.errors import InvalidInput, Stopped
-from gangq.worker import facts
+from gangq.worker import handler_info
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.session import Session
 
@@ -112,7 +112,7 @@ class InlineContext(Context):
     def job(self) -> JobInfo:
         """See `Context.job`."""
         if self._info is None:
-            self._info = facts.job_info(self._active)
+            self._info = handler_info.job_info(self._active)
         return self._info
 
     @property
@@ -139,7 +139,7 @@ class InlineContext(Context):
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
         """See `Context.devices`."""
-        return facts.device_infos(self._active)
+        return handler_info.device_infos(self._active)
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -158,7 +158,7 @@ class InlineContext(Context):
 
     def _fetch_checkpoint(self) -> Checkpoint | None:
         job, session = self._active, self._session
-        return facts.fetch_checkpoint(session, job, session.directory / f"{job.id}-{job.token}")
+        return handler_info.fetch_checkpoint(session, job, session.directory / f"{job.id}-{job.token}")
 
     @property
     def log(self) -> Logger:
@@ -186,7 +186,7 @@ class InlineContext(Context):
 
     def save_checkpoint(self, step: int, data: bytes) -> None:
         """See `Context.save_checkpoint`."""
-        facts.store_checkpoint(self._session, self._active, step, data)
+        handler_info.store_checkpoint(self._session, self._active, step, data)
 
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """See `Context.submit_child`."""

@@ -80,9 +80,9 @@ class Drain:
                 return
             except TRANSIENT as problem:
                 if boottime() > until:
-                    log.warning("drain_unannounced", extra={"error": str(problem)})
+                    log.warning("drain_not_reported", extra={"error": str(problem)})
                     return
                 await asyncio.sleep(next(waits))
             except GangqError as problem:
-                log.warning("drain_unannounced", extra={"error": str(problem)})
+                log.warning("drain_not_reported", extra={"error": str(problem)})
                 return

@@ -206,7 +206,7 @@ def _some_device_usable(client: Client, options: WorkerOptions, detection: Detec
         )
 
 
-def beside(name: str, pids: Sequence[int]) -> Unfit:
+def unfit_beside(name: str, pids: Sequence[int]) -> Unfit:
     """The refusal of a worker whose predecessor's processes survive SIGKILL."""
     what = "; ".join(
         f"{pid}: {entry.comm}, state {entry.state}" for pid in pids if (entry := procfs.stat(pid))

@@ -38,7 +38,7 @@ from gangq.worker.watching import JobWatch, ProcessTrip, Watching
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessParts:
     """What a worker has for as long as its process lives, through all incarnations."""
 
     app: App | None
@@ -66,7 +66,7 @@ class Process:
 class Incarnation:
     """The parts that work for one session. In the context :meth:`running` the main thread calls :meth:`serve`."""
 
-    def __init__(self, process: Process, session: Session) -> None:
+    def __init__(self, process: ProcessParts, session: Session) -> None:
         self._process = process
         self._session = session
         self._reporter = Reporter(session, lambda: process.drain.impatient(session))
@@ -200,15 +200,15 @@ class Incarnation:
             self._keeper,
             self._process.ports,
             wakes,
-            self._hears,
+            self._gets_notifications,
             lane=lane,
-            sleeps=self._has_free_light_slot,
+            light_slot_free=self._has_free_light_slot,
         )
         self._sources.append(source)
         return source
 
-    def _hears(self) -> bool:
-        return not self._listener.deaf
+    def _gets_notifications(self) -> bool:
+        return not self._listener.notifications_lost
 
     def _has_free_light_slot(self) -> bool:
         jobs = self._session.table.snapshot()

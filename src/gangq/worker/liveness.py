@@ -141,7 +141,7 @@ class Liveness:
             self._memory.register(incarnation, json.dumps(record).encode())
         except ValueError as problem:
             # The supervisor then ends this worker like any other, and leaves its jobs to the lease.
-            log.warning("record_unwritten", extra={"error": str(problem)})
+            log.warning("record_not_written", extra={"error": str(problem)})
         _write(self._channel, liveness_memory.REGISTERED)
 
     def job(self, job_id: int, token: int) -> None:

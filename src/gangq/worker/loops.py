@@ -130,7 +130,7 @@ class MainLoop:
         self._waiting = waiting
         self._prefetch = prefetch
         self._left = left
-        reporter.along = self._along
+        reporter.complete_and_claim = self._complete_and_claim
 
     def run(self) -> None:
         """Claim and run until the worker stops."""
@@ -162,10 +162,12 @@ class MainLoop:
             finally:
                 self._signals.renew()
 
-    def _along(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
+    def _complete_and_claim(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
         if not self._intake.claiming:
             return None
-        answer = self._intake.session.client.execute(self._claims.taking_along(finished, self._prefetch))
+        answer = self._intake.session.client.execute(
+            self._claims.completing_and_claiming(finished, self._prefetch)
+        )
         if answer is None:
             return None
         self._waiting.extend(self._intake.add(self._claims, answer[1]))
@@ -283,16 +285,16 @@ class ChildLoop:
             self._claims.wakes.set()
 
     def _done(self, job: ActiveJob, result: Any) -> None:
-        self._reporter.done_in_child(job, result, self._along)
+        self._reporter.done_in_child(job, result, self._complete_and_claim)
 
-    def _along(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
+    def _complete_and_claim(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
         # While this lane is being claimed for, which may take a while, the report goes out alone.
         if not self._intake.claiming or self._stopping or not self._claiming.acquire(blocking=False):
             return None
         try:
             free = self._free + len(finished)
-            along = self._claims.taking_along(finished, free)
-            answer = self._intake.session.client.execute(along) if free > 0 else None
+            query = self._claims.completing_and_claiming(finished, free)
+            answer = self._intake.session.client.execute(query) if free > 0 else None
             jobs = () if answer is None else self._intake.add(self._claims, answer[1])
         finally:
             self._claiming.release()

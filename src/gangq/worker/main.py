@@ -37,7 +37,7 @@ from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
 from gangq.worker.forks import ForkGuard
 from gangq.worker.held import HeldReports
-from gangq.worker.incarnation import Incarnation, Process
+from gangq.worker.incarnation import Incarnation, ProcessParts
 from gangq.worker.lanes import choose
 from gangq.worker.liveness import Liveness
 from gangq.worker.options import WorkerOptions
@@ -176,7 +176,7 @@ class Worker:
     # -- incarnations ----------------------------------------------------------------------------------------
 
     def _incarnations(self, directory: Path, surroundings: Surroundings) -> int:
-        process = Process(
+        process = ProcessParts(
             app=self.app,
             target=self._target,
             options=self.options,
@@ -285,7 +285,7 @@ class Worker:
             elif until is None:
                 until = boottime() + session.terms.grace_s
             elif boottime() > until:
-                log.error("reports_unsaid", extra={"jobs": left, "advice": "they will run again"})
+                log.error("ends_not_reported", extra={"jobs": left, "advice": "they will run again"})
                 return
 
     def _retire(self, session: Session) -> bool:

@@ -25,7 +25,7 @@ from gangq.gpu.memory import container_memory
 from gangq.proc import cgroup, procfs
 from gangq.proc.proof import HostIdentity
 from gangq.watchdogs import ExitCode, Trip
-from gangq.worker import child_main, facts
+from gangq.worker import child_main, handler_info
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
 from gangq.worker.environment import Surroundings, for_child, scrubbed, visible_devices
@@ -185,7 +185,7 @@ class CommandRunner:
         forked = command.target is not None and self._forks.warm(
             command.target, lambda: job.told or session.ended.is_set()
         )
-        checkpoint = None if job.told else facts.fetch_checkpoint(session, job, directory)
+        checkpoint = None if job.told else handler_info.fetch_checkpoint(session, job, directory)
         gang: GangInfo | None = None
         if job.claim.gang_id is not None:
             gang = wait_for_go(session, job, self._ports)
@@ -193,7 +193,10 @@ class CommandRunner:
             self._not_started(job)
             return
         self._server.announce(
-            job, facts.as_wire(facts.job_info(job), gang, facts.device_infos(job), checkpoint)
+            job,
+            handler_info.as_wire(
+                handler_info.job_info(job), gang, handler_info.device_infos(job), checkpoint
+            ),
         )
         env = for_child(
             job,
@@ -220,9 +223,9 @@ class CommandRunner:
             return
         over = self._guarded(child.guardian_pid)
         try:
-            with child, self._watching.beside(child.guardian_pid):
+            with child, self._watching.excluding(child.guardian_pid):
                 tripped = CommandTrip(self._watching, job, child)
-                ended = self._attend(job, child, command, tripped)
+                ended = self._wait_for_end(job, child, command, tripped)
                 if ended is None:
                     return
                 tail = clean(child.log_tail(_TAIL_BYTES).decode("utf-8", "replace"))
@@ -260,7 +263,9 @@ class CommandRunner:
             forks=forks,
         )
 
-    def _attend(self, job: ActiveJob, child: Child, command: Command, tripped: CommandTrip) -> Exit | None:
+    def _wait_for_end(
+        self, job: ActiveJob, child: Child, command: Command, tripped: CommandTrip
+    ) -> Exit | None:
         """Watch it until its whole tree is gone; None where it never will be, and this is the main thread."""
         session = self._session
         shipper = LogShipper(session, job, child.read_new_output)
@@ -313,7 +318,7 @@ class CommandRunner:
                 lambda: session.ended.is_set() or session.lapsed(),
             )
         except GangqError as problem:
-            log.error("stuck_untold", extra={**job.extra, "error": str(problem)})
+            log.error("stuck_not_reported", extra={**job.extra, "error": str(problem)})
         self._leave()
 
     def _not_started(self, job: ActiveJob) -> None:

@@ -45,7 +45,7 @@ _STACKS_S = 0.2
 
 
 class HardExit:
-    """Ends this process from any thread, after one second of saying goodbye at most."""
+    """Ends this process from any thread, after one second of work at most."""
 
     def __init__(
         self,
@@ -68,13 +68,15 @@ class HardExit:
             return
         self._deadman.arm(min(boottime() + 2 * _EVIDENCE_S, max(self._session.kill_at, boottime())), code)
         log.critical("hard_exit", extra={**job.extra, "code": code, "reason": why})
-        goodbye = threading.Thread(target=self._goodbye, args=(job,), name="gangq-goodbye", daemon=True)
-        goodbye.start()
-        goodbye.join(_EVIDENCE_S)
+        work = threading.Thread(
+            target=self._write_evidence_and_release, args=(job,), name="gangq-exit-work", daemon=True
+        )
+        work.start()
+        work.join(_EVIDENCE_S)
         logqueue.flush()
         self._leave(code)
 
-    def _goodbye(self, job: ActiveJob) -> None:
+    def _write_evidence_and_release(self, job: ActiveJob) -> None:
         # What runs in children ends with this process, through no fault of its own.
         self._session.note("exited")
         try:
@@ -97,7 +99,7 @@ class HardExit:
                     reason="its worker had to exit before it came to this job",
                 )
         except GangqError as problem:
-            log.warning("goodbye_unheard", extra={"error": str(problem)})
+            log.warning("release_not_reported", extra={"error": str(problem)})
 
 
 class InlineWork:
@@ -293,7 +295,7 @@ class InlineRunner:
         if job.lost is not None:
             self._reporter.forget(job)
         elif job.completed_by_handler:
-            self._reporter.completed_by_handler(job, None if problem is None else error_of(problem))
+            self._reporter.completed_by_handler(job, None if problem is None else error_of_exception(problem))
         elif job.stop_reason is not None and (
             problem is not None or (context.stop_flag.seen and result is None)
         ):
@@ -302,7 +304,7 @@ class InlineRunner:
             self._reporter.stopped(job)
         elif problem is not None:
             cause = "port_taken" if _port_taken(problem, context.gang) else "error"
-            self._reporter.failed(job, error_of(problem), retryable=retryable, cause=cause)
+            self._reporter.failed(job, error_of_exception(problem), retryable=retryable, cause=cause)
         else:
             self._done(job, result, more_follow)
 
@@ -329,7 +331,7 @@ def is_retryable(
     return not isinstance(problem, HandlerUnfit) and misfit(function, payload or {}) is None
 
 
-def error_of(problem: BaseException) -> dict[str, Any]:
+def error_of_exception(problem: BaseException) -> dict[str, Any]:
     """What is kept of an exception. Never raises: a traceback that cannot be formatted is left out."""
     try:
         trace = clean("".join(traceback.format_exception(type(problem), problem, problem.__traceback__)))

@@ -151,7 +151,7 @@ class Session:
         try:
             statefile.write(self.directory, why, str(self.incarnation).encode())
         except OSError as problem:
-            log.warning("note_unwritten", extra={"note": why, "error": str(problem)})
+            log.warning("note_not_written", extra={"note": why, "error": str(problem)})
 
     def _take_back(self, why: CleanStop) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from typing import Any
 from gangq.client.encoding import dumps
 from gangq.errors import GangqError, InvalidInput
 from gangq.worker.context_impl import submit_child
-from gangq.worker.facts import checkpoint_as_wire, fetch_checkpoint, store_checkpoint
+from gangq.worker.handler_info import checkpoint_as_wire, fetch_checkpoint, store_checkpoint
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import clean
 from gangq.worker.retry import until_answered
