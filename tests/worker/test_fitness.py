@@ -17,7 +17,7 @@ from controls import control_of
 
 from gangq.client import Client
 from gangq.errors import InvalidInput, Unfit, WorkerNameTaken
-from gangq.gpu import Detection, Device, HostSampler
+from gangq.gpu import Detection, Device, SamplerProcess
 from gangq.gpu.reading import DeviceReading
 from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity, process_identity
@@ -34,10 +34,11 @@ def cards(*numbers: int, source: str = "nvml", warnings: tuple[str, ...] = ()) -
     return Detection(devices, source, warnings)  # type: ignore[arg-type]
 
 
-class Readings(HostSampler):
+class Readings(SamplerProcess):
     """A sampler whose readings follow a script: per round, the used memory of GPU-0 in MiB."""
 
     def __init__(self, *rounds: int | None) -> None:
+        super().__init__(Detection((), None))
         self.rounds = list(rounds)
         self.started = self.stopped = 0
 

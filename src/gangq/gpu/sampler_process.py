@@ -21,7 +21,6 @@ from gangq.gpu.current_call import CurrentCall
 from gangq.gpu.detection import Detection
 from gangq.gpu.findings import Findings
 from gangq.gpu.reading import VALUES, DeviceEvent, DeviceReading
-from gangq.gpu.sampler import DeviceSampler, HostSampler
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
 
@@ -106,13 +105,15 @@ class SamplerProcess:
     """Reads devices through an expendable process, and makes a finding of a driver that does not answer.
 
     `detection` says whose devices and which driver; until `watch` is called all of them are read and no process
-    is the caller's own. A round is read every `poll_s`; a single driver call that takes longer than
-    `deadline_s` (`start_s` while the driver is being opened) costs the process its life: it is killed with
-    SIGKILL and replaced, never waited for longer than two seconds, and the hang is an event, fatal when the same
-    call hangs again within ten minutes or when the process survives. A device that hangs again and again
-    is left alone for a minute at a time, so that the others are read. `history` keeps `history_s` seconds.
+    is the caller's own. Without a driver (declared devices, or none) it starts nothing and has no readings.
 
-    A driver that is slow is none that is broken: a device whose reading takes longer than five seconds (or
+    A round is read every `poll_s`. If a single driver call takes longer than `deadline_s` (`start_s` while the driver
+    is being opened), the process gets SIGKILL and is replaced; nothing waits for it longer than two seconds. The hang
+    is an event. It is fatal when the same call hangs again within ten minutes or when the process survives. A device
+    that hangs repeatedly is left out for a minute at a time, so that the others are read. `history` keeps `history_s`
+    seconds.
+
+    A slow driver is not a broken one: a device whose reading takes longer than five seconds (or
     `deadline_s`) is `doubtful`, and no event tells of it.
 
     One thread, "gangq-sampler", does all of it; every other method only looks at what that thread has left.
@@ -157,7 +158,7 @@ class SamplerProcess:
         self._order_at = 0.0
 
     def start(self) -> None:
-        """Start the thread and the process."""
+        """Start the thread and the process; a host without a driver gets neither."""
         if self._thread is not None or self._source not in ("nvml", "amdsmi"):
             return
         self._stopping.clear()
@@ -475,18 +476,3 @@ def _state(pid: int) -> str:
     """Return what the kernel says a process does: its state letter and what it waits in."""
     entry = procfs.stat(pid)
     return "?" if entry is None else f"{entry.state} {procfs.text(f'/proc/{pid}/wchan')}".strip()
-
-
-def device_sampler(
-    detection: Detection,
-    environ: Mapping[str, str] | None = None,
-    poll_s: float = 1.0,
-    deadline_s: float = 30.0,
-) -> DeviceSampler:
-    """Return the sampler for these devices: a `SamplerProcess` where a driver vouches for them.
-
-    Declared devices have no driver to ask, and a host without devices has nothing to read: a `HostSampler`.
-    """
-    if detection.source in ("nvml", "amdsmi"):
-        return SamplerProcess(detection, environ, poll_s, deadline_s)
-    return HostSampler()

@@ -21,7 +21,7 @@ lease ends must hold all the same. So the promise is kept here, in a process tha
 
 Both directions of the channel are JSON, a line each. In: first the specification, then any of ``{"op":
 "deadline", "at": s, "grace_s": s}``, ``{"op": "stop", "grace_s": s}``, ``{"op": "kill"}``, each repeatable.
-Out: ``started`` or ``failed``, perhaps ``told`` (SIGTERM went out), perhaps ``stuck``, and last ``gone``.
+Out: ``started`` or ``failed``, perhaps ``stuck``, and last ``gone``.
 
 It must not import gangq and imports little: it is started for every command. Forked for a handler it shares the
 memory of that App, and runs nothing of it.
@@ -315,7 +315,6 @@ class Guardian:
         self.signal_group(signal.SIGTERM)
         # In a stopped process SIGTERM would stay pending until its SIGKILL.
         self.signal_group(signal.SIGCONT)
-        self.say("told", cause=cause)
 
     def kill(self, cause: str) -> None:
         """Leave the watching for the killing."""

@@ -53,8 +53,8 @@ _LET_END_S = 8.0
 """For guardians: longer than the grace that they give a command whose worker died (5 s)."""
 _KILL_S = 5.0
 _REPORT_S = 5.0
-_TOLD_S = 2.0
-"""For a trip that the worker has told itself."""
+_REPORTED_S = 2.0
+"""For the death of a worker that has reported its trip itself."""
 _LEAST_S = 0.7
 """A fresh Python says nothing in less."""
 _WRITE_S = 0.2
@@ -545,14 +545,14 @@ class Supervisor:
         }
         directory = json.loads(self.memory.record).get("directory") or ""
         trip = self.kept_trip(directory)
-        told = bool(trip.get("told"))
-        if not told and directory:
+        reported = bool(trip.get("reported"))
+        if not reported and directory:
             try:
                 kept = json.dumps({**facts, "incarnation": self.incarnation}).encode()
                 statefile.write(directory, statefile.DEATH, kept)
             except OSError as problem:
                 self.say("warning", "death_not_kept", error=str(problem))
-        left = self.left_s(trip.get("until"), told)
+        left = self.left_s(trip.get("until"), reported)
         if left < _LEAST_S:
             self.say("warning", "report_skipped", advice="the next start of this worker tells it")
             return
@@ -585,7 +585,7 @@ class Supervisor:
         ours = isinstance(trip, dict) and trip.get("incarnation") == self.incarnation
         return trip if ours else {}
 
-    def left_s(self, until: object, told: bool) -> float:
+    def left_s(self, until: object, reported: bool) -> float:
         """For how long to report: worker and supervisor have one deadline together."""
         now = clock.boottime()
         if self.stuck:
@@ -594,7 +594,7 @@ class Supervisor:
             until = self.verdict_at + _REPORT_S
         left = min(_REPORT_S, until - now) if isinstance(until, (int, float)) else _REPORT_S
         # That it is gone is known in a moment without this.
-        return min(left, _TOLD_S) if told else left
+        return min(left, _REPORTED_S) if reported else left
 
     def say(self, level: str, event: str, **fields: object) -> None:
         """One line of the log, in the form that the worker's have."""

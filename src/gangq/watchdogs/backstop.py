@@ -169,14 +169,14 @@ class Backstop:
             OSError: the timer cannot be set.
         """
         now, silence_s = self._clock(), self._silence_s
-        grace_s = min(_STACKS_S, silence_s / 4) if self._dumps else 0.0
-        if grace_s and self._ends_at is not None and now >= self._ends_at - grace_s:
+        dump_before_s = min(_STACKS_S, silence_s / 4) if self._dumps else 0.0
+        if dump_before_s and self._ends_at is not None and now >= self._ends_at - dump_before_s:
             # The stacks are being written, and that signal has interrupted whatever held the interpreter. Who
             # runs only because of it would be given a new life by every dump, for ever.
             return
         self._due = now + self._interval_s * _EARLY
         self._give_way.at(now + self._interval_s * _LATE)
-        self._deadman.arm(now + silence_s, self._code, grace_s=grace_s)
+        self._deadman.arm(now + silence_s, self._code, dump_before_s=dump_before_s)
         self._ends_at, self._lost = now + silence_s, False
 
     def _run(self) -> None:

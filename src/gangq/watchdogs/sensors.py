@@ -131,11 +131,9 @@ class WorkSensors:
 
     @property
     def got_on_at(self) -> float | None:
-        """See :attr:`Sensors.got_on_at`."""
         return None if self._steps is None else self._steps.at
 
     def look(self) -> None:
-        """See :meth:`Sensors.look`."""
         if self._steps is not None:
             self._steps.look()
         if self.sampler is not None:
@@ -144,7 +142,6 @@ class WorkSensors:
                     self._calibration.learn(reading)
 
     def sample(self, since: float | None = None) -> Sample:
-        """See :meth:`Sensors.sample`."""
         self.look()
         readings: list[DeviceReading] = []
         latest = self.sampler.readings() if self.sampler is not None else {}

@@ -34,7 +34,7 @@ from gangq.watchdogs.activity import Family
 from gangq.watchdogs.deadman import Deadman
 from gangq.watchdogs.gate import Gate
 from gangq.watchdogs.numbers import seconds
-from gangq.watchdogs.verdicts import Suspicion, Trip, error_of, sentence
+from gangq.watchdogs.verdicts import Trip, error_of, sentence
 
 if TYPE_CHECKING:
     from gangq.client.core import Target
@@ -104,16 +104,8 @@ class TripPath:
         self._deadman: Deadman | None = None
         self._gate = Gate()
 
-    def __call__(
-        self,
-        trip: Trip,
-        *,
-        job_id: int,
-        token: int,
-        evidence: Mapping[str, Any] | None = None,
-        log_tail: Callable[[], str | bytes] | str | bytes | None = None,
-    ) -> bool:
-        """End this process with the trip's code; ``evidence`` is kept beside what is collected here.
+    def __call__(self, trip: Trip, *, job_id: int, token: int) -> bool:
+        """End this process with the trip's code.
 
         Returns only if nothing is to be ended: False, because the database called it off (the class only
         notifies, or too much of the fleet is suspect at once) or because the claim is not this worker's any
@@ -130,7 +122,7 @@ class TripPath:
                     log.error("trip_without_timer", extra={"error": str(unarmed)})
                 called_off = False
                 try:
-                    called_off = self._say(trip, job_id, token, evidence, log_tail, began)
+                    called_off = self._report(trip, job_id, token, began)
                 except Exception as problem:
                     log.error("trip_fault", extra={"job": job_id, "error": repr(problem)})
                 if called_off:
@@ -180,27 +172,6 @@ class TripPath:
 
         return self._ask(query, within_s)
 
-    def doubt(
-        self, suspicion: Suspicion, *, job_id: int, token: int, within_s: float | None = None
-    ) -> str | None:
-        """Put a suspicion on record (SQL: gangq.suspect); return ``noted`` or ``held``, None without an answer.
-
-        Raises:
-            StaleToken, IncarnationEnded, NotFound: the claim is not this worker's any more.
-        """
-        from gangq.client.verbs import Verbs
-
-        def query() -> Query[str]:
-            return Verbs.suspect(
-                incarnation=self._incarnation,
-                job_id=job_id,
-                token=token,
-                class_=suspicion.cls,
-                evidence={"message": suspicion.message, **suspicion.evidence},
-            )
-
-        return self._ask(query, within_s)
-
     # -- the steps -------------------------------------------------------------------------------------------
 
     def _arm(self, deadline: float, trip: Trip) -> Exception | None:
@@ -213,19 +184,11 @@ class TripPath:
             return problem
         return None
 
-    def _say(
-        self,
-        trip: Trip,
-        job_id: int,
-        token: int,
-        more: Mapping[str, Any] | None,
-        log_tail: Callable[[], str | bytes] | str | bytes | None,
-        began: float,
-    ) -> bool:
-        """Hand over results, collect, tell; True when the trip is called off."""
+    def _report(self, trip: Trip, job_id: int, token: int, began: float) -> bool:
+        """Report results, collect evidence, report the trip; True when the trip is called off."""
         if self._first is not None:
             within(_FIRST_S, self._first, "gangq-trip")
-        collected = evidence_of.collect(own=True, trip=trip, more=more, log_tail=log_tail)
+        collected = evidence_of.collect(own=True, trip=trip)
         within(_SHOW_S, lambda: _show(str(collected.get("stacks", ""))), "gangq-trip")
         kept = {
             "job": job_id,
@@ -257,7 +220,7 @@ class TripPath:
             "trip_reported" if outcome else "trip_unanswered", extra={"job": job_id, "outcome": outcome}
         )
         if outcome is not None:
-            self._put({**until, "told": True})
+            self._put({**until, "reported": True})
         return outcome in _CALLED_OFF
 
     def _put(self, what: Mapping[str, Any] | None) -> None:

@@ -142,10 +142,6 @@ class ClaimSource(Generic[W]):
         self.wait_s = 0.0
         """How long to wait for a wake-up before the next call, as the last one suggests."""
 
-    def take(self, most: int) -> list[Claim]:
-        """:meth:`taking`, carried out. For a thread."""
-        return self._session.client.execute(self.taking(most))
-
     def taking(self, most: int) -> Steps[list[Claim]]:
         """Claim up to ``most`` jobs; an empty list means: wait for :attr:`wakes`, ``wait_s`` at most, and ask again.
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gangq.errors import Unfit
-from gangq.gpu import Detection, DeviceSampler, device_sampler
+from gangq.gpu import Detection, DeviceSampler, SamplerProcess
 from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity
 from gangq.worker.liveness import number_of
@@ -51,7 +51,7 @@ def check(
     detection: Detection,
     environ: Mapping[str, str],
     *,
-    sampler_of: SamplerOf = device_sampler,
+    sampler_of: SamplerOf = SamplerProcess,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Return if this worker may register.
@@ -81,7 +81,7 @@ def memory_back(
     detection: Detection,
     environ: Mapping[str, str],
     *,
-    sampler_of: SamplerOf = device_sampler,
+    sampler_of: SamplerOf = SamplerProcess,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the memory of this worker's devices is free, after a predecessor was found dead.

@@ -56,9 +56,6 @@ class ProcessParts:
     surroundings: Surroundings
     deadman: Deadman | None
     """Ends the process at a deadline; None where no handler runs in it."""
-    stop: Callable[[], None]
-    leave_homeless: Callable[[], None]
-    """Begins the end of a worker whose directory is gone."""
     waiting: deque[ActiveJob] = field(default_factory=deque)
     """Jobs claimed for the main thread and not begun."""
 
@@ -84,8 +81,7 @@ class Incarnation:
             process.detection,
             self._server,
             self._watching,
-            process.stop,
-            process.leave_homeless,
+            process.drain,
             process.surroundings,
             process.liveness.guardian,
         )
@@ -119,7 +115,7 @@ class Incarnation:
         """Claim and run jobs until the worker stops. For the main thread."""
         process = self._process
         main, slots = process.lanes.main, process.lanes.children
-        intake = Intake(self._session, process.drain, process.sampler, process.leave_homeless)
+        intake = Intake(self._session, process.drain, process.sampler)
         dispatcher = Dispatcher(
             process.app, process.target, len(process.detection.devices), self._commands, self._reporter
         )

@@ -86,11 +86,6 @@ class Liveness:
         )
         return cls(backstop, memory, channel)
 
-    @property
-    def supervised(self) -> bool:
-        """Whether there is a supervisor."""
-        return self._memory is not None
-
     def start(self) -> None:
         """Give the first sign of life, and go on. To be called once what may hold the interpreter for long
         (the import of the app) is done: from now on silence is judged.

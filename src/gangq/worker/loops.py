@@ -46,14 +46,10 @@ _DECIDED_S = 3.0
 class Intake:
     """Whether a worker takes more jobs, and what becomes of those it has claimed: for all its loops."""
 
-    def __init__(
-        self, session: Session, drain: Drain, sampler: DeviceSampler, homeless: Callable[[], None]
-    ) -> None:
-        """``homeless()`` begins the end of a worker whose directory is gone."""
+    def __init__(self, session: Session, drain: Drain, sampler: DeviceSampler) -> None:
         self.session = session
         self._drain = drain
         self._sampler = sampler
-        self._homeless = homeless
         self.taken = 0
         """How many jobs were claimed."""
 
@@ -64,7 +60,7 @@ class Intake:
             return False
         if self.session.directory.is_dir():
             return True
-        self._homeless()
+        self._drain.directory_gone(self.session.directory)
         return False
 
     @property

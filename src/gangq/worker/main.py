@@ -24,7 +24,7 @@ from gangq import logqueue, private
 from gangq.app import COMMAND, App
 from gangq.client import Client
 from gangq.errors import GangqError, IncarnationEnded
-from gangq.gpu import detect, device_sampler
+from gangq.gpu import SamplerProcess, detect
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode
@@ -91,9 +91,7 @@ class Worker:
         self._ports = PortHolder(min(self.lanes.slots, 16))
         for warning in self._detection.warnings:
             log.warning("devices", extra={"advice": warning})
-        self._sampler = device_sampler(self._detection, self._environ)
-        self._homeless = False
-        self._directory: Path | None = None
+        self._sampler = SamplerProcess(self._detection, self._environ)
         self._forks: ForkGuard | None = None
 
     def _unreachable(self) -> str | None:
@@ -146,7 +144,7 @@ class Worker:
             os.environ.update(shown)
         surroundings = Surroundings.here()
         closed = private.close(procfs.work_name(PROCESS_MARK) if in_main else None)
-        self._directory = directory = _private_directory()
+        directory = _private_directory()
         self._liveness.start()
         self._sampler.start()
         # What was imported stays. To look through all of it for garbage, now and then, would hold the jobs for 20 ms.
@@ -155,7 +153,7 @@ class Worker:
         try:
             fitness.check(self.client, self.options, self._detection, self._environ)
             code = self._incarnations(directory, surroundings)
-            return ExitCode.LOST if code == 0 and self._homeless else code
+            return ExitCode.LOST if code == 0 and self._drain.without_directory else code
         finally:
             gc.unfreeze()
             self._liveness.stop()
@@ -190,8 +188,6 @@ class Worker:
             liveness=self._liveness,
             surroundings=surroundings,
             deadman=self._deadman,
-            stop=self.stop,
-            leave_homeless=self._leave_homeless,
         )
         model: str | None = None
         first = True
@@ -252,22 +248,6 @@ class Worker:
                 log.warning("registration_failed", extra={"error": str(problem)})
                 if self._drain.requested.wait(next(waits)):
                     return None
-
-    def _leave_homeless(self) -> None:
-        """Somebody has removed the directory of sockets and logs, and no job can run here any more: what has not
-        begun is handed back, and the next process has a new directory.
-        """
-        if self._homeless:
-            return
-        self._homeless = True
-        log.critical(
-            "directory_gone",
-            extra={
-                "directory": str(self._directory),
-                "advice": "keep cleaners of temporary files away from it, or set XDG_RUNTIME_DIR",
-            },
-        )
-        self.stop()
 
     # -- the end ---------------------------------------------------------------------------------------------
 

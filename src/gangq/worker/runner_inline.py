@@ -27,6 +27,7 @@ from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
+from gangq.worker.endings import Attempt, Ending, Outcome, ending_of
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.liveness import Liveness
 from gangq.worker.output import Capture
@@ -173,9 +174,9 @@ class InlineWork:
         # The timer thread comes first and leaves evidence; the switch is for when no Python runs.
         hardest = None if self._stop_by is None else self._stop_by + 2 * _EVIDENCE_S
         if hardest is not None and hardest < self._kill_at:
-            self._deadman.arm(hardest, ExitCode.UNSTOPPED, grace_s=_STACKS_S)
+            self._deadman.arm(hardest, ExitCode.UNSTOPPED, dump_before_s=_STACKS_S)
         else:
-            self._deadman.arm(self._kill_at, ExitCode.LOST, grace_s=_STACKS_S)
+            self._deadman.arm(self._kill_at, ExitCode.LOST, dump_before_s=_STACKS_S)
 
 
 class InlineRunner:
@@ -292,13 +293,19 @@ class InlineRunner:
             self._done(job, result, more_follow)
             return
         self.rest()
-        if job.lost is not None:
+        told = job.stop_reason is not None
+        outcome: Outcome = "result"
+        if told and (problem is not None or (context.stop_flag.seen and result is None)):
+            outcome = "stopped"
+        elif problem is not None:
+            outcome = "error"
+        lost = job.lost is not None
+        ending = ending_of(Attempt(outcome, lost=lost, completed=job.completed_by_handler, told=told))
+        if ending is Ending.NOTHING:
             self._reporter.forget(job)
-        elif job.completed_by_handler:
+        elif ending is Ending.COMMITTED_OR_FAILED:
             self._reporter.completed_by_handler(job, None if problem is None else error_of_exception(problem))
-        elif job.stop_reason is not None and (
-            problem is not None or (context.stop_flag.seen and result is None)
-        ):
+        elif ending is Ending.STOPPED:
             if problem is not None:
                 log.info("stopped_by_raising", extra={**job.extra, "error": repr(problem)[:500]})
             self._reporter.stopped(job)
