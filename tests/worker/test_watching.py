@@ -50,12 +50,12 @@ def session_of(client: Client, directory: Path) -> Session:
 def limits(client: Any, fresh_s: float = 60.0) -> tuple[LimitsTable, Callable[[], None]]:
     """A table of limits, and what a heartbeat has it do."""
     control = control_of(client)
-    table = LimitsTable(SimpleNamespace(client=client, control=control), fresh_s)  # type: ignore[arg-type]
+    table = LimitsTable(SimpleNamespace(control=control), fresh_s)  # type: ignore[arg-type]
     return table, lambda: control.wait(table.exchange())
 
 
 def claimed(session: Session) -> ActiveJob:
-    (row,) = session.client.claim(incarnation=session.incarnation)
+    (row,) = session.main_client.claim(incarnation=session.incarnation)
     job = ActiveJob(row)
     session.table.add(job)
     return job
@@ -90,7 +90,7 @@ def test_a_job_that_holds_devices_gets_the_larger_budget(client: Client) -> None
 def test_a_database_that_does_not_answer_gives_the_defaults_until_it_does(client: Client) -> None:
     table, exchange = limits(client, fresh_s=0)
     hangs = SimpleNamespace(watch_terms=lambda **_: threading.Event().wait(10))
-    table._session.client = hangs  # type: ignore[misc, assignment]
+    table._session.control.for_threads = hangs  # type: ignore[assignment]
     began = time.monotonic()
     assert table.of(claim(), None, "") == Limits()
     assert time.monotonic() - began < 4

@@ -103,7 +103,7 @@ def source_of(session: Session, keeper: LeaseKeeper | None = None) -> ClaimSourc
 
 
 def claimed(session: Session, source: ClaimSource[Wakes]) -> ActiveJob:
-    job = ActiveJob(session.client.execute(source.taking(1))[0])
+    job = ActiveJob(session.main_client.execute(source.taking(1))[0])
     session.table.add(job)
     return job
 
@@ -147,7 +147,7 @@ def test_a_claim_that_arrives_once_its_incarnation_has_ended_is_never_begun(
     client.submit(task="t")
     session = session_of(client, tmp_path)
     source = source_of(session)
-    rows = session.client.execute(source.taking(1))
+    rows = session.main_client.execute(source.taking(1))
     session.end("reaped")
     intake = Intake(session, Drain(0.0), SamplerProcess(detect("none"), {}))
     (job,) = intake.add(source, rows)
@@ -315,10 +315,10 @@ def test_a_claim_whose_reply_was_lost_is_asked_for_again_and_burns_nothing(
     lossy = LossyClient(client, "claim", times=2)
     session = session_of(lossy, tmp_path)
     source = source_of(session)
-    assert session.client.execute(source.taking(1)) == []
+    assert session.main_client.execute(source.taking(1)) == []
     assert source.unsure
-    assert session.client.execute(source.taking(1)) == []
-    rows = session.client.execute(source.taking(1))
+    assert session.main_client.execute(source.taking(1)) == []
+    rows = session.main_client.execute(source.taking(1))
     assert [row.job_id for row in rows] == ids[:1]
     assert [(client.job(id=i).state, client.job(id=i).attempts) for i in ids] == [
         ("running", 1),
@@ -334,14 +334,14 @@ def test_who_would_have_to_hand_it_back_at_once_claims_nothing_until_the_lease_i
     source = source_of(session)
     job = claimed(session, source)
     monkeypatch.setattr(session, "lapsing", lambda: True)
-    assert session.client.execute(source.taking(1)) == []
+    assert session.main_client.execute(source.taking(1)) == []
     assert source.wait_s > 0
     assert source.unsure, "it has not heard that there is nothing"
-    assert session.client.execute(source.completing_and_claiming([job], 1)) is None
+    assert session.main_client.execute(source.completing_and_claiming([job], 1)) is None
     assert client.job_states(ids=ids) == dict(zip(ids, ("running", "pending"), strict=True))
     monkeypatch.setattr(session, "lapsing", lambda: False)
     client.complete(job_ids=[job.id], tokens=[job.token])
-    assert [row.job_id for row in session.client.execute(source.taking(1))] == ids[1:]
+    assert [row.job_id for row in session.main_client.execute(source.taking(1))] == ids[1:]
     assert not source.unsure
 
 
@@ -414,7 +414,7 @@ def next_along(session: Session, source: ClaimSource[Wakes], reporter: Reporter)
     got: list[int] = []
 
     def along(finished: Any) -> Any:
-        answer = session.client.execute(source.completing_and_claiming(finished, 1))
+        answer = session.main_client.execute(source.completing_and_claiming(finished, 1))
         if answer is None:
             return None
         for row in answer[1]:
@@ -441,7 +441,7 @@ def test_a_report_takes_the_next_claim_along(client: Client, tmp_path: Path) -> 
     reporter.done(claimed(session, source), None)
     assert (counted.calls, got, client.job(id=ids[1]).state) == (1, [], "done")
     assert source.unsure, "nothing was claimed: the same request is asked again before anybody sleeps"
-    assert session.client.execute(source.taking(1)) == []
+    assert session.main_client.execute(source.taking(1)) == []
     assert not source.unsure
 
 
@@ -470,7 +470,7 @@ def test_a_report_whose_reply_was_lost_with_its_claim_is_made_alone_and_the_clai
     reporter.done(claimed(session, source), {"n": 1})
     assert (lossy.calls, got) == (1, [])
     assert client.job(id=ids[0]).result == {"n": 1}
-    assert [row.job_id for row in session.client.execute(source.taking(1))] == [ids[1]]
+    assert [row.job_id for row in session.main_client.execute(source.taking(1))] == [ids[1]]
     assert client.job_states(ids=ids) == dict(zip(ids, ("done", "running", "pending"), strict=True))
     assert client.violations() == []
 
@@ -487,7 +487,7 @@ def test_a_result_that_is_refused_with_the_claim_leaves_a_note_and_keeps_the_cla
     row = client.job(id=ids[0])
     assert (row.state, list(row.result)) == ("done", ["gangq_note"])
     assert got == []
-    assert [row.job_id for row in session.client.execute(source.taking(1))] == [ids[1]]
+    assert [row.job_id for row in session.main_client.execute(source.taking(1))] == [ids[1]]
 
 
 def test_an_ack_whose_reply_was_lost_is_repeated(client: Client, tmp_path: Path) -> None:
@@ -600,20 +600,20 @@ def test_empty_claims_keep_their_distance_unless_work_is_kept_for_this_worker(
         return time.monotonic() - began
 
     assert waited() < 0.04
-    assert session.client.execute(source.taking(1)) == []
+    assert session.main_client.execute(source.taking(1)) == []
     source.awake()
     assert waited() > 0.04, "a hint to all is no reason to ask at once"
-    assert session.client.execute(source.taking(1)) == []
+    assert session.main_client.execute(source.taking(1)) == []
     source.awake(kept=True)
     assert waited() < 0.04
-    assert session.client.execute(source.taking(1)) == []
+    assert session.main_client.execute(source.taking(1)) == []
     # That was not true: it is not believed again before a claim has brought something.
     source.awake(kept=True)
     assert waited() > 0.04
     client.submit(task="t")
-    (claim,) = session.client.execute(source.taking(1))
+    (claim,) = session.main_client.execute(source.taking(1))
     client.complete(job_ids=[claim.job_id], tokens=[claim.token])
-    assert session.client.execute(source.taking(1)) == []
+    assert session.main_client.execute(source.taking(1)) == []
     source.awake(kept=True)
     assert waited() < 0.04
 

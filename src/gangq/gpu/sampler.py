@@ -35,11 +35,11 @@ class DeviceSampler(Protocol):
         ...
 
     def pids(self) -> list[int]:
-        """Return the processes the sampler itself has started: below the caller's, and nobody's work."""
+        """Return the processes that the sampler has started: children of this process, not part of any job."""
         ...
 
     def doubtful(self) -> frozenset[str]:
-        """Return the devices of which the driver does not answer in time: no new work should begin there."""
+        """Return the devices for which the driver is late with an answer: no new work should begin there."""
         ...
 
     def events(self, since: float) -> list[DeviceEvent]:

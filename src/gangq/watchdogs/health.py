@@ -1,4 +1,4 @@
-"""Watching a job's devices: whether they do anything at all, and whether they still work."""
+"""Watches a job's devices: whether they do anything at all, and whether they still work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gangq.gpu.sampler import DeviceSampler
 
 WINDOW_S = 300.0
-"""Seconds of idle devices, with nothing moving, that convict."""
+"""Seconds of idle devices, with nothing moving, after which the job is tripped."""
 
 _SUSPECT_S = 60.0
 _LEAST_SAMPLES = 5
@@ -68,11 +68,11 @@ class _WithDevices(Watched):
         super().__init__(since, paused, job)
         self.event_at = since
         self.exempt_at = since
-        """When idle devices were last in order: no window reaches back behind it."""
+        """When devices were last allowed to be idle: no window begins before that."""
         self.first_at: dict[str, float] = {}
         """When each device was first read while the job ran."""
         self.firsts: dict[str, DeviceReading] = {}
-        """The first reading of each device: what was counted before this job is not its affair."""
+        """The first reading of each device: errors counted before this job are not its own."""
         self.before: Sample | None = None
         self.kept: deque[Sample] = deque(maxlen=_KEPT_SAMPLES)
         self.paused_seen = paused
@@ -92,13 +92,17 @@ class _WithDevices(Watched):
 
 
 class GpuHealthWatchdog(Watch[_WithDevices]):
-    """Armed from the start of a job that holds devices; needs no beats, and takes them into account.
+    """Watches a job that holds devices from its start. It needs no beats, but takes them into account.
 
-    *Idle wedge*, exit 78: for a whole window no device did anything and nothing moved on the host. The window
-    rolls once the job has touched a device, has beaten (outside of ``load``), or its load grace is over; who
-    touched a shared device cannot be told, so that does not count. A beat counts as movement; ``long`` is exempt
-    for ``long_phase_s`` at most, ``load`` and ``save`` for the grace, ``wait`` until the next beat. What may be
-    honest waiting (a sleep, a loop that polls, a lock that another program holds) is given ``wait_factor`` windows.
+    *Idle wedge*, exit 78: for a whole window no device did anything and nothing moved on the host.
+
+    - A window can begin once the job has used a device, or has sent a beat (outside of ``load``), or its load grace
+      is over. Use of a shared device does not count: it may be another program's.
+    - A beat ends the window and begins a new one.
+    - No window runs in phase ``long`` (for ``long_phase_s`` at most), in ``load`` and ``save`` (for the load grace),
+      and in ``wait`` (until the next beat).
+    - A wait that may be legitimate (a sleep, a loop that polls, a lock that another program holds) gets
+      ``wait_factor`` windows.
 
     *Fault*, exit 85, at once: a fatal event of one of its devices or of the whole driver, uncorrectable memory
     errors growing. Other events of its devices are suspicions.
@@ -217,11 +221,11 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
             self._judge_sample(job, before, sample, now)
 
     def _note_use(self, job: _WithDevices, sample: Sample) -> None:
-        """Note whether the job has touched a device. Others have too: the job before, and neighbours."""
+        """Note whether the job has used a device, and not the job before it or another program."""
         for reading in sample.devices:
             if reading.at < job.since:
                 continue
-            # A reading holds all since the one before: that of a device's first may be from before the job.
+            # A reading covers the time since the one before it, so a device's first may show the job before.
             first_at = job.first_at.setdefault(reading.uuid, reading.at)
             if reading.at == first_at or (reading.shared and reading.gpu_scope == "device"):
                 continue
@@ -269,7 +273,7 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         job.kept.append(sample)
 
     def _exempt(self, job: _WithDevices, now: float) -> bool:
-        """Whether idle devices are in order now: still loading, saving, or at something long."""
+        """Whether the devices may be idle now: the job loads, saves, waits, or is in a long phase."""
         paused, latest = self.pauses.total_s, job.latest
         phase = None if latest is None else latest.phase
         if latest is not None and phase in ("load", "save", "long"):
@@ -280,7 +284,7 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         return latest is None and not job.touched and job.ran_s(now, paused) < job.load_grace_s
 
     def _faults(self, job: _WithDevices) -> bool:
-        """Act on what befell the devices; True when it ended the job, or was called off."""
+        """Trip or suspect for events of the devices; True when it tripped, even if that was called off."""
         if job.sampler is None:
             return False
         held = getattr(job.sensors, "uuids", None)
@@ -312,8 +316,8 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         )
 
     def _memory_errors(self, job: _WithDevices, sample: Sample) -> bool:
-        """Trip on what a reading alone tells; True when one did."""
-        # Not on the recovery action: of some of them only the event says that work can go on.
+        """Trip on uncorrectable memory errors that grow; True when it tripped."""
+        # Not on the recovery action that a reading shows: only the event says whether work can go on.
         for reading in sample.devices:
             if reading.at < job.since:
                 continue

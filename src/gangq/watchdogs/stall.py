@@ -1,4 +1,4 @@
-"""Watching a job that says how far it is: from its first beat on, another one is due."""
+"""Watches a job that sends beats: from the first beat on, another one is due."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STALL_TIMEOUT_S = 120.0
 LOAD_GRACE_S = 1200.0
 LONG_PHASE_S = 3600.0
 LEARNED_FACTOR = 5.0
-"""A job may be silent for so many times the longest gap it has honestly made."""
+"""A job may be silent for this many times the longest gap between two of its beats."""
 WARM_UP_BEATS = 5
 """The gaps between so many first beats teach nothing: they hold compilation and first touches."""
 
@@ -46,8 +46,8 @@ class Beat(NamedTuple):
 
 class SilenceLimits(NamedTuple):
     """After how much silence what happens, seconds: ``due`` a suspicion, ``waited`` the limit for a job that waits
-    (or whose devices spin), ``overdue`` the one that holds even for a busy job; ``unit`` is how long an exoneration
-    lasts.
+    (or whose devices spin), ``overdue`` the one that holds even for a busy job; ``unit`` is the re-arm period: how
+    long until the next suspicion after one that was dropped.
     """
 
     due: float
@@ -101,7 +101,7 @@ class StallWatchdog(Watch[_Beaten]):
     (reason ``idle``) when the devices were quiet and nothing moved in all of it. Something busy or moving in it
     re-arms for another timeout; so does what cannot be known.
 
-    What may be honest waiting (a sleep, a loop that polls, a lock that another program holds) is given
+    A wait that may be legitimate (a sleep, a loop that polls, a lock that another program holds) gets
     ``wait_factor`` timeouts (``waits``). Busy is not progress, though: at ``overdue_factor`` timeouts of silence it
     trips whatever the devices do (``no_progress``), at ``wait_factor`` where they are busy without touching memory or
     drawing power (``spin``). With every sensor unknown neither does.

@@ -1,4 +1,4 @@
-"""What a watchdog hands over when it has made up its mind."""
+"""What a watchdog reports: a suspicion, or a trip."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class InlineContext(Context):
         return submit_child(self._session, self._active, verb, arguments)
 
     def complete(self, connection: object, result: Any = None) -> None:
-        self._session.client.complete(
+        self._session.thread_client.complete(
             job_ids=[self._active.id],
             tokens=[self._active.token],
             results=[dumps_result(result, f"the result of job {self._active.id}")],
@@ -184,7 +184,7 @@ class InlineContext(Context):
 
 def submit_child(session: Session, job: ActiveJob, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Submit in the job's name; see `Context.submit_child`."""
-    client = session.client
+    client = session.thread_client
     if verb == "submit":
         ids = client.submit_child(job_id=job.id, token=job.token, arguments=arguments)
         return {"job_ids": ids, "gang_id": None, "note": None}

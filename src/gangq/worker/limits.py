@@ -121,7 +121,9 @@ class LimitsTable:
 
     def _ask(self, key: _Key) -> Limits:
         try:
-            row = within(_ASK_S, lambda: self._session.client.watch_terms(**_asked(key)), "gangq-limits")
+            row = within(
+                _ASK_S, lambda: self._session.control.for_threads.watch_terms(**_asked(key)), "gangq-limits"
+            )
         except GangqError as problem:
             log.info("limits_unknown", extra={"task": key[0], "error": str(problem)})
             row = None

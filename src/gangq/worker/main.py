@@ -273,7 +273,10 @@ class Worker:
         until = boottime() + session.terms.grace_s
         try:
             answered = until_answered(
-                lambda: (session.client.retire_worker(incarnation=session.incarnation, final=True), True),
+                lambda: (
+                    session.main_client.retire_worker(incarnation=session.incarnation, final=True),
+                    True,
+                ),
                 "retire_worker",
                 lambda: session.ended.is_set() or self._drain.urgent.is_set() or boottime() > until,
             )

@@ -146,7 +146,7 @@ class Reporter:
 
     def _complete(self, batch: Sequence[ActiveJob]) -> None:
         outcomes = until_answered(
-            lambda: self._session.client.complete(
+            lambda: self._session.thread_client.complete(
                 job_ids=[job.id for job in batch],
                 tokens=[job.token for job in batch],
                 results=[job.result for job in batch],
@@ -166,7 +166,7 @@ class Reporter:
                 self.held.add(job, partial(self._report, job, "complete", partial(self._complete_held, job)))
 
     def _complete_held(self, job: ActiveJob) -> None:
-        outcomes = self._session.client.complete(
+        outcomes = self._session.thread_client.complete(
             job_ids=[job.id], tokens=[job.token], results=[job.result], strict=False
         )
         if [one.outcome for one in outcomes] == ["busy"]:
@@ -217,7 +217,7 @@ class Reporter:
         self._report_or_hold(
             job,
             "fail",
-            lambda: self._session.client.fail(
+            lambda: self._session.thread_client.fail(
                 job_id=job.id, token=job.token, error=error, retryable=retryable, cause=cause
             ),
             said,
@@ -233,7 +233,7 @@ class Reporter:
         self._report_or_hold(
             job,
             "trip",
-            lambda: self._session.client.trip(
+            lambda: self._session.thread_client.trip(
                 incarnation=self._session.incarnation,
                 job_id=job.id,
                 token=job.token,
@@ -274,7 +274,7 @@ class Reporter:
         self._report_or_hold(
             job,
             "ack_preempted",
-            lambda: self._session.client.ack_preempted(job_id=job.id, token=job.token),
+            lambda: self._session.thread_client.ack_preempted(job_id=job.id, token=job.token),
             lambda state: log.info(
                 "job_stopped", extra={**job.extra, "reason": job.stop_reason, "state": state}
             ),
@@ -293,7 +293,7 @@ class Reporter:
         self._report_or_hold(
             job,
             "release",
-            lambda: self._session.client.release(job_ids=[job.id], tokens=[job.token], reason=reason),
+            lambda: self._session.thread_client.release(job_ids=[job.id], tokens=[job.token], reason=reason),
             said,
         )
 

@@ -308,7 +308,7 @@ class CommandRunner:
         }
         try:
             until_answered(
-                lambda: session.client.report_stuck(
+                lambda: session.thread_client.report_stuck(
                     worker=session.name, incarnation=session.incarnation, evidence=evidence
                 ),
                 "report_stuck",

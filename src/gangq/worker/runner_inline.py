@@ -94,7 +94,7 @@ class HardExit:
                 if one is not job and one.lane == job.lane and not one.reporting
             ]
             if others and not self._session.ended.is_set():
-                self._session.client.release(
+                self._session.control.for_threads.release(
                     job_ids=[other.id for other in others],
                     tokens=[other.token for other in others],
                     reason="its worker had to exit before it came to this job",

@@ -245,7 +245,7 @@ class SocketServer:
 
     def _load_checkpoint(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         saved = until_answered(
-            lambda: self._session.client.load_checkpoint(job_id=job.id, token=job.token),
+            lambda: self._session.control.for_threads.load_checkpoint(job_id=job.id, token=job.token),
             "load_checkpoint",
             lambda: job.lost is not None or self._session.lapsed(),
         )

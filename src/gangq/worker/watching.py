@@ -97,7 +97,7 @@ class Watching:
         job: ActiveJob = suspicion.job
 
         def tell() -> str:
-            said: str = self.session.client.suspect(
+            said: str = self.session.control.for_threads.suspect(
                 incarnation=self.session.incarnation,
                 job_id=job.id,
                 token=job.token,
@@ -297,7 +297,7 @@ class ProcessTrip:
         self._watching = watching
         # What came before this job is done, and must not run again because its word was still in this process.
         self._path = TripPath(
-            watching.session.client.target,
+            watching.session.main_client.target,
             watching.session.incarnation,
             first=reporter.flush,
             ignored=watching.sampler.pids,
