@@ -257,7 +257,7 @@ def test_silence_counts_only_time_in_which_it_could_have_been_heard() -> None:
         silence.waited(160.25 + step * 0.25, 0.25)
     assert silence.over
     assert silence.wait_s() == 0
-    silence.heard()
+    silence.reset()
     assert not silence.over
 
 

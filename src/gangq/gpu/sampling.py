@@ -8,7 +8,7 @@ return names the one to blame (`gangq.gpu.current_call`). It speaks JSON, a line
 
     {"calling": UUID or null, "what": "open"|"count"|"read"|"wait"}   the next line may never come
     {"reading": {...}}   {"notice": [UUID or null, kind, code]}   {"count": cards}
-    {"deaf": UUID, "why": why the driver delivers no events for it, null once it does}
+    {"no_events": UUID, "why": why the driver delivers no events for it, null once it does}
     {"round": rounds so far}
     {"failed": why}                                                   and then it ends
 
@@ -69,7 +69,7 @@ class Orders:
         return True
 
 
-class Voice:
+class LineWriter:
     """Writes lines; what need not be said before a driver call waits for the next one."""
 
     def __init__(self, fd: int, call: CurrentCall) -> None:
@@ -95,7 +95,7 @@ class Voice:
             data = data[os.write(self._fd, data) :]
 
 
-def sample(reader: Reader, orders: Orders, voice: Voice, poll_s: float) -> Iterator[None]:
+def sample(reader: Reader, orders: Orders, writer: LineWriter, poll_s: float) -> Iterator[None]:
     """Read the watched devices for ever, a round every `poll_s`, and deliver events as they come.
 
     Yields after every round. Ends when the owner is gone, or with a `RuntimeError` after rounds in which not one
@@ -106,44 +106,44 @@ def sample(reader: Reader, orders: Orders, voice: Voice, poll_s: float) -> Itera
     while orders.take(0):
         due = time.monotonic() + poll_s
         if rounds % _COUNT_EVERY == 0:
-            voice.calling(None, "count")
+            writer.calling(None, "count")
             count = reader.count()
             if count is not None:
-                voice.say(count=count)
+                writer.say(count=count)
         known = not orders.watch
         for uuid in orders.watch:
-            voice.calling(uuid, "read")
+            writer.calling(uuid, "read")
             # A refusal may have been a busy driver's.
             if uuid not in subscribed or (subscribed[uuid] is not None and rounds % _COUNT_EVERY == 0):
                 refused = reader.subscribe(uuid)
                 if refused != subscribed.get(uuid):
-                    voice.say(deaf=uuid, why=refused)
+                    writer.say(no_events=uuid, why=refused)
                 subscribed[uuid] = refused
             reading, notices = reader.read(uuid, orders.pids)
-            voice.say(reading=reading.as_json())
-            _tell(voice, notices)
+            writer.say(reading=reading.as_json())
+            _tell(writer, notices)
             known = known or len(reading.unknown) < len(VALUES)
         blind = 0 if known else blind + 1
         rounds += 1
-        voice.say(round=rounds)
+        writer.say(round=rounds)
         if blind >= _BLIND_ROUNDS:
-            voice.flush()
+            writer.flush()
             raise RuntimeError("no device gave a single value, round after round")
         yield
         soonest = time.monotonic() + _AFTER_EVENT_S
         while (left := due - time.monotonic()) > 0:
-            voice.calling(None, "wait")
+            writer.calling(None, "wait")
             notices = reader.wait(left)
             if notices:
-                _tell(voice, notices)
-                voice.flush()
+                _tell(writer, notices)
+                writer.flush()
                 # What the event did to the device is worth a look now.
                 due = min(due, max(soonest, time.monotonic()))
 
 
-def _tell(voice: Voice, notices: list[Notice]) -> None:
+def _tell(writer: LineWriter, notices: list[Notice]) -> None:
     for notice in notices:
-        voice.say(notice=[notice.uuid, notice.kind, notice.code])
+        writer.say(notice=[notice.uuid, notice.kind, notice.code])
 
 
 def main(argv: list[str]) -> int:
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> int:
     if os.getppid() != parent:
         return 0
     # Driver libraries and bindings print where they like; the lines get a descriptor of their own.
-    voice = Voice(os.dup(1), call)
+    writer = LineWriter(os.dup(1), call)
 
     def begin(name: str) -> None:
         call.begin(name, same_device=True)
@@ -169,14 +169,14 @@ def main(argv: list[str]) -> int:
         reader = NvmlReader(os.environ, poll_s=poll_s, begin=begin)
     else:
         reader = AmdsmiReader(os.environ, begin=begin)
-    voice.calling(None, "open")
+    writer.calling(None, "open")
     try:
         reader.open()
-        for _ in sample(reader, orders, voice, poll_s):
+        for _ in sample(reader, orders, writer, poll_s):
             pass
     except (DriverUnavailable, RuntimeError) as error:
-        voice.say(failed=" ".join(str(error).split()))
-        voice.flush()
+        writer.say(failed=" ".join(str(error).split()))
+        writer.flush()
         return 1
     except BrokenPipeError:
         return 0

@@ -17,12 +17,13 @@ from typing import Any, Protocol
 
 from gangq.errors import InvalidInput
 from gangq.host.commands import Ran, run
+from gangq.watchdogs.codes import ExitCode
 
 KINDS = ("unit", "user-unit", "docker", "command")
 """What ``--map`` takes before the colon."""
 
-NEVER_RESTART = ("87", "88")
-"""A process cannot be killed; unfit to work. A second worker beside such a one makes it worse."""
+NEVER_RESTART = tuple(str(int(code)) for code in ExitCode if not code.restart)
+"""87, a process cannot be killed, and 88, unfit to work: a second worker beside the first makes it worse."""
 
 _ASK_S = 10.0
 _AFTER_KILL_S = 30.0

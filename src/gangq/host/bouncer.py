@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangq.host")
 
-GLANCE_S = 0.3
+CHECK_S = 0.3
 """How long to look whether a silent worker's processes are gone already."""
-_AFTER_KILL_S = 5.0
+_PROOF_AFTER_KILL_S = 5.0
 _BY = "gangq bounce"
 _REFUSALS = {
     "too_often": "left alone: it has been restarted as often as an hour allows (bounces_per_hour) and is silent "
@@ -98,7 +98,7 @@ class Bouncer:
     """The bouncer of one host. :meth:`round` ticks and acts on what is flagged now, :meth:`verify` looks what became
     of it.
 
-    ``choose`` says how a worker is restarted, ``prove`` looks for its processes, ``bury`` reports it dead and
+    ``choose`` says how a worker is restarted, ``prove`` looks for its processes, ``report_death`` reports it dead and
     returns how many jobs that freed. ``kill_after_s`` is what a worker gets before SIGKILL, ``verify_s`` what
     its successor gets until its first heartbeat. ``report_only``: nothing is restarted or reported.
     """
@@ -110,7 +110,7 @@ class Bouncer:
         host: str,
         choose: Callable[[str, Mapping[str, Any]], Choice],
         prove: Prover,
-        bury: Callable[[Client, str, int, Mapping[str, Any], Mapping[str, Any]], int],
+        report_death: Callable[[Client, str, int, Mapping[str, Any], Mapping[str, Any]], int],
         kill_after_s: float = 15.0,
         verify_s: float = 120.0,
         report_only: bool = False,
@@ -121,7 +121,7 @@ class Bouncer:
         self._host = host
         self._choose = choose
         self._prove = prove
-        self._bury = bury
+        self._report_death = report_death
         self._kill_after_s = kill_after_s
         self._verify_s = verify_s
         self._report_only = report_only
@@ -206,10 +206,10 @@ class Bouncer:
     # -- one flag ----------------------------------------------------------------------------------------
 
     def _act(self, flag: FlaggedRow) -> None:
-        proof = self._prove(flag.identity, within_s=GLANCE_S)
+        proof = self._prove(flag.identity, within_s=CHECK_S)
         if proof is not None and proof.stuck:
             # Somebody has killed it, perhaps just now.
-            proof = self._prove(flag.identity, within_s=_AFTER_KILL_S)
+            proof = self._prove(flag.identity, within_s=_PROOF_AFTER_KILL_S)
         if proof is not None and proof.dead:
             self._report_dead(flag, proof)
             return
@@ -247,7 +247,7 @@ class Bouncer:
             )
             return
         evidence = {"by": _BY, "host": self._host, **proof.evidence}
-        jobs = self._bury(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
+        jobs = self._report_death(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
         if jobs == 0:
             # Its successor, or its unit, was faster.
             log.info("death_known", extra={"worker": flag.worker, "incarnation": flag.incarnation})
@@ -286,7 +286,7 @@ class Bouncer:
         done = backend.restart(self._kill_after_s, environ)
         pending.until = self._clock() + self._verify_s
         if proof is None or not proof.dead:
-            proof = self._prove(flag.identity, within_s=_AFTER_KILL_S if done.ok else GLANCE_S)
+            proof = self._prove(flag.identity, within_s=_PROOF_AFTER_KILL_S if done.ok else CHECK_S)
         if done.proof is not None and (proof is None or not proof.dead):
             proof = Proof(True, done.proof)
         if proof is not None and proof.stuck:
@@ -299,17 +299,17 @@ class Bouncer:
             pending.detail = {"backend": str(backend), "did": done.detail}
             self._tell(flag, "bounced", True, f"silent for {flag.silent_s:.0f} s: {done.detail}")
         if proof is not None and proof.dead:
-            self._bury_quietly(flag, proof)
+            self._report_death_if_possible(flag, proof)
 
     def _end(self, flag: FlaggedRow) -> Proof | None:
         """SIGKILL what can be seen of it: silent for so long, it will not answer SIGTERM either."""
         return self._prove(flag.identity, within_s=self._kill_after_s, kill=flag.worker)
 
-    def _bury_quietly(self, flag: FlaggedRow, proof: Proof) -> None:
+    def _report_death_if_possible(self, flag: FlaggedRow, proof: Proof) -> None:
         """Its successor does the same when it registers: a database that is away now is no reason to stop."""
         try:
             evidence = {"by": _BY, "host": self._host, **proof.evidence}
-            self._bury(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
+            self._report_death(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
         except GangqError as problem:
             log.warning("death_not_reported", extra={"worker": flag.worker, "error": str(problem)})
 

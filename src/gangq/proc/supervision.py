@@ -27,6 +27,7 @@ else:
     import procfs
     import statefile
 
+# As in gangq.watchdogs.codes, which this program cannot import; a test compares the two.
 FROZEN = 80
 MEMORY = 86
 UNKILLABLE = 87
@@ -52,8 +53,8 @@ _LET_END_S = 8.0
 """For guardians: longer than the grace that they give a command whose worker died (5 s)."""
 _KILL_S = 5.0
 _REPORT_S = 5.0
-_TOLD_S = 2.0
-"""For a trip that the worker has told itself."""
+_REPORTED_S = 2.0
+"""For the death of a worker that has reported its trip itself."""
 _LEAST_S = 0.7
 """A fresh Python says nothing in less."""
 _WRITE_S = 0.2
@@ -70,7 +71,7 @@ class Silence:
         self.silent_s = 0.0
         self._at = now
 
-    def heard(self, ago_s: float = 0.0) -> None:
+    def reset(self, ago_s: float = 0.0) -> None:
         """A sign of life, given so many seconds ago."""
         self.silent_s = max(0.0, min(ago_s, self.silent_s))
 
@@ -87,7 +88,7 @@ class Silence:
         return min(_BETWEEN_LOOKS_S, self.limit_s / 4)
 
     @property
-    def doubtful(self) -> bool:
+    def near_limit(self) -> bool:
         """Whether the limit is near: time for the first of two looks."""
         return self.silent_s >= self.limit_s - self._between_s
 
@@ -279,17 +280,17 @@ class Supervisor:
                 self.say("warning", "supervisor_paused", paused_s=round(paused_s, 1))
             for fd, _ in ready:
                 if fd == self.channel:
-                    self.listen()
+                    self.read_channel()
                 elif fd == self.signals:
-                    self.obey()
-            self.hear(now)
+                    self.forward_signals()
+            self.read_signs(now)
             self.reap()
-            if self.status is None and self.alive and self.silence.doubtful:
-                self.doubt()
+            if self.status is None and self.alive and self.silence.near_limit:
+                self.compare_looks()
             elif self.status is None and self.silence.over:
                 self.frozen_s = self.silence.silent_s
 
-    def listen(self) -> None:
+    def read_channel(self) -> None:
         """What wakes this process, or the end of whoever could."""
         try:
             data = os.read(self.channel, 4096)
@@ -298,7 +299,7 @@ class Supervisor:
         if not data:
             self.poll.unregister(self.channel)
             return
-        self.silence.heard()
+        self.silence.reset()
         if liveness_memory.REGISTERED in data:
             self.notifier.say("READY=1")
         if liveness_memory.LEAVING in data:
@@ -306,13 +307,13 @@ class Supervisor:
             self.silence.limit_s = self.start_s
             self.notifier.status("leaving")
 
-    def hear(self, now: float) -> None:
+    def read_signs(self, now: float) -> None:
         """Take note of a sign of life that was given since the last turn."""
         signed_at = self.memory.signed_at
         if signed_at == self.signed_at:
             return
         self.signed_at, self.alive, self.first_look = signed_at, True, None
-        self.silence.heard(now - signed_at)
+        self.silence.reset(now - signed_at)
         self.notifier.relay(now)
         self.oom.look(now)
         if self.leaving:
@@ -323,7 +324,7 @@ class Supervisor:
             what = f"running job {job}" if job else "serving"
             self.notifier.status(f"incarnation {self.memory.incarnation}, {what}")
 
-    def doubt(self) -> None:
+    def compare_looks(self) -> None:
         """The worker has been silent for nearly the limit: look at it now and at the limit. Signs that were missed
         are no freeze: it is frozen when it stands at the second look where it stood at the first.
         """
@@ -374,7 +375,7 @@ class Supervisor:
             if 0 < written == former:
                 return
 
-    def obey(self) -> None:
+    def forward_signals(self) -> None:
         """Pass signals on. The death of a child is looked for after every turn anyway."""
         while True:
             try:
@@ -544,16 +545,16 @@ class Supervisor:
         }
         directory = json.loads(self.memory.record).get("directory") or ""
         trip = self.kept_trip(directory)
-        told = bool(trip.get("told"))
-        if not told and directory:
+        reported = bool(trip.get("reported"))
+        if not reported and directory:
             try:
                 kept = json.dumps({**facts, "incarnation": self.incarnation}).encode()
                 statefile.write(directory, statefile.DEATH, kept)
             except OSError as problem:
                 self.say("warning", "death_not_kept", error=str(problem))
-        left = self.left_s(trip.get("until"), told)
+        left = self.left_s(trip.get("until"), reported)
         if left < _LEAST_S:
-            self.say("warning", "report_left", advice="the next start of this worker tells it")
+            self.say("warning", "report_skipped", advice="the next start of this worker tells it")
             return
         said = {"record": self.memory.record, "secrets": self.secrets, "facts": json.dumps(facts).encode()}
         words = b"{" + b", ".join(b'"%s": %s' % (key.encode(), value) for key, value in said.items()) + b"}"
@@ -562,11 +563,14 @@ class Supervisor:
         try:
             status = _run_report(root, words, self.environ, left)
         except OSError as problem:
-            self.say("error", "report_unstarted", error=str(problem))
+            self.say("error", "reporter_not_started", error=str(problem))
             return
         if status != 0:
             self.say(
-                "error", "report_unsaid", exit_code=status, advice="the next start of this worker tells it"
+                "error",
+                "death_not_reported",
+                exit_code=status,
+                advice="the next start of this worker tells it",
             )
 
     def kept_trip(self, directory: str) -> dict[str, object]:
@@ -581,7 +585,7 @@ class Supervisor:
         ours = isinstance(trip, dict) and trip.get("incarnation") == self.incarnation
         return trip if ours else {}
 
-    def left_s(self, until: object, told: bool) -> float:
+    def left_s(self, until: object, reported: bool) -> float:
         """For how long to report: worker and supervisor have one deadline together."""
         now = clock.boottime()
         if self.stuck:
@@ -590,7 +594,7 @@ class Supervisor:
             until = self.verdict_at + _REPORT_S
         left = min(_REPORT_S, until - now) if isinstance(until, (int, float)) else _REPORT_S
         # That it is gone is known in a moment without this.
-        return min(left, _TOLD_S) if told else left
+        return min(left, _REPORTED_S) if reported else left
 
     def say(self, level: str, event: str, **fields: object) -> None:
         """One line of the log, in the form that the worker's have."""

@@ -1,22 +1,22 @@
 """Whether the host side of a job moves: what its threads and children read, write, map, wait for and hold.
 
-Memory alone convicts honest loaders: a staged read, O_DIRECT, a mapping, a growing heap and a download each leave
-a different one of these counters still. The CPU time of the process that drives the device is not among them,
-because a thread that spins in vain burns all of it. That of the processes below it is: they prepare its data.
+No counter is enough alone: a staged read, O_DIRECT, a mapping, a growing heap and a download each leave a different
+one of them unchanged. The CPU time of the process that drives the device does not count, because a thread that spins
+uselessly uses all of it. The CPU time of the processes below it does: they prepare its data.
 
-What only waits is told apart from what moves and from what is silent (:attr:`Movement.waits`): a sleep, a loop that
-polls, a lock that another program holds. It may be honest or not, and is given more time than silence.
+A job that only waits is neither moving nor silent (:attr:`Movement.waits`): it sleeps, polls in a loop, or waits for
+a lock that another program holds. Such a wait may be legitimate, so it gets more time than silence.
 
 Counters are kept absolute and compared pair by pair (:func:`movement`), so that a window is judged over all of
 its length and not by its end points.
 
-Two kinds of threads would make a hung job look alive, and are taken out:
+Two kinds of threads would make a hung job look alive, so their counters are subtracted:
 
-* The library's own (heartbeat, lease, listener): in the process that runs the handler, everything counts but
-  them. To a handler that spins they do one more thing: whenever one of them wakes, the spinning thread hands
-  over the GIL, which the kernel counts as two waits of *its*.
-* Threads that wait for a GIL that never comes. They wake every 5 ms to ask again: 200 waits a second each, as
-  many as a brisk download makes; but a download does not sit in a futex.
+* The library's own threads (heartbeat, lease, listener), in the process that runs the handler. Beside a handler that
+  spins, each wake-up of such a thread also makes the spinning thread hand over the GIL. The kernel counts that as two
+  waits of the spinning thread, so these are subtracted as well.
+* Threads that wait for the GIL while another thread keeps it. They wake every 5 ms to ask again, which is 200 waits a
+  second, as many as a fast download makes. They are told apart by what they wait in: a futex, not a socket.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class HostSample:
 
     ``library`` are the library's own threads inside the first of them, and a driver's, to be taken off. ``own`` is
     this process among them, ``drivers`` those that may drive a device (None: each of them may), ``locked`` those that
-    wait for the lock on a file that a living process of somebody else holds. ``unknown`` says why nothing of it can
-    convict: None where everything could be read.
+    wait for the lock on a file that a living process outside the job holds. ``unknown`` says why no trip may rest on
+    this sample; None where everything could be read.
     """
 
     at: float
@@ -109,7 +109,7 @@ class Movement:
     """What happened between two samples: ``moved`` None means that it cannot be known.
 
     ``cpu_share`` is in cores, and that of the process with the device never counts as movement, but tells a
-    computation from a wait. ``waits`` says what was seen to wait in a way that may be honest, where nothing moved.
+    computation from a wait. ``waits`` names a wait that may be legitimate; it counts where nothing moved.
     """
 
     moved: bool | None
@@ -166,8 +166,8 @@ def movement(before: HostSample, after: HostSample) -> Movement:
         own_switches += now.switches.get(0, 0) - then.switches.get(0, 0)
     switches -= own_switches
     if cpu > _BUSY_CPU * interval:
-        # Each of them may have cost the busy thread a handing over of the GIL, in which it waits twice: until
-        # the other one has taken it, and until it is free again.
+        # Each of them may have made the busy thread hand over the GIL. That thread then waits twice: until the other
+        # one has taken the GIL, and until it is free again.
         switches -= 2 * own_switches
     memory = _held(after) - _held(before)
     scale = max(interval, _LEAST_S) / _PER_S
@@ -202,7 +202,7 @@ def movement(before: HostSample, after: HostSample) -> Movement:
 
 
 def _waiting_for(before: HostSample, after: HostSample) -> str | None:
-    """What honest waiting there was between two samples; None: none that could be seen."""
+    """A wait between two samples that may be legitimate; None: none was seen."""
     for pid in before.locked & after.locked:
         return f"process {pid} waits for a lock that another program holds"
     for key, now in after.processes.items():
@@ -212,11 +212,12 @@ def _waiting_for(before: HostSample, after: HostSample) -> str | None:
         main = key[0]
         waits = {tid: count - then.switches.get(tid, 0) for tid, count in now.switches.items()}
         if any(_asks_for_gil(tid, more, then, now, after.at - before.at) for tid, more in waits.items()):
-            # Its main thread may wait for what it likes: it holds the GIL while it does.
+            # One of its threads cannot get the GIL, so its main thread holds it, whatever that waits in.
             continue
         if main in then.asleep and main in now.asleep and waits.get(main) == 0:
             return f"process {main} sleeps"
-        # In this process it is known whether Python gets on, and a call into C that polls for ever is none of that.
+        # Not in this process: there PythonSteps knows whether the main thread returned from its call. A call into C
+        # that polls for ever looks the same from outside.
         seen = then.asleep | then.elsewhere | now.asleep | now.elsewhere
         if key != after.own and waits.get(main) and main in seen:
             return f"process {main} waits again and again"
@@ -296,8 +297,8 @@ class HostActivity:
         library: dict[int, Counters] = {}
         at = self._clock()
         if own:
-            # This thread's waits and those of the whole at one instant: beside a spinning handler each file
-            # that is read below costs both a wait, and those must cancel out.
+            # Read the waits of this thread and of the process at one instant: beside a handler that spins, each file
+            # read below adds one to both, and these must cancel out.
             mine = own_counters(thread=True)
             processes[me, 0] = _with_main_thread(own_counters())
             library = {
@@ -517,8 +518,8 @@ def _waiting(pid: int, tids: Iterable[int]) -> tuple[frozenset[int], frozenset[i
     left = set(tids)
     for look in range(_LOOKS):
         if look:
-            # Whoever asks for the GIL runs for a moment every 5 ms, and on a host under load stands in line for
-            # the processor just as long: not waiting for anything, as far as the kernel can say.
+            # A thread that asks for the GIL runs for a moment every 5 ms, and on a loaded host it may queue for the
+            # processor as long. In that time the kernel shows no wait channel for it, so look again.
             time.sleep(_LOOK_AGAIN_S)
         for tid in list(left):
             where = _read(f"/proc/{pid}/task/{tid}/wchan") or b"0"

@@ -2,10 +2,10 @@
 attribute.
 
 A worker runs thousands of small jobs a second, so nothing is created, woken or joined per job: the thread polls.
-What must hold all the same is that the watchdog of a finished job can never end the next one. A trip therefore
-begins under the same lock under which a job ends: either the job was over first, and nothing happens, or the
-trip was first, and then :meth:`Watch.stop` does not return before the process has ended or the trip was called
-off.
+
+The watchdog of a finished job must never end the next one. So a trip begins under the same lock under which a job
+ends. If the job was over first, nothing happens. If the trip was first, :meth:`Watch.stop` does not return before the
+process has ended or the trip was called off.
 """
 
 from __future__ import annotations
@@ -171,9 +171,11 @@ class Watch(ABC, Generic[J]):
             try:
                 self._suspicions = _SuspicionQueue(f"{self.name}-tell", on_suspect, self._log)
             except RuntimeError as problem:
-                # No thread is to be had. A suspicion untold is no reason to watch no more: that would be how a
-                # job that has used up all its pids cannot be ended.
-                self._log.warning("suspicion_untold", extra={"class": suspicion.cls, "error": str(problem)})
+                # No thread can be started, perhaps because the job has used up all pids. Watching must go on, so
+                # that this job can be ended.
+                self._log.warning(
+                    "suspicion_not_reported", extra={"class": suspicion.cls, "error": str(problem)}
+                )
                 return
         self._suspicions.put(suspicion)
 
@@ -255,7 +257,7 @@ class _SuspicionQueue:
         try:
             self._due.put_nowait(suspicion)
         except queue.Full:
-            self._log.warning("suspicion_untold", extra={"class": suspicion.cls})
+            self._log.warning("suspicion_not_reported", extra={"class": suspicion.cls})
 
     def close(self) -> None:
         """End the thread once it has passed on what waits."""
@@ -269,7 +271,9 @@ class _SuspicionQueue:
             try:
                 self._tell(suspicion)
             except Exception as problem:
-                self._log.warning("suspicion_untold", extra={"class": suspicion.cls, "error": str(problem)})
+                self._log.warning(
+                    "suspicion_not_reported", extra={"class": suspicion.cls, "error": str(problem)}
+                )
 
 
 def _about(job: Watched) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo
     while not job.told and not session.ended.is_set():
         job.wake.clear()
         try:
-            members = session.client.execute(who_is_who(job, ports))
+            members = session.thread_client.execute(who_is_who(job, ports))
         except TRANSIENT as problem:
             log.warning("barrier_unknown", extra={**job.extra, "error": str(problem)})
             members = []

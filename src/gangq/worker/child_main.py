@@ -25,7 +25,7 @@ from gangq.context import set_current
 from gangq.errors import GangqError
 from gangq.signatures import unfinished
 from gangq.worker.child_context import ChildContext, Link
-from gangq.worker.runner_inline import HandlerUnfit, error_of, is_retryable
+from gangq.worker.runner_inline import HandlerUnfit, error_of_exception, is_retryable
 
 SCRIPT = "__gangq_main__"
 """The module name under which a script is loaded for its App."""
@@ -132,7 +132,7 @@ def run(find: Callable[[], Any], task: str) -> int:
             context.outcome("stopped")
         else:
             retryable = handler is None or is_retryable(problem, handler, context.job.payload)
-            context.outcome("error", error=error_of(problem), retryable=retryable)
+            context.outcome("error", error=error_of_exception(problem), retryable=retryable)
         return 1
     _only_in(pid)
     if context.stop_flag.seen and result is None:

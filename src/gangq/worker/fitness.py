@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gangq.errors import Unfit
-from gangq.gpu import Detection, DeviceSampler, device_sampler
+from gangq.gpu import Detection, DeviceSampler, SamplerProcess
 from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity
 from gangq.worker.liveness import number_of
@@ -51,7 +51,7 @@ def check(
     detection: Detection,
     environ: Mapping[str, str],
     *,
-    sampler_of: SamplerOf = device_sampler,
+    sampler_of: SamplerOf = SamplerProcess,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Return if this worker may register.
@@ -81,7 +81,7 @@ def memory_back(
     detection: Detection,
     environ: Mapping[str, str],
     *,
-    sampler_of: SamplerOf = device_sampler,
+    sampler_of: SamplerOf = SamplerProcess,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the memory of this worker's devices is free, after a predecessor was found dead.
@@ -206,7 +206,7 @@ def _some_device_usable(client: Client, options: WorkerOptions, detection: Detec
         )
 
 
-def beside(name: str, pids: Sequence[int]) -> Unfit:
+def unfit_beside(name: str, pids: Sequence[int]) -> Unfit:
     """The refusal of a worker whose predecessor's processes survive SIGKILL."""
     what = "; ".join(
         f"{pid}: {entry.comm}, state {entry.state}" for pid in pids if (entry := procfs.stat(pid))

@@ -210,9 +210,9 @@ class ActiveJob:
             )
         with self._lock:
             self._beat = self.last_beat = data
-        heard = self.on_beat
-        if heard is not None:
-            heard(data)
+        on_beat = self.on_beat
+        if on_beat is not None:
+            on_beat(data)
 
     def take_beat(self) -> dict[str, Any] | None:
         """The latest beat that has not been sent, which then counts as sent."""

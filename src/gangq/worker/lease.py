@@ -142,7 +142,7 @@ class LeaseKeeper:
             if known is not None:
                 self._obey(known, order.action, order.reason)
                 if self._epochs is not None and order.action == "continue":
-                    self._epochs.heard(known, order.epoch)
+                    self._epochs.note_epoch(known, order.epoch)
             elif self._session.table.get(order.job_id, order.token) is None:
                 strange[order.job_id, order.token] = self._strange.get((order.job_id, order.token), 0) + 1
         self._strange = {} if any(flag.is_set() for flag in self._claiming) else strange

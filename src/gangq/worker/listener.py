@@ -48,12 +48,12 @@ class Listener:
         self._channel = f"gangq_{session.incarnation}"
         self._queues = frozenset(queues)
         self._handlers = handlers
-        self.deaf = False
+        self.notifications_lost = False
         """True when LISTEN is accepted and nothing arrives: a transaction pooler stands in between."""
 
     async def run(self) -> None:
         """Listen until cancelled."""
-        self._session.control.on_notification = self._heard
+        self._session.control.on_notification = self._on_notification
         waits = backoff(0.05, 5.0)
         while True:
             since = time.monotonic()
@@ -66,16 +66,16 @@ class Listener:
             if time.monotonic() - since > _STEADY_S:
                 waits = backoff(0.05, 5.0)
             # Behind a pooler there is nothing to hear; ask again now and then, the DSN may have moved.
-            await asyncio.sleep(_TEST_AGAIN_S if self.deaf else next(waits))
+            await asyncio.sleep(_TEST_AGAIN_S if self.notifications_lost else next(waits))
 
     async def _listen(self) -> None:
         """Returns once another connection has taken the place of this one, or where nothing is heard."""
         client = self._client
-        self.deaf = not await self._is_heard()
-        if self.deaf:
+        self.notifications_lost = not await self._is_delivered()
+        if self.notifications_lost:
             await client.listen()
             log.warning(
-                "listener_deaf",
+                "notifications_lost",
                 extra={
                     "advice": "LISTEN reaches no one through this DSN, as behind PgBouncer in "
                     "transaction mode: the worker polls every second instead; give it a direct DSN to "
@@ -95,7 +95,7 @@ class Listener:
             # A half-open connection looks like silence; only asking tells the two apart.
             await client.read()
 
-    async def _is_heard(self) -> bool:
+    async def _is_delivered(self) -> bool:
         """Whether a connection that only listens hears what the other sends.
 
         One that works meanwhile proves nothing: a pooler in transaction mode delivers along with an answer.
@@ -113,7 +113,7 @@ class Listener:
             await other.execute(b"unlisten *")
         return False
 
-    def _heard(self, channel: str, payload: str) -> None:
+    def _on_notification(self, channel: str, payload: str) -> None:
         if channel == WAKE_CHANNEL:
             if payload in self._queues:
                 self._handle("wake")

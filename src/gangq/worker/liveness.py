@@ -86,11 +86,6 @@ class Liveness:
         )
         return cls(backstop, memory, channel)
 
-    @property
-    def supervised(self) -> bool:
-        """Whether there is a supervisor."""
-        return self._memory is not None
-
     def start(self) -> None:
         """Give the first sign of life, and go on. To be called once what may hold the interpreter for long
         (the import of the app) is done: from now on silence is judged.
@@ -141,7 +136,7 @@ class Liveness:
             self._memory.register(incarnation, json.dumps(record).encode())
         except ValueError as problem:
             # The supervisor then ends this worker like any other, and leaves its jobs to the lease.
-            log.warning("record_unwritten", extra={"error": str(problem)})
+            log.warning("record_not_written", extra={"error": str(problem)})
         _write(self._channel, liveness_memory.REGISTERED)
 
     def job(self, job_id: int, token: int) -> None:

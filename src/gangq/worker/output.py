@@ -135,7 +135,7 @@ class _Output:
         self._ended = threading.Event()
         self._log: BoundedLog | None = None
         self._shipper = LogShipper(session, job, self._read)
-        self._thread = threading.Thread(target=self._ship, name=f"{_OWN_THREADS}output", daemon=True)
+        self._thread = threading.Thread(target=self._ship, name="gangq-output", daemon=True)
         try:
             self._log = BoundedLog(str(self._path), *log_sizes(session.terms))
             self._thread.start()

@@ -92,7 +92,7 @@ class Predecessor:
             },
         )
         if evidence.survivors and self.record is not None:
-            raise fitness.beside(self.name, [survivor.pid for survivor in evidence.survivors])
+            raise fitness.unfit_beside(self.name, [survivor.pid for survivor in evidence.survivors])
         if not evidence.proves_death:
             return False
         self._report(client, evidence)
@@ -109,7 +109,7 @@ class Predecessor:
             return is_same_process(process)
         procfs.await_end([entry])
         if is_same_process(process):
-            raise fitness.beside(self.name, [process.pid])
+            raise fitness.unfit_beside(self.name, [process.pid])
         return False
 
     def _confirm_gone(self) -> Evidence:

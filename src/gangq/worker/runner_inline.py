@@ -27,6 +27,7 @@ from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
+from gangq.worker.endings import Attempt, Ending, Outcome, ending_of
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.liveness import Liveness
 from gangq.worker.output import Capture
@@ -45,7 +46,7 @@ _STACKS_S = 0.2
 
 
 class HardExit:
-    """Ends this process from any thread, after one second of saying goodbye at most."""
+    """Ends this process from any thread, after one second of work at most."""
 
     def __init__(
         self,
@@ -68,13 +69,15 @@ class HardExit:
             return
         self._deadman.arm(min(boottime() + 2 * _EVIDENCE_S, max(self._session.kill_at, boottime())), code)
         log.critical("hard_exit", extra={**job.extra, "code": code, "reason": why})
-        goodbye = threading.Thread(target=self._goodbye, args=(job,), name="gangq-goodbye", daemon=True)
-        goodbye.start()
-        goodbye.join(_EVIDENCE_S)
+        work = threading.Thread(
+            target=self._write_evidence_and_release, args=(job,), name="gangq-exit-work", daemon=True
+        )
+        work.start()
+        work.join(_EVIDENCE_S)
         logqueue.flush()
         self._leave(code)
 
-    def _goodbye(self, job: ActiveJob) -> None:
+    def _write_evidence_and_release(self, job: ActiveJob) -> None:
         # What runs in children ends with this process, through no fault of its own.
         self._session.note("exited")
         try:
@@ -91,13 +94,13 @@ class HardExit:
                 if one is not job and one.lane == job.lane and not one.reporting
             ]
             if others and not self._session.ended.is_set():
-                self._session.client.release(
+                self._session.control.for_threads.release(
                     job_ids=[other.id for other in others],
                     tokens=[other.token for other in others],
                     reason="its worker had to exit before it came to this job",
                 )
         except GangqError as problem:
-            log.warning("goodbye_unheard", extra={"error": str(problem)})
+            log.warning("release_not_reported", extra={"error": str(problem)})
 
 
 class InlineWork:
@@ -171,9 +174,9 @@ class InlineWork:
         # The timer thread comes first and leaves evidence; the switch is for when no Python runs.
         hardest = None if self._stop_by is None else self._stop_by + 2 * _EVIDENCE_S
         if hardest is not None and hardest < self._kill_at:
-            self._deadman.arm(hardest, ExitCode.UNSTOPPED, grace_s=_STACKS_S)
+            self._deadman.arm(hardest, ExitCode.UNSTOPPED, dump_before_s=_STACKS_S)
         else:
-            self._deadman.arm(self._kill_at, ExitCode.LOST, grace_s=_STACKS_S)
+            self._deadman.arm(self._kill_at, ExitCode.LOST, dump_before_s=_STACKS_S)
 
 
 class InlineRunner:
@@ -290,19 +293,25 @@ class InlineRunner:
             self._done(job, result, more_follow)
             return
         self.rest()
-        if job.lost is not None:
+        told = job.stop_reason is not None
+        outcome: Outcome = "result"
+        if told and (problem is not None or (context.stop_flag.seen and result is None)):
+            outcome = "stopped"
+        elif problem is not None:
+            outcome = "error"
+        lost = job.lost is not None
+        ending = ending_of(Attempt(outcome, lost=lost, completed=job.completed_by_handler, told=told))
+        if ending is Ending.NOTHING:
             self._reporter.forget(job)
-        elif job.completed_by_handler:
-            self._reporter.completed_by_handler(job, None if problem is None else error_of(problem))
-        elif job.stop_reason is not None and (
-            problem is not None or (context.stop_flag.seen and result is None)
-        ):
+        elif ending is Ending.COMMITTED_OR_FAILED:
+            self._reporter.completed_by_handler(job, None if problem is None else error_of_exception(problem))
+        elif ending is Ending.STOPPED:
             if problem is not None:
                 log.info("stopped_by_raising", extra={**job.extra, "error": repr(problem)[:500]})
             self._reporter.stopped(job)
         elif problem is not None:
             cause = "port_taken" if _port_taken(problem, context.gang) else "error"
-            self._reporter.failed(job, error_of(problem), retryable=retryable, cause=cause)
+            self._reporter.failed(job, error_of_exception(problem), retryable=retryable, cause=cause)
         else:
             self._done(job, result, more_follow)
 
@@ -329,7 +338,7 @@ def is_retryable(
     return not isinstance(problem, HandlerUnfit) and misfit(function, payload or {}) is None
 
 
-def error_of(problem: BaseException) -> dict[str, Any]:
+def error_of_exception(problem: BaseException) -> dict[str, Any]:
     """What is kept of an exception. Never raises: a traceback that cannot be formatted is left out."""
     try:
         trace = clean("".join(traceback.format_exception(type(problem), problem, problem.__traceback__)))

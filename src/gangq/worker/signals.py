@@ -37,7 +37,7 @@ class SignalWatch:
         self._control = control
         self._on_stop = on_stop
         self._counts = {False: 0, True: 0}
-        self._heard = 0
+        self._handled = 0
         self._pid = os.getpid()
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -98,7 +98,7 @@ class SignalWatch:
         for byte in os.read(self._read, 64):
             if byte & ~_FROM_PYTHON in _WATCHED:
                 self._counts[bool(byte & _FROM_PYTHON)] += 1
-        while self._heard < max(self._counts.values()):
-            self._heard += 1
-            log.info("signal", extra={"nth": self._heard})
+        while self._handled < max(self._counts.values()):
+            self._handled += 1
+            log.info("signal", extra={"nth": self._handled})
             self._on_stop()

@@ -20,7 +20,7 @@ from typing import Any
 from gangq.client.encoding import dumps
 from gangq.errors import GangqError, InvalidInput
 from gangq.worker.context_impl import submit_child
-from gangq.worker.facts import checkpoint_as_wire, fetch_checkpoint, store_checkpoint
+from gangq.worker.handler_info import checkpoint_as_wire, fetch_checkpoint, store_checkpoint
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import clean
 from gangq.worker.retry import until_answered
@@ -245,7 +245,7 @@ class SocketServer:
 
     def _load_checkpoint(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         saved = until_answered(
-            lambda: self._session.client.load_checkpoint(job_id=job.id, token=job.token),
+            lambda: self._session.control.for_threads.load_checkpoint(job_id=job.id, token=job.token),
             "load_checkpoint",
             lambda: job.lost is not None or self._session.lapsed(),
         )

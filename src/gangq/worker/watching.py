@@ -59,23 +59,23 @@ class Watching:
         self.calibration = Calibration()
         self._models = {device.uuid: device.model for device in detection.devices}
         self._readings_at = 0.0
-        self._beside: set[int] = set()
+        self._excluded: set[int] = set()
         # Whatever this process starts is its own to the driver, the sampler excepted.
         family = HostActivity(own=True, ignored=sampler.pids)
         sampler.watch(self._models, family.pids)
 
     @contextlib.contextmanager
-    def beside(self, pid: int) -> Iterator[None]:
+    def excluding(self, pid: int) -> Iterator[None]:
         """As long as this lasts, the process ``pid`` and all below it are not of the handler in the main thread."""
-        self._beside.add(pid)
+        self._excluded.add(pid)
         try:
             yield
         finally:
-            self._beside.discard(pid)
+            self._excluded.discard(pid)
 
     def strangers(self) -> list[int]:
         """Pids below this process that are, with all below them, not of the handler in its main thread."""
-        return [*self.sampler.pids(), *tuple(self._beside)]
+        return [*self.sampler.pids(), *tuple(self._excluded)]
 
     def uuids(self, job: ActiveJob) -> tuple[str, ...]:
         """The devices it holds."""
@@ -89,22 +89,22 @@ class Watching:
         """What the watchdogs allow it."""
         return self.limits.of(job.claim, options, self.device_class(job))
 
-    def suspect(self, suspicion: Suspicion, *, notify: bool = False, convicted: bool = False) -> str | None:
+    def suspect(self, suspicion: Suspicion, *, notify: bool = False, tripping: bool = False) -> str | None:
         """Tell the database; returns ``noted`` or ``held``, None when it did not answer. ``notify``: it would
-        have been tripped, were this class not one that only reports. ``convicted``: it is ended now unless
+        have been tripped, were this class not one that only reports. ``tripping``: it is ended now unless
         the answer is ``held``.
         """
         job: ActiveJob = suspicion.job
 
         def tell() -> str:
-            said: str = self.session.client.suspect(
+            said: str = self.session.control.for_threads.suspect(
                 incarnation=self.session.incarnation,
                 job_id=job.id,
                 token=job.token,
                 class_=suspicion.cls,
                 evidence={"message": suspicion.message, **suspicion.evidence},
                 notify=notify or None,
-                convicted=convicted or None,
+                convicted=tripping or None,
             )
             return said
 
@@ -112,7 +112,7 @@ class Watching:
             # A server that hangs must not keep hung work alive.
             return within(_TELL_S, tell, "gangq-suspect")
         except GangqError as problem:
-            log.warning("suspicion_untold", extra={**job.extra, "error": str(problem)})
+            log.warning("suspicion_not_reported", extra={**job.extra, "error": str(problem)})
             return None
 
     def only_notifies(self, trip: Trip, job: ActiveJob, evidence: Mapping[str, Any]) -> bool:
@@ -221,10 +221,10 @@ class JobWatch:
                     sensors=self._sensors,
                     job=job,
                 )
-                job.on_beat = self._heard
-        self._heard(beat)
+                job.on_beat = self._on_beat
+        self._on_beat(beat)
 
-    def _heard(self, beat: dict[str, Any]) -> None:
+    def _on_beat(self, beat: dict[str, Any]) -> None:
         step, total, phase, loss = (beat.get(name) for name in ("step", "total", "phase", "loss"))
         self._stall.beat(step, total, phase, loss)
         self._health.beat(step, total, phase, loss)
@@ -249,8 +249,8 @@ class JobWatch:
     def close(self) -> None:
         """End the threads."""
         self.end()
-        for dog in (self._budget, self._stall, self._health):
-            dog.close()
+        for watchdog in (self._budget, self._stall, self._health):
+            watchdog.close()
 
 
 class CommandTrip:
@@ -282,7 +282,7 @@ class CommandTrip:
         if watching.only_notifies(trip, job, evidence):
             return False
         suspicion = suspicion_of(trip, evidence)
-        if trip.cls in ("stall", "health") and watching.suspect(suspicion, convicted=True) == "held":
+        if trip.code.may_be_held and watching.suspect(suspicion, tripping=True) == "held":
             return False
         self.trip, self.evidence = trip, evidence
         self._child.kill()
@@ -297,7 +297,7 @@ class ProcessTrip:
         self._watching = watching
         # What came before this job is done, and must not run again because its word was still in this process.
         self._path = TripPath(
-            watching.session.client.target,
+            watching.session.main_client.target,
             watching.session.incarnation,
             first=reporter.flush,
             ignored=watching.sampler.pids,
