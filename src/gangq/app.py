@@ -33,7 +33,6 @@ from gangq.signatures import misfit, require_plain
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
-    from gangq.client.inside import AsyncJobClient, JobClient
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -361,7 +360,7 @@ class App:
         """What it was made with; None: GANGQ_DSN, or inside a job its worker. It may hold a password."""
         self._dsn = client.target.conninfo if client else None
         self._made = client
-        self._inside: JobClient | None = None
+        self._inside: Client | None = None
         self._lock = threading.RLock()
         self._tasks: dict[str, Task[..., Any]] = {}
         self.aio = AsyncApp(self)
@@ -396,10 +395,8 @@ class App:
         job = self._job()
         with self._lock:
             if job is not None:
-                from gangq.client.inside import JobClient
-
-                if self._inside is None or self._inside.context is not job:
-                    self._inside = JobClient(job)
+                if self._inside is None or self._inside.through is not job:
+                    self._inside = Client(through=job)
                 return self._inside
             if self._made is None:
                 self._made = Client(self.dsn)
@@ -585,7 +582,7 @@ class AsyncApp:
     def __init__(self, app: App) -> None:
         self._app = app
         self._made: AsyncClient | None = None
-        self._inside: AsyncJobClient | None = None
+        self._inside: AsyncClient | None = None
 
     async def __aenter__(self) -> AsyncApp:
         return self
@@ -603,16 +600,14 @@ class AsyncApp:
     @property
     def client(self) -> AsyncClient:
         """The async client, made at first use; inside a job as `App.client`."""
+        from gangq.client.aio import AsyncClient
+
         job = self._app._job()
         if job is not None:
-            from gangq.client.inside import AsyncJobClient
-
-            if self._inside is None or self._inside.context is not job:
-                self._inside = AsyncJobClient(job)
+            if self._inside is None or self._inside.through is not job:
+                self._inside = AsyncClient(through=job)
             return self._inside
         if self._made is None:
-            from gangq.client.aio import AsyncClient
-
             self._made = AsyncClient(self._app.dsn)
         return self._made
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from drive import INVALID, MISSING, Q, gpus, in_steps, refused
 
-from gangq.client.plans import plan_steps
+from gangq.decider.previews import plan_steps
 from gangq.placement.board import Board
 from gangq.placement.whatif import edit
 

@@ -19,6 +19,8 @@ from gangq.client.settings import InstallationSettings, QueueSettings, TaskSetti
 from gangq.client.verb import (
     BigInt,
     BigInts,
+    Integers,
+    Json,
     Object,
     Objects,
     Query,
@@ -48,7 +50,7 @@ def _then_decide(
     report = yield from replace(first, steps=None)
     if not report.decide:
         return report
-    from gangq.client.passes import run_passes
+    from gangq.decider.passes import run_passes
 
     more = yield from run_passes()
     return report._replace(again=report.again or more)
@@ -140,6 +142,12 @@ class OperatorVerbs:
         places that nothing of it uses. Raises `InvalidInput`, `WrongIsolation`.
         """
 
+    @verb
+    def preview(self, *, changes: Json, kinds: Integers) -> Any:
+        """What `plan` needs to edit a board as `changes` say, and does not find there: an object for each of them.
+        `kinds`: those that are on the board. Raises `InvalidInput`, `NotFound`.
+        """
+
     @verb_with(before=always(decides=True), then=_then_decide)
     def tick(
         self, *, force: bool | None = None, turn: BigInt | None = None, decides: bool = True
@@ -166,7 +174,7 @@ class OperatorVerbs:
         """The same as `explain_gang` or `explain_job`, with a decision made now, without effects, in place of the
         last pass's. Raises `NotFound`.
         """
-        from gangq.client.plans import explain_now_steps
+        from gangq.decider.previews import explain_now_steps
 
         if gang_id is not None:
             return (yield from explain_now_steps(OperatorVerbs.explain_gang(gang_id=gang_id)))
@@ -183,7 +191,7 @@ class OperatorVerbs:
         "maximum": {"gpus": 8}}}` (or `guaranteed`, `max_running_gangs`, `max_running_jobs`, `paused`), `{"submit":
         {...}}` with the arguments of `submit_gang`. Raises `InvalidInput`, `NotFound`.
         """
-        from gangq.client.plans import plan_steps
+        from gangq.decider.previews import plan_steps
 
         return (yield from plan_steps(list(changes or ())))
 
@@ -192,7 +200,7 @@ class OperatorVerbs:
         self, *, since: datetime | None = None, until: datetime | None = None
     ) -> Steps[list[rows.ReplayRow]]:
         """Decide on the recorded boards of a stretch of time once more, here, and compare. For gangq_admin."""
-        from gangq.client.passes import ReplayedPass, again
+        from gangq.decider.passes import ReplayedPass, again
 
         text = (
             "select min(at) as at, min(digest) as digest, jsonb_agg(decisions order by at) as parts, "
