@@ -39,8 +39,8 @@ class SignalWatch:
         self._counts = {False: 0, True: 0}
         self._handled = 0
         self._pid = os.getpid()
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
+        self._read: int
+        self._write: int
         self._former: dict[signal.Signals, Any] = {}
         self._former_fd = -1
         # The bound method is made once: whether it is still the one installed is then a question of identity.
@@ -48,6 +48,8 @@ class SignalWatch:
 
     def install(self) -> None:
         """Take over the signals; in any other thread than the main one Python allows nothing of the kind."""
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
         for number in _WATCHED:
             self._former[number] = signal.signal(number, self._installed)
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
