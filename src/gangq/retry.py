@@ -1,4 +1,4 @@
-"""Which errors of a handler are tried again, and when: `Retry` of a task, `RetryLater` and `Fail` of one attempt."""
+"""Which errors of a handler are tried again, and when."""
 
 from __future__ import annotations
 
@@ -8,25 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangq.durations import Duration, seconds
-from gangq.errors import GangqError, InvalidInput
+from gangq.errors import Fail, InvalidInput, RetryLater
 
 _DOUBLINGS = 30
-
-
-class RetryLater(GangqError):
-    """Raise it in a handler to end this attempt, and have the next one begin after `delay`. The attempt counts.
-
-    `delay`: see `gangq.durations.Duration`. `reason` is kept as the error. It fails the job when its attempts are
-    spent, whatever the task's `Retry` says of other errors.
-    """
-
-    def __init__(self, delay: Duration, reason: str = "to be tried again later") -> None:
-        super().__init__(reason)
-        self.delay_s = seconds(delay, "the delay", most=1e7)
-
-
-class Fail(GangqError):
-    """Raise it in a handler to fail the job at once: no further attempt can help. Its text is kept as the error."""
 
 
 @dataclass(frozen=True)
