@@ -21,6 +21,10 @@ class Again:
     delay_s: float | None = None
 
 
+AGAIN = Again(True)
+NEVER = Again(False)
+
+
 @dataclass(frozen=True)
 class Retry:
     """How often a task is tried, how long it waits before it is tried again, and after which errors.
@@ -67,10 +71,10 @@ class Retry:
     def after(self, problem: BaseException, attempt: int) -> Again:
         """What follows from this error of the attempt with this number, from 1."""
         if isinstance(problem, self.never) or (self.on and not isinstance(problem, self.on)):
-            return Again(False)
+            return NEVER
         pauses = self._pauses()
         if pauses is None:
-            return Again(True)
+            return AGAIN
         doubled = pauses[0] * 2.0 ** min(max(attempt - 1, 0), _DOUBLINGS)
         return Again(True, min(pauses[1], doubled) * random.uniform(0.5, 1.0))
 
@@ -80,8 +84,8 @@ def after(policy: Retry | None, problem: BaseException, attempt: int) -> Again:
     if isinstance(problem, RetryLater):
         return Again(True, problem.delay_s)
     if isinstance(problem, Fail):
-        return Again(False)
-    return Again(True) if policy is None else policy.after(problem, attempt)
+        return NEVER
+    return AGAIN if policy is None else policy.after(problem, attempt)
 
 
 def _classes(given: Any, name: str) -> tuple[type[BaseException], ...]:

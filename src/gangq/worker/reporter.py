@@ -26,6 +26,7 @@ from gangq.errors import (
     StaleToken,
     WrongState,
 )
+from gangq.retry import AGAIN, NEVER, Again
 from gangq.watchdogs import signs
 from gangq.watchdogs.verdicts import Trip, error_of
 from gangq.worker.held import HeldReports
@@ -198,13 +199,13 @@ class Reporter:
         self.failed(
             job,
             describe(type(problem).__name__, f"its result could not be reported: {problem}"),
-            retryable=False,
+            again=NEVER,
         )
 
     # -- not done --------------------------------------------------------------------------------------------
 
     def failed(
-        self, job: ActiveJob, error: dict[str, Any], *, retryable: bool = True, cause: str = "error"
+        self, job: ActiveJob, error: dict[str, Any], *, again: Again = AGAIN, cause: str = "error"
     ) -> None:
         """The job failed with this error, made by :func:`describe`."""
 
@@ -218,7 +219,12 @@ class Reporter:
             job,
             "fail",
             lambda: self._session.thread_client.fail(
-                job_id=job.id, token=job.token, error=error, retryable=retryable, cause=cause
+                job_id=job.id,
+                token=job.token,
+                error=error,
+                retryable=again.retryable,
+                cause=cause,
+                retry_in_s=again.delay_s,
             ),
             said,
         )

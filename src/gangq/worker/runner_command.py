@@ -24,6 +24,7 @@ from gangq.gpu import Detection
 from gangq.gpu.memory import container_memory
 from gangq.proc import cgroup, procfs
 from gangq.proc.proof import HostIdentity
+from gangq.retry import Again
 from gangq.watchdogs import ExitCode, Trip
 from gangq.worker import child_main, handler_info
 from gangq.worker.barrier import wait_for_go
@@ -368,7 +369,8 @@ class CommandRunner:
         elif ending is Ending.ERROR:
             error = dict(said["error"])
             described = describe(error.pop("type"), error.pop("message"), **{**error, "log_tail": tail})
-            self._reporter.failed(job, described, retryable=said.get("retryable") is not False, cause=cause)
+            again = Again(said.get("retryable") is not False, said.get("retry_in_s"))
+            self._reporter.failed(job, described, again=again, cause=cause)
         else:
             described = describe("ExitStatus", _how(ended), exit_status=_status(ended), log_tail=tail)
             self._reporter.failed(job, described, cause=cause)

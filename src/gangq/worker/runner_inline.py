@@ -22,6 +22,7 @@ from gangq.client.encoding import dumps_result
 from gangq.context import GangInfo, set_current
 from gangq.errors import GangqError
 from gangq.proc.clock import boottime
+from gangq.retry import NEVER, Again, after
 from gangq.signatures import misfit, unfinished
 from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
@@ -255,7 +256,7 @@ class InlineRunner:
         else:
             if result is not None and (why := unfinished(result)) is not None:
                 result, problem = None, HandlerUnfit(why)
-        retryable = is_retryable(problem, handler, claim.payload)
+        again = None if problem is None else what_follows(problem, handler, claim.payload, claim.attempt)
         if os.getpid() != self._pid:
             # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
             # either, the connections belong to its parent.
@@ -270,7 +271,7 @@ class InlineRunner:
         if output is not None:
             self.rest()
             output.finish()
-        self._report(job, context, result, problem, retryable, more_follow)
+        self._report(job, context, result, problem, again, more_follow)
 
     def _not_started(self, job: ActiveJob) -> None:
         self.rest()
@@ -286,7 +287,7 @@ class InlineRunner:
         context: InlineContext,
         result: Any,
         problem: BaseException | None,
-        retryable: bool,
+        again: Again | None,
         more_follow: bool,
     ) -> None:
         if problem is None and not job.told and not job.completed_by_handler:
@@ -309,9 +310,9 @@ class InlineRunner:
             if problem is not None:
                 log.info("stopped_by_raising", extra={**job.extra, "error": repr(problem)[:500]})
             self._reporter.stopped(job)
-        elif problem is not None:
+        elif problem is not None and again is not None:
             cause = "port_taken" if _port_taken(problem, context.gang) else "error"
-            self._reporter.failed(job, error_of_exception(problem), retryable=retryable, cause=cause)
+            self._reporter.failed(job, error_of_exception(problem), again=again, cause=cause)
         else:
             self._done(job, result, more_follow)
 
@@ -328,14 +329,20 @@ class HandlerUnfit(TypeError):
     """The handler cannot run any job: calling it runs nothing."""
 
 
-def is_retryable(
-    problem: BaseException | None, handler: Callable[..., Any], payload: Mapping[str, Any] | None
-) -> bool:
-    """Whether another attempt may end otherwise. Not where the payload does not fit the handler's parameters."""
-    if not isinstance(problem, TypeError):
-        return True
-    function = getattr(handler, "function", handler)
-    return not isinstance(problem, HandlerUnfit) and misfit(function, payload or {}) is None
+def what_follows(
+    problem: BaseException,
+    handler: Callable[..., Any] | None,
+    payload: Mapping[str, Any] | None,
+    attempt: int,
+) -> Again:
+    """What follows from what a handler raised. No further attempt where the payload does not fit its parameters."""
+    if isinstance(problem, HandlerUnfit):
+        return NEVER
+    if isinstance(problem, TypeError) and handler is not None:
+        function = getattr(handler, "function", handler)
+        if misfit(function, payload or {}) is not None:
+            return NEVER
+    return after(getattr(handler, "retry", None), problem, attempt)
 
 
 def error_of_exception(problem: BaseException) -> dict[str, Any]:

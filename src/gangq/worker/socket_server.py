@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gangq.client.encoding import dumps
+from gangq.durations import seconds
 from gangq.errors import GangqError, InvalidInput
 from gangq.worker.context_impl import submit_child
 from gangq.worker.handler_info import checkpoint_as_wire, fetch_checkpoint, store_checkpoint
@@ -213,10 +214,12 @@ class SocketServer:
     def _outcome(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
         if request["kind"] not in ("result", "error", "stopped"):
             raise InvalidInput(f"unknown outcome {request['kind']!r}")
-        outcome = {name: request.get(name) for name in ("kind", "result", "error", "retryable")}
+        outcome = {name: request.get(name) for name in ("kind", "result", "error", "retryable", "retry_in_s")}
         if request["kind"] == "error":
             try:
                 outcome["error"] = _error(request.get("error"))
+                if outcome["retry_in_s"] is not None:
+                    outcome["retry_in_s"] = seconds(outcome["retry_in_s"], "retry_in_s", most=1e7)
             except GangqError as problem:
                 # A report that the database refuses would be made again and again, and with it the job.
                 job.outcome = {
