@@ -10,12 +10,10 @@ thread of the handler may end long before its children.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import threading
 
-_PR_SET_PDEATHSIG = 1
+from gangq.proc import kernel
 
 
 class ForkGuard:
@@ -23,7 +21,6 @@ class ForkGuard:
 
     def __init__(self) -> None:
         self._worker = os.getpid()
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._forker_is_main = False
 
     def install(self) -> None:
@@ -40,4 +37,4 @@ class ForkGuard:
     def _in_child(self) -> None:
         # Children of children are their parents' affair: a daemon's double fork must not end with its middle.
         if self._forker_is_main and self._worker and os.getppid() == self._worker:
-            self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            kernel.die_with_parent()
