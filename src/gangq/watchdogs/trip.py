@@ -30,8 +30,8 @@ from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, Uns
 from gangq.proc.clock import boottime
 from gangq.watchdogs import evidence as evidence_of
 from gangq.watchdogs import waits
-from gangq.watchdogs.activity import Family
 from gangq.watchdogs.deadman import Deadman
+from gangq.watchdogs.family import Family
 from gangq.watchdogs.gate import Gate
 from gangq.watchdogs.numbers import seconds
 from gangq.watchdogs.verdicts import Trip, error_of, sentence
