@@ -4,7 +4,7 @@
 
 A call into a wedged driver never returns, and no Python exception can end it; `gangq.gpu.SamplerProcess` kills
 this process instead. Before every driver call it notes which it is and for which device, so that one that does not
-return names the one to blame (`gangq.gpu.current_call`). It speaks JSON, a line each:
+return names its device (`gangq.gpu.current_call`). It writes JSON, a line each:
 
     {"calling": UUID or null, "what": "open"|"count"|"read"|"wait"}   the next line may never come
     {"reading": {...}}   {"notice": [UUID or null, kind, code]}   {"count": cards}
@@ -68,7 +68,7 @@ class Orders:
 
 
 class LineWriter:
-    """Writes lines; what need not be said before a driver call waits for the next one."""
+    """Writes lines of JSON. They are buffered until the next driver call begins."""
 
     def __init__(self, fd: int, call: CurrentCall) -> None:
         self._fd = fd

@@ -140,7 +140,7 @@ def _run_report(root: str, words: bytes, environ: dict[str, str], for_s: float) 
     )
     theirs.close()
     reporter.stdin = os.fdopen(ours.detach(), "wb", 0)
-    # Not to our own standard error: who writes to a pipe that nobody reads does not get to report.
+    # Not to our own standard error: if that is a full pipe, the reporter would wait for ever.
     try:
         said, _ = reporter.communicate(words, timeout=for_s)
     except subprocess.TimeoutExpired as late:

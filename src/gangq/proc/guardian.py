@@ -401,7 +401,7 @@ class Guardian:
 
 
 def main(channel: int, *, inside: bool = False) -> None:
-    """Guard one command for whoever holds the other end of this socket. ``inside``: a handler of this very program,
+    """Guard one command for the process at the other end of this socket. ``inside``: a handler of this very program,
     which is not executed but forked.
 
     Raises:

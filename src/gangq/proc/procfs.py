@@ -129,7 +129,7 @@ def table() -> dict[int, Stat]:
     """Every process visible in this ``/proc``, zombies included, by pid.
 
     Not a snapshot: a process that forks and exits while the table is read may leave neither itself nor its
-    child in it. Whoever needs certainty reads twice or, better, is the tree's subreaper and asks the kernel
+    child in it. For certainty read it twice or, better, be the tree's subreaper and ask the kernel
     for ``ECHILD``.
     """
     found = {}
@@ -214,7 +214,7 @@ def carriers(processes: dict[int, Stat], mark: str) -> set[int]:
 
 
 def send(target: Stat, signum: int) -> bool:
-    """Send a signal to that very process; False when it is gone (or its pid is somebody else's by now).
+    """Send a signal to that very process; False when it is gone (or its pid belongs to another process by now).
 
     Raises:
         PermissionError: it exists and belongs to another user.
@@ -282,7 +282,7 @@ def threads(pid: int, most: int = 64) -> list[dict[str, object]]:
     the process's own among them), wait channel and system call.
 
     None of these files waits for the process: unlike its environment or command line they are not read from
-    its memory, which somebody stuck in the kernel may have locked.
+    its memory, which a thread that is stuck in the kernel may have locked.
     """
     found: list[dict[str, object]] = []
     for tid in tids(pid)[:most]:
@@ -331,7 +331,7 @@ class Dying:
     """Tells what SIGKILL will never end from what is merely exiting, by looking more than once.
 
     Unkillable is a process of which one thread, its end begun, is in state D (the kernel waits for a driver, a
-    mount, the freezer of cgroups v1) at every look for a second. Somebody who exits is seen running, or for a
+    mount, the freezer of cgroups v1) at every look for a second. A process that exits is seen running, or for a
     moment in state D: not for a second on end.
     """
 

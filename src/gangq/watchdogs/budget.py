@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
 BUDGET_S = 2100.0
-"""What a job without devices gets when nobody says otherwise, seconds."""
+"""What a job without devices gets by default, seconds."""
 BUDGET_GPU_S = 8100.0
 """The same for a job that holds devices."""
 

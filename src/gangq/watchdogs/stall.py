@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
 STALL_TIMEOUT_S = 120.0
-"""Seconds without a beat before a stall is suspected, when nobody says otherwise."""
+"""Seconds without a beat before a stall is suspected, by default."""
 LOAD_GRACE_S = 1200.0
 LONG_PHASE_S = 3600.0
 LEARNED_FACTOR = 5.0
@@ -194,7 +194,7 @@ class StallWatchdog(Watch[_Beaten]):
         job = self._job
         if job is None:
             return
-        # Compared with what is known; what anything else does when it is compared nobody knows.
+        # It is compared below, and comparing an object of the program could run any code.
         phase = phase if isinstance(phase, str) else None
         now = self._clock()
         last = job.last

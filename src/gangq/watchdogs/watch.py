@@ -71,7 +71,7 @@ class Watched:
 
 
 class Watch(ABC, Generic[J]):
-    """A thread that looks at the present job every ``poll_s`` seconds; see the module for what that promises.
+    """A thread that looks at the present job every ``poll_s`` seconds; see the module for what that guarantees.
 
     A context manager around one job: entering starts unless :meth:`start` did, leaving stops. The same object
     serves any number of jobs, one at a time.
@@ -243,7 +243,7 @@ class Watch(ABC, Generic[J]):
                 self.check()
                 faults = 0
             except Exception as problem:
-                # A sensor nobody foresaw must neither kill the job nor leave it unwatched.
+                # A fault of a sensor must neither end the job nor leave it unwatched.
                 faults += 1
                 self._log.error("watchdog_fault", extra={"faults": faults}, exc_info=problem)
             self.pauses.wait(

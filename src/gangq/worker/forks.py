@@ -4,7 +4,7 @@ Processes that a handler *executes* inherit the worker's mark and are found by i
 (``multiprocessing`` does) shows the environment the worker itself was started with, without the mark. So the
 kernel is asked to send it SIGKILL when the worker dies.
 
-Only for forks of the main thread: the kernel's promise is bound to the *thread* that forked, and a helper
+Only for forks of the main thread: the kernel binds this to the *thread* that forked, and a helper
 thread of the handler may end long before its children.
 """
 
@@ -35,6 +35,6 @@ class ForkGuard:
         self._forker_is_main = threading.current_thread() is threading.main_thread()
 
     def _in_child(self) -> None:
-        # Children of children are their parents' affair: a daemon's double fork must not end with its middle.
+        # Not for children of children: a daemon's double fork must not end with the process in the middle.
         if self._forker_is_main and self._worker and os.getppid() == self._worker:
             kernel.die_with_parent()
