@@ -1,4 +1,4 @@
-"""The owner of the expendable sampling process: starts it, listens to it, and replaces it when it hangs."""
+"""Owns the sampling process: starts it, reads its lines, and replaces it when a driver call hangs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_LINE = 1 << 20
 
 
 class Child:
-    """One sampling process: its pipes, what it was last heard to do, and how it ended."""
+    """One sampling process: its pipes, its latest call, and how it ended."""
 
     def __init__(self, process: subprocess.Popen[bytes], call: CurrentCall, now: float) -> None:
         self.process = process
@@ -247,7 +247,7 @@ class SamplerProcess:
         asleep_at = time.monotonic()
         ready = self._listen(child, timeout_s)
         if time.monotonic() - asleep_at - timeout_s > _LATE_S:
-            # This process was stopped, or somebody held the interpreter's lock: the silence is our own.
+            # This process was stopped, or could not get the GIL: the silence is its own.
             self._known_from = boottime()
             if child is not None:
                 child.active_at = time.monotonic()
@@ -272,7 +272,7 @@ class SamplerProcess:
         return any(not isinstance(stream, int) for stream in ready)
 
     def _due(self, now: float) -> list[str]:
-        """Return the watched devices that are not left alone; whoever hung goes last.
+        """Return the watched devices that are to be read; those that hung come last.
 
         A second time it must not cost its neighbours their reading.
         """
@@ -394,7 +394,7 @@ class SamplerProcess:
             "kernel_state": state,
         }
         if state.startswith("T") and not survived:
-            # Somebody stopped it; the driver is not to blame.
+            # It was stopped (SIGSTOP): the driver did not hang.
             log.warning("sampler_stopped", extra=extra)
             self._start_at = time.monotonic()
             return
@@ -426,7 +426,7 @@ class SamplerProcess:
         how = (
             f"it was killed by signal {-code}" if code is not None and code < 0 else f"it exited with {code}"
         )
-        last = f", last words {words[-1][:200]!r}" if words else ""
+        last = f", last output {words[-1][:200]!r}" if words else ""
         self._failed(child.failed or f"the sampling process ended: {how}{last}")
 
     def _failed(self, why: str) -> None:
@@ -449,7 +449,7 @@ class SamplerProcess:
         if process.poll() is not None:
             return True
         self._left_behind.append(process)
-        # Should the kernel let go of it one day, nobody else would collect it.
+        # It has to be reaped if it ends one day.
         threading.Thread(target=process.wait, name=f"gangq-reap-{process.pid}", daemon=True).start()
         return False
 

@@ -4,7 +4,7 @@
 
 A call into a wedged driver never returns, and no Python exception can end it; `gangq.gpu.SamplerProcess` kills
 this process instead. Before every driver call it notes which it is and for which device, so that one that does not
-return names the one to blame (`gangq.gpu.current_call`). It speaks JSON, a line each:
+return names its device (`gangq.gpu.current_call`). It writes JSON, a line each:
 
     {"calling": UUID or null, "what": "open"|"count"|"read"|"wait"}   the next line may never come
     {"reading": {...}}   {"notice": [UUID or null, kind, code]}   {"count": cards}
@@ -18,11 +18,9 @@ and ends with its standard input.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -34,8 +32,8 @@ from gangq.gpu.nvml_readings import NvmlReader
 from gangq.gpu.reader import Notice, Reader
 from gangq.gpu.reading import VALUES
 from gangq.gpu.rocm_readings import AmdsmiReader
+from gangq.proc import kernel
 
-_PR_SET_PDEATHSIG = 1
 _BLIND_ROUNDS = 10
 """Rounds without a single value after which this process makes room for a fresh one."""
 _COUNT_EVERY = 5
@@ -70,7 +68,7 @@ class Orders:
 
 
 class LineWriter:
-    """Writes lines; what need not be said before a driver call waits for the next one."""
+    """Writes lines of JSON. They are buffered until the next driver call begins."""
 
     def __init__(self, fd: int, call: CurrentCall) -> None:
         self._fd = fd
@@ -150,7 +148,7 @@ def main(argv: list[str]) -> int:
     """Sample the driver named first in `argv` until the owner, the process named second, is gone."""
     source, parent, poll_s, call = argv[0], int(argv[1]), float(argv[2]), CurrentCall(int(argv[3]))
     # Inside a driver call no end of file is noticed: the kernel ends this process with the thread it is for.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    kernel.die_with_parent()
     if os.getppid() != parent:
         return 0
     # Driver libraries and bindings print where they like; the lines get a descriptor of their own.

@@ -42,20 +42,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 if TYPE_CHECKING or __package__:
-    from gangq.proc import bounded_log, cgroup, clock, procfs
+    from gangq.proc import bounded_log, cgroup, clock, kernel, procfs
 else:
     # Appended, so that no neighbour of this file can ever stand in for a module of the standard library.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import bounded_log
     import cgroup
     import clock
+    import kernel
     import procfs
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1
-_PR_SET_DUMPABLE = 4
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _TFD_TIMER_ABSTIME = 1
 _CHUNK = 1 << 16
@@ -66,9 +63,8 @@ _POLL_S = 0.1
 class Timer:
     """A kernel timer on ``CLOCK_BOOTTIME``; the timeouts of ``poll`` stand still while a host sleeps."""
 
-    def __init__(self, libc: ctypes.CDLL) -> None:
-        self._libc = libc
-        self.fd: int = libc.timerfd_create(time.CLOCK_BOOTTIME, _TFD_FLAGS)
+    def __init__(self) -> None:
+        self.fd: int = kernel.libc.timerfd_create(time.CLOCK_BOOTTIME, _TFD_FLAGS)
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
@@ -76,7 +72,7 @@ class Timer:
         """Become readable at this instant (seconds), now if it is past, never for None."""
         whole, nanos = (0, 0) if at is None else (int(max(at, 1e-6)), int(max(at, 1e-6) % 1 * 1e9))
         spec = (ctypes.c_long * 4)(0, 0, whole, nanos)
-        self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, spec, None)
+        kernel.libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, spec, None)
 
 
 class Inside(BaseException):
@@ -89,12 +85,11 @@ class Inside(BaseException):
 class Guardian:
     """One command from its start to the proof that nothing of it is left."""
 
-    def __init__(self, channel: int, wakeup: int, libc: ctypes.CDLL, inside: bool) -> None:
+    def __init__(self, channel: int, wakeup: int, inside: bool) -> None:
         self.channel = channel
         self.inside = inside
         self.wakeup = wakeup
-        self.libc = libc
-        self.timer = Timer(libc)
+        self.timer = Timer()
         self.poll = select.poll()
         self.inbox = b""
         self.child = 0
@@ -169,7 +164,7 @@ class Guardian:
             self.receive()
         os.set_blocking(self.channel, False)
         self.mark: str = spec["mark"]
-        self.libc.prctl(_PR_SET_NAME, procfs.work_name(self.mark).encode(), 0, 0, 0)
+        kernel.set_name(procfs.work_name(self.mark).encode())
         self.orphan_grace: float = spec["orphan_grace_s"]
         self.stuck_after: float = spec["stuck_after_s"]
         self.deadline, self.grace = spec["deadline"], spec["grace_s"]
@@ -240,7 +235,7 @@ class Guardian:
             for number in (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             # If this guardian gets SIGKILL, the kernel kills the command too.
-            self.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            kernel.die_with_parent()
             # If the guardian died before that line, the kernel sends nothing.
             if os.getppid() != guardian:
                 os._exit(127)
@@ -406,17 +401,16 @@ class Guardian:
 
 
 def main(channel: int, *, inside: bool = False) -> None:
-    """Guard one command for whoever holds the other end of this socket. ``inside``: a handler of this very program,
+    """Guard one command for the process at the other end of this socket. ``inside``: a handler of this very program,
     which is not executed but forked.
 
     Raises:
         Inside: only in the process of that handler.
     """
     os.set_inheritable(channel, False)
-    libc = ctypes.CDLL(None, use_errno=True)
     # A command that could open its guardian's files could send events to the worker.
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    kernel.set_dumpable(0)
+    kernel.adopt_orphans()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -424,7 +418,7 @@ def main(channel: int, *, inside: bool = False) -> None:
     os.set_blocking(wakeup_end, False)
     signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    guardian = Guardian(channel, wakeup, libc, inside)
+    guardian = Guardian(channel, wakeup, inside)
     try:
         if not guardian.start():
             return

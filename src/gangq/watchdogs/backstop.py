@@ -73,7 +73,7 @@ class Backstop:
         wait: Callable[[float], object] | None = None,
     ) -> None:
         """``dump_file`` (a real file, kept open) is where all stacks go half a second before the end, or when
-        somebody sends :attr:`dump_signal`. ``beat`` is called with every sign, which comes every
+        the process receives :attr:`dump_signal`. ``beat`` is called with every sign, which comes every
         ``interval_s`` [a sixth of the silence] at least; it must not block. ``deadman`` has to be one on ``clock``.
 
         Raises:

@@ -1,11 +1,10 @@
-"""A dead man's switch for work inside this process: it dies at the deadline even if no Python ever runs
-again.
+"""Ends this process at a deadline, even if no Python code runs any more.
 
-An inline handler may sit in a C library that holds the GIL. Then no thread of ours runs, no Python signal
-handler runs, and a lease that must not be outlived runs out. So the promise is given to the kernel: timers on
-``CLOCK_BOOTTIME``, moved ahead with every renewed lease (some microseconds), needing nobody's help to fire.
+An inline handler may be in a C library that holds the GIL. Then no Python thread and no Python signal handler runs,
+while the lease runs out, and the work must be dead by then. So kernel timers on ``CLOCK_BOOTTIME`` end the process.
+They are moved ahead with every renewed lease, which takes some microseconds, and fire without any Python code.
 
-Two of them, because each covers where the other is weak:
+Two of them, because each works where the other does not:
 
 * At the deadline ``SIGEV_THREAD`` has libc start a thread on ``_exit`` itself, with the exit code as its
   argument. It gives a chosen code, and it works for PID 1 of a container, to whom the kernel delivers no
@@ -157,7 +156,7 @@ class Deadman:
         """
         wanted = (at_boottime, code, dump_before_s)
         if wanted == self._set_to:
-            # Without the lock: whoever is about to change it has made it unknown first, or comes after this.
+            # Without the lock: a thread that changes the timers sets this to None first, or comes after this call.
             return
         with self._lock:
             if wanted == self._set_to:

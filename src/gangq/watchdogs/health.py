@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gangq.proc.clock import boottime
 from gangq.watchdogs.activity import movement
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import QUIET_PCT, Sample, judge, summary
 from gangq.watchdogs.numbers import factor, seconds
-from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.sensors import Sensors, WorkSensors
 from gangq.watchdogs.stall import LOAD_GRACE_S, LONG_PHASE_S
-from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
-from gangq.watchdogs.watch import Watch, Watched
+from gangq.watchdogs.verdicts import Trip
+from gangq.watchdogs.watch import Setup, Watch, Watched
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, Unpack
 
     from gangq.gpu.reading import DeviceEvent, DeviceReading
     from gangq.gpu.sampler import DeviceSampler
@@ -111,6 +108,7 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
     """
 
     _class = "health"
+    _thread_name = "gangq-health"
 
     def __init__(
         self,
@@ -122,36 +120,22 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         sample_s: float = 2.0,
         sensors: Sensors | None = None,
         sampler: DeviceSampler | None = None,
-        name: str = "gangq-health",
-        clock: Callable[[], float] = boottime,
-        wait: Callable[[float], object] | None = None,
-        poll_s: float = 0.5,
-        on_trip: OnTrip | None = None,
-        on_suspect: OnSuspect | None = None,
-        pauses: PauseMeter | None = None,
+        **setup: Unpack[Setup],
     ) -> None:
         """Events are asked for every ``poll_s``, samples taken every ``sample_s``. ``sensors`` see the job and
-        its devices; ``sampler`` has the events [that of ``sensors``]. The rest as for every watchdog: see
-        `Watchdog`.
+        its devices; ``sampler`` has the events [that of ``sensors``]. See :class:`gangq.watchdogs.watch.Setup` for
+        the rest.
 
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        super().__init__(
-            name=name,
-            clock=clock,
-            wait=wait,
-            poll_s=poll_s,
-            on_trip=on_trip,
-            on_suspect=on_suspect,
-            pauses=pauses,
-        )
+        super().__init__(**setup)
         self._window_s = seconds("window_s", window_s)
         self._wait_factor = factor("wait_factor", wait_factor)
         self._load_grace_s = seconds("load_grace_s", load_grace_s, zero=True)
         self._long_phase_s = seconds("long_phase_s", long_phase_s)
         self._sample_s = seconds("sample_s", sample_s, most=60)
-        self._sensors = sensors or WorkSensors(clock=clock)
+        self._sensors = sensors or WorkSensors(clock=self._clock)
         self._sampler = sampler
 
     def start(

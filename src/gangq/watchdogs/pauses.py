@@ -36,7 +36,7 @@ def thread_switches() -> int:
 class PauseMeter:
     """Adds up the pauses that one thread meets. Read from any thread, fed by that one.
 
-    ``total_s`` only grows: whoever counts a deadline remembers it at the start and moves the deadline by what
+    ``total_s`` only grows: to count a deadline, remember it at the start and move the deadline by what
     was added since. ``count`` is how many pauses there were.
     """
 

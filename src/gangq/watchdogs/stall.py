@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gangq.proc.clock import boottime
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import Sample, Verdict, judge
 from gangq.watchdogs.numbers import count, factor, seconds
-from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.sensors import Sensors, WorkSensors
-from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
-from gangq.watchdogs.watch import Watch, Watched
+from gangq.watchdogs.verdicts import Trip
+from gangq.watchdogs.watch import Setup, Watch, Watched
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, Unpack
 
 STALL_TIMEOUT_S = 120.0
-"""Seconds without a beat before a stall is suspected, when nobody says otherwise."""
+"""Seconds without a beat before a stall is suspected, by default."""
 LOAD_GRACE_S = 1200.0
 LONG_PHASE_S = 3600.0
 LEARNED_FACTOR = 5.0
@@ -114,6 +112,8 @@ class StallWatchdog(Watch[_Beaten]):
     """
 
     _class = "stall"
+    _thread_name = "gangq-stall"
+    _default_poll_s = 1.0
 
     def __init__(
         self,
@@ -126,29 +126,15 @@ class StallWatchdog(Watch[_Beaten]):
         overdue_factor: float = 10.0,
         wait_factor: float = 3.0,
         sensors: Sensors | None = None,
-        name: str = "gangq-stall",
-        clock: Callable[[], float] = boottime,
-        wait: Callable[[float], object] | None = None,
-        poll_s: float = 1.0,
-        on_trip: OnTrip | None = None,
-        on_suspect: OnSuspect | None = None,
-        pauses: PauseMeter | None = None,
+        **setup: Unpack[Setup],
     ) -> None:
         """``stall_timeout_s`` [120, and learned]; given, it stays as it is. ``sensors`` [this process, without
-        devices]. The rest as for every watchdog: see `Watchdog`.
+        devices]. See :class:`gangq.watchdogs.watch.Setup` for the rest.
 
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        super().__init__(
-            name=name,
-            clock=clock,
-            wait=wait,
-            poll_s=poll_s,
-            on_trip=on_trip,
-            on_suspect=on_suspect,
-            pauses=pauses,
-        )
+        super().__init__(**setup)
         self._learns = stall_timeout_s is None
         self._timeout_s = (
             STALL_TIMEOUT_S if stall_timeout_s is None else seconds("stall_timeout_s", stall_timeout_s)
@@ -159,7 +145,7 @@ class StallWatchdog(Watch[_Beaten]):
         self._long_phase_s = seconds("long_phase_s", long_phase_s)
         self._overdue_factor = factor("overdue_factor", overdue_factor)
         self._wait_factor = factor("wait_factor", wait_factor)
-        self._sensors = sensors or WorkSensors(clock=clock)
+        self._sensors = sensors or WorkSensors(clock=self._clock)
         self._latest: _Beaten | None = None
 
     def start(
@@ -208,7 +194,7 @@ class StallWatchdog(Watch[_Beaten]):
         job = self._job
         if job is None:
             return
-        # Compared with what is known; what anything else does when it is compared nobody knows.
+        # It is compared below, and comparing an object of the program could run any code.
         phase = phase if isinstance(phase, str) else None
         now = self._clock()
         last = job.last

@@ -30,8 +30,8 @@ from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, Uns
 from gangq.proc.clock import boottime
 from gangq.watchdogs import evidence as evidence_of
 from gangq.watchdogs import waits
-from gangq.watchdogs.activity import Family
 from gangq.watchdogs.deadman import Deadman
+from gangq.watchdogs.family import Family
 from gangq.watchdogs.gate import Gate
 from gangq.watchdogs.numbers import seconds
 from gangq.watchdogs.verdicts import Trip, error_of, sentence
@@ -306,7 +306,7 @@ class TripPath:
             except ProcessLookupError:
                 continue
             except OSError as problem:
-                # It runs as somebody else.
+                # It runs as another user.
                 left[pid] = str(problem)
         if left:
             log.warning("children_left", extra={"pids": sorted(left), "error": "; ".join(left.values())})
@@ -327,7 +327,7 @@ def leave_with(children: Iterable[int], code: int, leave: Callable[[int], object
 
 def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
     """The default of watchdogs for a trip: all stacks to standard error, one line to the
-    log, and exit with the trip's code, within two seconds even where standard error is a pipe nobody reads.
+    log, and exit with the trip's code, within two seconds even where standard error is a pipe that is not read.
     """
     with contextlib.suppress(Unsupported, OSError):
         Deadman().arm(boottime() + _LEAVE_NOW_S, int(trip.code))

@@ -1,8 +1,7 @@
-"""A command as its worker sees it: start, deadline, stop, output, and an end that is only reported once it is
-true.
+"""A command as its worker sees it: start, deadline, stop, output, and its end, reported once nothing of it is left.
 
-Between the worker and the command stands a guardian (:mod:`gangq.proc.guardian`), which does what must
-happen even when the worker cannot. This class talks to it, and steps in where the guardian itself was killed.
+Between the worker and the command is a guardian (:mod:`gangq.proc.guardian`), which does what must happen even when
+the worker cannot. This class talks to it, and kills the command if the guardian itself was killed.
 
 The mark: every process of a command carries ``GANGQ_MARK=<incarnation>/<command>`` in its environment, so
 that it can be found again by the guardian (that exact mark) and by a later incarnation of the worker
@@ -262,7 +261,7 @@ class Child:
             except OSError:
                 return  # It has ended; poll() finds out how.
             if order["op"] != "deadline" and self._process.poll() is None:
-                # Somebody may have stopped (SIGSTOP) the guardian; then nothing but this makes it read.
+                # If the guardian was stopped (SIGSTOP), only this makes it read.
                 self._process.send_signal(signal.SIGCONT)
 
     def _receive(self) -> None:

@@ -2,7 +2,7 @@
 
 Used by ``gangq.current()`` in a child, by isolated handlers and by ``gangq beat`` and ``gangq checkpoint``.
 One JSON object a line each way; every request carries the job's key (``GANGQ_KEY``), without which the worker
-answers nobody. A child never learns a DSN.
+refuses it. A child never learns a DSN.
 """
 
 from __future__ import annotations

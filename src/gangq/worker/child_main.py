@@ -115,7 +115,7 @@ def run(find: Callable[[], Any], task: str) -> int:
     """Run the handler of the job this process belongs to, of the App that ``find()`` returns."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    # What a handler forks has nobody who asks it to stop: a pool of processes ends its own by SIGTERM.
+    # A fork of the handler must die of SIGTERM: a pool of processes ends its workers with that.
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL) and None)
     context = ChildContext(Link.from_environ(), stopping)
     set_current(context)

@@ -41,7 +41,7 @@ def job_log(info: JobInfo, gang: GangInfo | None) -> Logger:
 
 
 def call_each(callbacks: Sequence[Callable[[GangInfo], None]], gang: GangInfo, log: Logger) -> None:
-    """Call those who asked to hear of a new epoch. What they raise is theirs to find in the log."""
+    """Call every callback for a new epoch. What one raises is logged."""
     for callback in callbacks:
         try:
             callback(gang)

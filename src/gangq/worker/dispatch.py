@@ -49,7 +49,7 @@ class Dispatcher:
         """
         if log.isEnabledFor(logging.DEBUG):
             if inline is not None:
-                inline.rest()  # Writing a line may wait for whoever reads them.
+                inline.rest()  # To write a line may wait for its reader.
             log.debug("job_begins", extra=job.extra)
         try:
             self._run(job, inline, done, more_follow)

@@ -51,8 +51,8 @@ def ending_of(attempt: Attempt) -> Ending:
         return Ending.COMMITTED_OR_FAILED
     if attempt.outcome == "result":
         return Ending.DONE
-    # A process that exited by itself while the watchdog decided was not ended by it. Want of memory is different: the
-    # kernel kills a process, and nobody sent the signal.
+    # A process that exited by itself while the watchdog decided was not ended by it. Out of memory is different: the
+    # kernel killed it, and the trip says so.
     if attempt.trip is not None and (attempt.cause != "exit" or attempt.trip is ExitCode.MEMORY):
         return Ending.TRIPPED
     # Its guardian ended it: the lease was about to end, or the worker had died.

@@ -38,7 +38,7 @@ class EpochWatch:
         self._some.set()
 
     async def run(self) -> None:
-        """Look up what was heard, until cancelled."""
+        """Look up each new epoch that a heartbeat named, until cancelled."""
         while True:
             await self._some.wait()
             signs.alive()

@@ -70,7 +70,7 @@ def store_checkpoint(session: Session, job: ActiveJob, step: int, data: bytes) -
     saves must survive an outage as one that computes does.
 
     Raises:
-        StaleToken: the claim is over, so nobody knows whether it is stored: do not count on it.
+        StaleToken: the claim is over, and it is not known whether the checkpoint is stored.
         GangqError: the database refused it.
     """
     epoch = job.gang.epoch if job.gang is not None else None

@@ -31,7 +31,7 @@ _ASK_S = 2.0
 class Limits:
     """What the watchdogs allow one job; seconds. The defaults hold where the database has not answered yet.
 
-    `learn`: the stall timeout was set by nobody, and may grow with the job. `notify_only`: classes of trip that
+    `learn`: the stall timeout is the default, and may grow with the job. `notify_only`: classes of trip that
     are reported and stop nothing.
     """
 
@@ -109,7 +109,7 @@ class LimitsTable:
                     del self._gaps[task, device_class]
         now = boottime()
         for key, used_at in list(self._used_at.items()):
-            # A job that began hours ago may still run, and its operator may have changed his mind since.
+            # A job that began hours ago may still run, and its limits may have been changed since.
             if now - used_at > _KEPT_S:
                 self._used_at.pop(key, None)
                 self._known.pop(key, None)

@@ -96,7 +96,7 @@ class Liveness:
             self._memory.dump_signal = self._backstop.dump_signal
 
     def stop(self) -> None:
-        """No more signs of life, and nobody waits for any: the process is about to end, or goes on as
+        """No more signs of life, and none are expected: the process is about to end, or goes on as
         something else than a worker. What was :meth:`registered` and has not :meth:`ended` stays known.
         """
         self._backstop.stop()
@@ -237,8 +237,8 @@ def _supervisor(named: str) -> tuple[int, Memory] | None:
 
 
 def _write(channel: int, what: bytes) -> None:
-    """Say it, if somebody listens: a supervisor that is stopped reads nothing, one that was killed takes this
-    process with it (PDEATHSIG).
+    """Write it if there is room. A supervisor that is stopped does not read; when one is killed this process is
+    killed too (PDEATHSIG).
     """
     try:
         os.write(channel, what)

@@ -215,7 +215,7 @@ class Worker:
                     log.critical("exit_stuck", extra={"pids": sorted(sum(session.stuck.values(), ()))})
                     return ExitCode.UNKILLABLE
                 model = session.model
-                # Asked once: a heartbeat right behind our own retirement hears of it; no reason to begin anew.
+                # Read once: a heartbeat right after our own retirement sets it too, which is no reason to begin anew.
                 ended = session.ended.is_set()
                 if ended or self._retire(session):
                     self._liveness.ended()

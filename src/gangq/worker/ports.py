@@ -1,6 +1,6 @@
 """The rendezvous port of a gang: held by rank 0's worker from before the reservation until its code starts.
 
-A port that is merely *chosen* is taken by somebody else before the training binds it. So a worker keeps
+A port that is merely *chosen* may be taken by another program before the training binds it. So a worker keeps
 sockets bound (not listening) and offers their numbers with every claim; the database picks one that no other
 live epoch of this host uses. A bound socket that never listened leaves nothing behind when it closes.
 """

@@ -89,26 +89,52 @@ def report(client: Client, record: Mapping[str, Any], facts: Mapping[str, Any]) 
         )
         return False
     directory = own_directory(record.get("directory"))
-    reason = None if directory is None else clean_stop_reason(directory, incarnation, os.getuid())
-    told = directory is not None and _kept_trip(client, incarnation, directory, os.getuid())
-    if reason is None and not told and not _trip(client, incarnation, facts):
-        reason = "it continued for a moment while it was being ended"
-    if reason is not None:
-        # Its jobs are not to blame, so it retires: they are released, not charged with a crash.
-        try:
-            client.retire_worker(incarnation=incarnation, final=True)
-        except IncarnationEnded:
-            log.info("already_ended: incarnation %s", incarnation)
-        else:
-            log.warning("reported_retired: worker %s, incarnation %s: %s", worker, incarnation, reason)
-    else:
-        freed = client.report_dead(
-            worker=worker, incarnation=incarnation, evidence={"by": "its supervisor", **_seen(facts)}
-        )
+    evidence = {"by": "its supervisor", **_seen(facts)}
+    reason, freed = report_end(client, worker, incarnation, directory, os.getuid(), evidence, facts)
+    if reason is None:
         log.warning("reported_dead: worker %s, incarnation %s, jobs freed: %s", worker, incarnation, freed)
+    else:
+        log.warning("reported_retired: worker %s, incarnation %s: %s", worker, incarnation, reason)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
     return True
+
+
+def report_end(
+    client: Client,
+    worker: str,
+    incarnation: int,
+    directory: Path | None,
+    uid: int,
+    evidence: Mapping[str, Any],
+    facts: Mapping[str, Any] | None = None,
+) -> tuple[str | None, int]:
+    """Report an incarnation that is proven dead. Returns why it was retired, None if it was reported dead, and how
+    many jobs that freed.
+
+    ``directory`` is the private one of a worker of user ``uid``; None: it is not known. ``facts`` is what its
+    supervisor saw [what that left there]. In this order:
+
+    1. The trip of a job that the worker, or else its supervisor, could not report.
+    2. If the worker had ended its jobs for no fault of theirs, its retirement: they are released, not charged with a
+       crash. Otherwise its death.
+    """
+    reason = None if directory is None else clean_stop_reason(directory, incarnation, uid)
+    tripped = directory is not None and _kept_trip(client, incarnation, directory, uid)
+    if reason is None and not tripped:
+        if facts is not None:
+            charged = _trip(client, incarnation, facts)
+        else:
+            charged = directory is None or _trip_of_kept_death(client, incarnation, directory, uid)
+        if not charged:
+            reason = "it continued for a moment while it was being ended"
+    if reason is None:
+        return None, client.report_dead(worker=worker, incarnation=incarnation, evidence=evidence)
+    try:
+        client.retire_worker(incarnation=incarnation, final=True)
+    except IncarnationEnded:
+        log.info("already_ended: incarnation %s", incarnation)
+    return reason, 0
 
 
 def deliver(client: Client, incarnation: int, directory: Path, uid: int) -> None:
@@ -118,15 +144,20 @@ def deliver(client: Client, incarnation: int, directory: Path, uid: int) -> None
     Raises:
         DatabaseUnreachable: the database is away; the file stays, and the next caller reports it.
     """
-    if _kept_trip(client, incarnation, directory, uid):
-        return
+    if not _kept_trip(client, incarnation, directory, uid):
+        _trip_of_kept_death(client, incarnation, directory, uid)
+
+
+def _trip_of_kept_death(client: Client, incarnation: int, directory: Path, uid: int) -> bool:
+    """Report the trip that the supervisor could not, if it kept one; False as for :func:`_trip`."""
     facts = _kept(directory, statefile.DEATH, incarnation, uid)
     if facts is None:
-        return
+        return True
     try:
-        _trip(client, incarnation, {**_NOTHING, **facts})
+        return _trip(client, incarnation, {**_NOTHING, **facts})
     except (TypeError, ValueError, KeyError, AttributeError, NotAllowed) as problem:
         log.warning("death_unreadable: %s: %s", directory, problem)
+        return True
 
 
 _NOTHING: dict[str, Any] = {

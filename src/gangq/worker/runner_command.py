@@ -402,7 +402,7 @@ def _status(ended: Exit) -> int | None:
 
 
 def _port_taken(gang: GangInfo | None, tail: str, ran_s: float) -> bool:
-    """Whether rank 0 ended because somebody else had taken its rendezvous port: nobody's fault."""
+    """Whether rank 0 ended because another program had taken its rendezvous port, which is no fault of the job."""
     if gang is None or gang.rank != 0 or ran_s > _PORT_TAKEN_WITHIN_S:
         return False
     return str(gang.master_port) in tail and ("EADDRINUSE" in tail or "Address already in use" in tail)

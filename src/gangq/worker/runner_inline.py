@@ -1,8 +1,8 @@
 """Running a handler inside the worker process, in its main thread, one at a time.
 
 A Python thread cannot be stopped; a process can. So a handler that must end and does not takes the process
-with it: exit 79 when it was told to stop and its grace is over, 77 when its claim is no longer ours. Both are
-promised to the kernel (:class:`gangq.watchdogs.deadman.Deadman`) before they are tried from Python.
+with it: exit 79 when it was told to stop and its grace is over, 77 when its claim is no longer ours. For both
+a kernel timer is set (:class:`gangq.watchdogs.deadman.Deadman`) before Python tries to exit.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class InlineWork:
             self._timer.start()
 
     def lose(self, reason: str) -> None:
-        """Nothing but the end of this process ends it."""
+        """End this process: nothing else ends the handler."""
         with self._lock:
             if not self._active:
                 return
@@ -208,7 +208,7 @@ class InlineRunner:
         """No handler runs, and what comes next may take its time: this process need not die with its lease.
 
         Between two handlers of one batch the switch stays on, because setting it costs more than a small job
-        does. Nobody moves it ahead there, so everything that may wait for something comes after a rest.
+        does. Between them the timer is not moved ahead, so nothing that may wait is done before a rest.
         """
         self._deadman.disarm()
 
@@ -251,7 +251,7 @@ class InlineRunner:
         try:
             result = handler(context, **claim.payload) if claim.payload else handler(context)
         except BaseException as raised:
-            # SystemExit and KeyboardInterrupt too: what a handler raises is never the worker's affair.
+            # SystemExit and KeyboardInterrupt too: nothing that a handler raises may end the worker.
             problem = raised
         else:
             if result is not None and (why := unfinished(result)) is not None:

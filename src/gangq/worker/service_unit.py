@@ -1,4 +1,4 @@
-"""Who started this process, so that whoever has to restart it knows whom to ask: a unit or a container."""
+"""The systemd unit or the container that this process runs in: what has to be restarted to restart it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def service_unit(
     container = _first(_CONTAINER, paths) or _mounted(_read(proc / "self" / "mountinfo"))
     if container is None and (proc.parent / ".dockerenv").exists():
         # Its own cgroup namespace, and a driver that shows no path: the name of the host is the short id,
-        # unless somebody has set another one.
+        # unless another one was set.
         name = socket.gethostname()
         container = name if re.fullmatch(r"[0-9a-f]{12}", name) else None
     if container is not None or not _is_main(environ, pids or (os.getpid(), os.getppid())):

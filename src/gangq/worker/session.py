@@ -123,7 +123,7 @@ class Session:
         self.stuck: dict[int, tuple[int, ...]] = {}
         """By token, the pids of jobs that survived SIGKILL."""
         self.tripping = False
-        """A watchdog is about to end this process: it says with which code, and nobody else does."""
+        """A watchdog is about to end this process; its exit code counts, and no other thread may exit first."""
         self.model: str | None = None
         """The model this process has loaded, for the next claim."""
         self._lock = threading.Lock()

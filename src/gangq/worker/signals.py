@@ -59,7 +59,7 @@ class SignalWatch:
 
     def renew(self) -> None:
         """Take the signals and the pipe back from whatever ran in the main thread: frameworks install handlers
-        of their own and leave them behind, and a worker deaf to SIGTERM would be killed with its next job.
+        of their own and leave them behind, and a worker that misses SIGTERM would be killed with its next job.
         """
         if not self._former:
             return

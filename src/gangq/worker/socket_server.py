@@ -152,7 +152,7 @@ class SocketServer:
         return job, self._carry_out(job, request)
 
     def _read(self, line: bytes | None) -> tuple[ActiveJob | None, dict[str, Any]]:
-        """Whose request it is and what it says; or nobody's, and a refusal."""
+        """The job of a request and its content; or None and a refusal."""
         try:
             request: dict[str, Any] = json.loads(line or b"")
             key, _ = request["key"], request["op"]

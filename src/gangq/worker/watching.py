@@ -50,7 +50,7 @@ _TAIL_BYTES = 8192
 
 
 class Watching:
-    """What the watchdogs of one incarnation share: limits, the sampler, and whom to tell."""
+    """What the watchdogs of one incarnation share: limits, the sampler, and the session."""
 
     def __init__(self, session: Session, detection: Detection, sampler: DeviceSampler) -> None:
         self.session = session
@@ -82,7 +82,7 @@ class Watching:
         return tuple(str(device["uuid"]) for device in job.claim.devices)
 
     def device_class(self, job: ActiveJob) -> str:
-        """The model of its devices; empty: it holds none, or nobody knows."""
+        """The model of its devices; empty: it holds none, or the model is not known."""
         return next((self._models.get(uuid, "") for uuid in self.uuids(job)), "")
 
     def limits_of(self, job: ActiveJob, options: WatchOptions | None) -> Limits:
@@ -116,7 +116,7 @@ class Watching:
             return None
 
     def only_notifies(self, trip: Trip, job: ActiveJob, evidence: Mapping[str, Any]) -> bool:
-        """Whether the operator wants to hear of such trips and nothing else; the database is told then."""
+        """Whether such trips only notify; then this one is put on record."""
         if trip.cls not in self.limits_of(job, None).notify_only:
             return False
         self.suspect(suspicion_of(trip, evidence), notify=True)
@@ -149,7 +149,7 @@ class JobWatch:
         *,
         pids: Callable[[], Iterable[int]] | None = None,
     ) -> None:
-        """``pids``: whom to watch [this process without the library's own threads, and what it started]."""
+        """``pids``: what to watch [this process without the library's own threads, and what it started]."""
         self._watching = watching
         self._pids = pids
         self._on_trip = on_trip
@@ -254,9 +254,7 @@ class JobWatch:
 
 
 class CommandTrip:
-    """Carries out the trip of a command: kills its tree, and leaves word for its runner, which tells the
-    database once the tree is gone.
-    """
+    """Carries out the trip of a command: kills its tree. Its runner reports the trip once the tree is gone."""
 
     def __init__(self, watching: Watching, job: ActiveJob, child: Child) -> None:
         self._watching = watching
@@ -267,9 +265,9 @@ class CommandTrip:
         self.evidence: dict[str, Any] = {}
 
     def __call__(self, trip: Trip) -> bool:
-        """False where the operator wants to be told only, or the whole fleet is suspect at once."""
+        """False if the class only notifies, or if the database holds the trip back."""
         with self._one:
-            # Two watchdogs may have made up their minds: the first one's word counts.
+            # Two watchdogs may trip at once: the first one counts.
             return self.trip is not None or self._kill(trip)
 
     def _kill(self, trip: Trip) -> bool:
@@ -295,7 +293,7 @@ class ProcessTrip:
 
     def __init__(self, watching: Watching, reporter: Reporter) -> None:
         self._watching = watching
-        # What came before this job is done, and must not run again because its word was still in this process.
+        # First report the jobs that are done: their results are in this process, and they must not run again.
         self._path = TripPath(
             watching.session.main_client.target,
             watching.session.incarnation,
@@ -305,7 +303,7 @@ class ProcessTrip:
         )
 
     def _keep(self, what: Mapping[str, Any] | None) -> None:
-        """Beside this worker's notes: its supervisor, its next incarnation or the bouncer tells it."""
+        """Store it in this worker's directory: its supervisor, its next incarnation or the bouncer reports it."""
         directory = self._watching.session.directory
         if what is None:
             statefile.remove(directory, statefile.TRIP)
@@ -323,7 +321,7 @@ class ProcessTrip:
         job: ActiveJob = trip.job
         if self._watching.only_notifies(trip, job, trip.evidence):
             return False
-        # The statement ends the incarnation; a heartbeat that hears of it must not be faster with another code.
+        # The statement ends the incarnation. A heartbeat that is answered so must not exit first, with another code.
         session = self._watching.session
         session.tripping = True
         try:
