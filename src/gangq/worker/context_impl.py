@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import dumps_result
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
 from gangq.errors import InvalidInput, Stopped
 from gangq.worker import facts
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.results import dumps_result
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
