@@ -126,6 +126,10 @@ def _storable(chunks: Sequence[str], _what: str) -> list[str]:
     return [chunk.replace("\x00", "\N{REPLACEMENT CHARACTER}") for chunk in chunks]
 
 
+def _sent(value: Any, what: str) -> str:
+    return value if isinstance(value, str) else dumps(value, what)
+
+
 BigInt = Annotated[int, Sql("bigint")]
 Real = Annotated[float, Sql("real")]
 Numeric = Annotated[float, Sql("numeric")]
@@ -141,6 +145,12 @@ Integers = Annotated[Sequence[int], Sql("integer[]", integers)]
 Texts = Annotated[Sequence[str], Sql("text[]", texts)]
 Chunks = Annotated[Sequence[str], Sql("text[]", _storable)]
 After = Annotated[Sequence[int | Awaited], Sql("bigint[]", awaited_ids)]
+
+# What a job has encoded before it sent it to its worker.
+SentTime = Annotated[datetime | str, Sql("timestamptz")]
+SentJson = Annotated[Mapping[str, Any] | str, Sql("jsonb", _sent)]
+SentJsons = Annotated[Sequence[str], Sql("jsonb[]")]
+SentIds = Annotated[str, Sql("bigint[]")]
 
 _PLAIN = {int: "integer", str: "text", bool: "boolean", bytes: "bytea", UUID: "uuid"}
 _OF_MORE = {"options": Sql("jsonb", _options), "settings": Sql("jsonb", _settings)}
