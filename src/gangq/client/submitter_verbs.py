@@ -30,7 +30,7 @@ from gangq.client.verb import (
     Steps,
     Time,
     Verb,
-    verb_with,
+    verb,
 )
 from gangq.errors import Busy, InvalidInput
 
@@ -121,7 +121,7 @@ def _before_submit_child_gang(given: dict[str, Any], _options: dict[str, Any], _
 class SubmitterVerbs:
     """Verbs of submitters: work enters, and is called off."""
 
-    @verb_with(before=_before_submit, repeatable=True)
+    @verb(before=_before_submit, repeatable=True)
     def submit(
         self,
         *,
@@ -149,7 +149,7 @@ class SubmitterVerbs:
         not READ COMMITTED).
         """
 
-    @verb_with(before=_before_submit_gang, repeatable=True)
+    @verb(before=_before_submit_gang, repeatable=True)
     def submit_gang(
         self,
         *,
@@ -175,7 +175,7 @@ class SubmitterVerbs:
         all hardware known), `NotFound`, `TooLarge`, `WrongState` (the queue is draining), `Busy`, `WrongIsolation`.
         """
 
-    @verb_with(before=_before_submit_child, repeatable=True)
+    @verb(before=_before_submit_child, repeatable=True)
     def submit_child(
         self,
         *,
@@ -197,7 +197,7 @@ class SubmitterVerbs:
         `submit` raises.
         """
 
-    @verb_with(before=_before_submit_child_gang, repeatable=True)
+    @verb(before=_before_submit_child_gang, repeatable=True)
     def submit_child_gang(
         self,
         *,
@@ -215,7 +215,7 @@ class SubmitterVerbs:
     ) -> rows.GangSubmitted:
         """Submit a gang for a job that this worker runs; see `submit_child`."""
 
-    @verb_with(then=_in_batches)
+    @verb(then=_in_batches)
     def cancel(
         self,
         *,
@@ -229,14 +229,14 @@ class SubmitterVerbs:
         given.
         """
 
-    @verb_with(then=_in_batches)
+    @verb(then=_in_batches)
     def retry(self, *, job_ids: BigInts = (), gang_ids: BigInts = ()) -> list[rows.StateChange]:
         """Run jobs and gangs that failed or were cancelled again, under their ids. Raises `NotFound`,
         `WrongState`, and `Busy` for what another transaction holds for 2 s. Some hundreds at a time, each in a
         transaction of its own.
         """
 
-    @verb_with(then=_in_batches)
+    @verb(then=_in_batches)
     def set_priority(
         self, *, priority: int, job_ids: BigInts = (), gang_ids: BigInts = ()
     ) -> list[rows.StateChange]:
