@@ -101,6 +101,8 @@ class ResultNotStored(GangqError):
     In the database `{"gangq_note": "..."}` stands in place of the result.
     """
 
+    KEY = "gangq_note"
+
     def __init__(self, message: str, job_id: int | None = None) -> None:
         super().__init__(message)
         self.job_id = job_id

@@ -31,9 +31,7 @@ from gangq.client.verb import (
     always,
     aware,
     function_call,
-    in_steps,
     verb,
-    verb_with,
 )
 from gangq.errors import InvalidInput
 
@@ -120,7 +118,7 @@ class OperatorVerbs:
     def uncordon(self, *, host: str | None = None, worker: str | None = None) -> None:
         """Lift the cordon, and with it the drain, of a host or worker. Raises `InvalidInput`, `NotFound`."""
 
-    @in_steps
+    @verb
     def board(self) -> Steps[str]:
         """What a pass decides from, as JSON: `gangq.placement.board.Board.from_json` reads it."""
         found = yield Query("gangq.board", "select gangq.board()::text", {}, list, factory=tuple_row)
@@ -148,7 +146,7 @@ class OperatorVerbs:
         `kinds`: those that are on the board. Raises `InvalidInput`, `NotFound`.
         """
 
-    @verb_with(before=always(decides=True), then=_then_decide)
+    @verb(before=always(decides=True), then=_then_decide)
     def tick(
         self, *, force: bool | None = None, turn: BigInt | None = None, decides: bool = True
     ) -> rows.TickReport:
@@ -167,7 +165,7 @@ class OperatorVerbs:
     def explain_job(self, *, job_id: BigInt) -> list[rows.Reason]:
         """Why a job does or does not run: what the last pass found, or what a claim needs. Raises `NotFound`."""
 
-    @in_steps
+    @verb
     def explain_now(
         self, *, gang_id: int | None = None, job_id: int | None = None
     ) -> Steps[list[rows.Reason]]:
@@ -182,7 +180,7 @@ class OperatorVerbs:
             return (yield from explain_now_steps(OperatorVerbs.explain_job(job_id=job_id)))
         raise InvalidInput("explain_now: gang_id or job_id says which")
 
-    @in_steps
+    @verb
     def plan(self, *, changes: Sequence[Mapping[str, object]] | None = None) -> Steps[list[rows.PlanRow]]:
         """What the next pass would do after these changes, and without them: the same decision on another board,
         without effects. A change is an object: `{"add_workers": 2, "like": "w1"}` (or with `gpus`, `vram_mb`,
@@ -195,7 +193,7 @@ class OperatorVerbs:
 
         return (yield from plan_steps(list(changes or ())))
 
-    @in_steps
+    @verb
     def replay(
         self, *, since: datetime | None = None, until: datetime | None = None
     ) -> Steps[list[rows.ReplayRow]]:
@@ -219,7 +217,7 @@ class OperatorVerbs:
     ) -> str:
         """Name of the newest applied migration."""
 
-    @in_steps
+    @verb
     def call(self, name: str, /, **arguments: object) -> Steps[Any]:
         """Call the SQL function `gangq.<name>` with arguments by its names for them, as psql does: for those that
         have no method here. Returns its value, or for one that returns rows a list of dicts.

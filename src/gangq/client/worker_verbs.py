@@ -24,7 +24,6 @@ from gangq.client.verb import (
     Texts,
     always,
     verb,
-    verb_with,
 )
 
 
@@ -189,11 +188,11 @@ class WorkerVerbs:
     def retire_worker(self, *, incarnation: BigInt, final: bool = True) -> None:
         """Stop as asked: `final` False takes nothing new, True is gone and what it held is released."""
 
-    @verb_with(before=always(device_class=""))
+    @verb(before=always(device_class=""))
     def watch_terms(self, *, task: str, device_class: str = "", queue: str | None = None) -> rows.WatchTerms:
         """What the watchdogs allow jobs of this task. `device_class`: model of the devices, "" without."""
 
-    @verb_with(before=always(device_class=""))
+    @verb(before=always(device_class=""))
     def learn_gap(self, *, task: str, device_class: str = "", longest_s: Real, beats: BigInt) -> None:
         """Say how long the beats of a task stayed away before they came back (the longest gap is kept, seconds), and
         how many beats were seen. Raises `InvalidInput`.

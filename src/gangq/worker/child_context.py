@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from gangq import errors
 from gangq.client import Client
-from gangq.client.encoding import as_progress, dumps_result, note_for
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
 from gangq.errors import GangqError, Stopped, TooLarge, WorkerGone
 from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
 from gangq.worker.handler_info import checkpoint_from_wire, from_wire, gang_from_wire
 from gangq.worker.jobs import BEAT_BYTES
+from gangq.worker.results import as_progress, dumps_result, note_for
 
 if TYPE_CHECKING:
     from gangq.context import Logger

@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import dumps_result
+from gangq.client.rows import GangSubmitted
+from gangq.client.verb import Verb
+from gangq.client.verbs import Verbs
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
 from gangq.errors import InvalidInput, Stopped
 from gangq.worker import handler_info
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.results import dumps_result
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
@@ -184,13 +187,18 @@ class InlineContext(Context):
 
 def submit_child(session: Session, job: ActiveJob, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Submit in the job's name; see `Context.submit_child`."""
-    client = session.thread_client
-    if verb == "submit":
-        ids = client.submit_child(job_id=job.id, token=job.token, arguments=arguments)
-        return {"job_ids": ids, "gang_id": None, "note": None}
-    if verb == "submit_gang":
-        return client.submit_child_gang(job_id=job.id, token=job.token, arguments=arguments)._asdict()
-    raise InvalidInput(f"a job submits with submit or submit_gang, not with {verb!r}")
+    verbs: dict[str, Verb[..., Any]] = {"submit": Verbs.submit_child, "submit_gang": Verbs.submit_child_gang}
+    declared = verbs.get(verb)
+    if declared is None:
+        raise InvalidInput(f"a job submits with submit or submit_gang, not with {verb!r}")
+    try:
+        query = declared(job_id=job.id, token=job.token, **arguments)
+    except TypeError as problem:
+        raise InvalidInput(f"{verb}: {problem}") from problem
+    made = session.thread_client.execute(query)
+    if isinstance(made, GangSubmitted):
+        return made._asdict()
+    return {"job_ids": made, "gang_id": None, "note": None}
 
 
 def progress(step: int | None, total: int | None, phase: str | None, data: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from gangq.client.encoding import as_progress
 from gangq.watchdogs import signs
+from gangq.worker.results import as_progress
 
 if TYPE_CHECKING:
     from gangq.client.rows import Claim

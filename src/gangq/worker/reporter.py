@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import dumps, note_for
+from gangq.client.encoding import dumps
 from gangq.errors import (
     Busy,
     GangqError,
@@ -31,6 +31,7 @@ from gangq.watchdogs import signs
 from gangq.watchdogs.verdicts import Trip, error_of
 from gangq.worker.held import HeldReports
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.results import note_for
 from gangq.worker.retry import ANSWERS, until_answered
 from gangq.worker.session import Session
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import dumps_result
 from gangq.context import GangInfo
 from gangq.errors import CommandStartError, GangqError
 from gangq.gpu import Detection
@@ -37,6 +36,7 @@ from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.logship import LogShipper, log_sizes
 from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, clean, describe
+from gangq.worker.results import dumps_result
 from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
 from gangq.worker.socket_server import SocketServer

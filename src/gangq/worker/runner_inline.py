@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gangq import logqueue
-from gangq.client.encoding import dumps_result
 from gangq.context import GangInfo, set_current
 from gangq.errors import GangqError
 from gangq.proc.clock import boottime
@@ -34,6 +33,7 @@ from gangq.worker.liveness import Liveness
 from gangq.worker.output import Capture
 from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, clean, describe
+from gangq.worker.results import dumps_result
 from gangq.worker.session import Session
 from gangq.worker.watching import JobWatch
 
