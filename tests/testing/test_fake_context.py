@@ -232,13 +232,15 @@ def test_an_app_inside_the_job_submits_through_it(monkeypatch: pytest.MonkeyPatc
     def report(ctx: Context, n: int) -> None: ...
 
     @app.task
-    def parent(ctx: Context) -> list[int]:
+    def parent(ctx: Context, n: int = 0) -> list[int]:
         assert gangq.current() is ctx
         one = report.options(priority=5).submit(n=1)
         many = report.options(after=[one]).submit_many([{"n": 2}, {"n": 3}])
         gang = report.submit_gang(2, {"n": 4})
         each = report.submit_gang(2, payloads=[{"n": 5}, {"n": 6}])
-        roles = report.submit_gang(roles=[Role("a", 2, payload={"n": 7}), Role("b", 1, payloads=[{"n": 8}])])
+        roles = report.submit_gang(
+            roles=[Role("a", 2, payload={"n": 7}), Role("b", 1, task=parent, payload={"n": 8})]
+        )
         with pytest.raises(InvalidInput, match="a job has none of its own"):
             one.state()
         return [one.id, many[0].id, many[1].id, *gang.job_ids, *each.job_ids, *roles.job_ids]
@@ -246,17 +248,14 @@ def test_an_app_inside_the_job_submits_through_it(monkeypatch: pytest.MonkeyPatc
     ctx = FakeContext()
     ids = run(parent, context=ctx)
     assert len(set(ids)) == len(ids) == 10
-    assert [s.payloads for s in ctx.submitted] == [
-        ({"n": 1},),
-        ({"n": 2}, {"n": 3}),
-        ({"n": 4}, {"n": 4}),
-        ({"n": 5}, {"n": 6}),
-        ({"n": 7}, {"n": 7}, {"n": 8}),
-    ]
-    assert {s.task for s in ctx.submitted} == {"report"}
-    assert [s.gang_id is None for s in ctx.submitted] == [True, True, False, False, False]
-    assert [i for s in ctx.submitted for i in s.job_ids] == ids
+    assert [one.payload["n"] for one in ctx.submitted] == [1, 2, 3, 4, 4, 5, 6, 7, 7, 8]
+    assert [one.task for one in ctx.submitted] == ["report"] * 9 + ["parent"]
+    assert [one.job_id for one in ctx.submitted] == ids
+    gangs = [one.gang_id for one in ctx.submitted]
+    assert gangs[:3] == [None] * 3
+    assert [gangs.count(gang) for gang in dict.fromkeys(gangs[3:])] == [2, 2, 3]
     assert ctx.submitted[0].options == {"priority": 5}
+    assert ctx.submitted[1].options == {"after": [ids[0]]}
     with pytest.raises(InvalidInput, match="not with 'cancel'"):
         ctx.submit_child("cancel", {})
 

@@ -12,5 +12,8 @@ from __future__ import annotations
 
 from gangq.testing.calls import run
 from gangq.testing.context import FakeContext, Submission
+from gangq.testing.database import Clock
+from gangq.testing.draining import Drained, drain
+from gangq.testing.submissions import assert_submitted, submitted
 
-__all__ = ["FakeContext", "Submission", "run"]
+__all__ = ["Clock", "Drained", "FakeContext", "Submission", "assert_submitted", "drain", "run", "submitted"]

@@ -33,16 +33,14 @@ _MASTER_PORT = 29500
 
 @dataclass(frozen=True)
 class Submission:
-    """What a handler submitted, as the SQL function `verb` (submit or submit_gang) gets it.
+    """One job that a handler submitted: a single one, or a member of gang `gang_id`.
 
-    `payloads` has one for each job or, of a gang, one for each member. `options`: whatever else was said, such as
-    priority, gpus or after.
+    `options`: whatever else was said of it, such as priority, gpus or after.
     """
 
-    verb: str
+    job_id: int
     task: str | None
-    payloads: tuple[Any, ...]
-    job_ids: tuple[int, ...]
+    payload: Any
     gang_id: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,7 +97,7 @@ class FakeContext(Context):
         self.model: str | None = None
         """What `set_model` said last."""
         self.submitted: list[Submission] = []
-        """What Apps without a dsn submitted inside the job."""
+        """The jobs that Apps without a dsn submitted inside this one."""
         self.completed = False
         """Whether the handler has called `complete`."""
         self.result: Any = None
@@ -266,14 +264,12 @@ class FakeContext(Context):
         options |= json.loads(options.pop("options", None) or "{}")
         for name in ("request_id", "wake"):
             options.pop(name, None)
-        payloads = _payloads(verb, options)
+        members = _members(verb, options)
         with self._lock:
-            ids = tuple(itertools.islice(self._ids, len(payloads)))
             gang_id = next(self._ids) if verb == "submit_gang" else None
-            self.submitted.append(
-                Submission(verb, options.pop("task", None), payloads, ids, gang_id, options)
-            )
-        return {"job_ids": list(ids), "gang_id": gang_id, "note": None}
+            made = [Submission(next(self._ids), *member, gang_id, options) for member in members]
+            self.submitted += made
+        return {"job_ids": [one.job_id for one in made], "gang_id": gang_id, "note": None}
 
     # ------------------------------------------------------------------------------------------------------
 
@@ -347,17 +343,16 @@ def _gang_info(gang: tuple[int, int] | GangInfo | None, job_id: int, *, epoch: i
     )
 
 
-def _payloads(verb: str, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Take the payload of each job out of the arguments of a submission."""
+def _members(verb: str, options: dict[str, Any]) -> list[tuple[str | None, Any]]:
+    """Take task and payload of each job out of the arguments of a submission."""
+    task: str | None = options.pop("task", None)
     if verb == "submit":
-        return tuple(json.loads(text) for text in options.pop("payloads", ["{}"]))
+        return [(task, json.loads(text)) for text in options.pop("payloads", ["{}"])]
     shared: Any = json.loads(options.pop("payload", None) or "{}")
     if "payloads" in options:
-        return tuple(options.pop("payloads"))
-    if "roles" not in options:
-        size: int = options.get("size", 1)
-        return (shared,) * size
-    found: list[Any] = []
-    for role in options["roles"]:
-        found += role.get("payloads") or [role.get("payload") or shared] * role.get("count", 1)
-    return tuple(found)
+        return [(task, payload) for payload in options.pop("payloads")]
+    found: list[tuple[str | None, Any]] = []
+    for role in options.get("roles", [{"count": options.get("size", 1)}]):
+        payloads = role.get("payloads") or [role.get("payload") or shared] * role["count"]
+        found += [(role.get("task") or task, payload) for payload in payloads]
+    return found
