@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from gangq.app import TaskOptions
-from gangq.client.encoding import as_object, dumps, dumps_result, note_of
+from gangq.client.encoding import as_object, dumps
 from gangq.context import find_current, runs_handler, set_current
 from gangq.errors import InvalidInput, ResultNotStored, Stopped
 from gangq.signatures import misfit, unfinished
 from gangq.testing.context import FakeContext
+from gangq.worker.results import dumps_result
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -74,9 +75,11 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
         )
     else:
         stored = json.loads(dumps_result(result, f"the result of task {task.name!r}"))
-    note = note_of(stored)
-    if note is not None:
-        raise ResultNotStored(f"task {task.name!r} is done, its result is not stored: {note}", context.job.id)
+    match stored:
+        case {ResultNotStored.KEY: str(note), **others} if not others:
+            raise ResultNotStored(
+                f"task {task.name!r} is done, its result is not stored: {note}", context.job.id
+            )
     found: R = stored
     return found
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import as_progress, dumps_result
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import InvalidInput, StaleToken, TooLarge
 from gangq.gpu.declared import parse_declared
 from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
 from gangq.worker.jobs import BEAT_BYTES
+from gangq.worker.results import as_progress, dumps_result
 
 if TYPE_CHECKING:
     from gangq.app import TaskOptions

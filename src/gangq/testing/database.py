@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import psycopg
 
 from gangq import schema
-from gangq.cli.parsing import parse_seconds
+from gangq.durations import parse_seconds
 from gangq.client import Client
 from gangq.client.verb import aware
 from gangq.embedded import Server

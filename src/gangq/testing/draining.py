@@ -269,7 +269,7 @@ class _Worker(Worker):
         return self._session
 
     def _retire(self, session: Session) -> bool:
-        self.waiting = session.client.waiting()
+        self.waiting = session.thread_client.waiting()
         return super()._retire(session)
 
     def _end_at(self, until: float, ended: threading.Event) -> None:
