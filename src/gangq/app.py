@@ -24,6 +24,7 @@ from uuid import UUID
 
 from gangq.client import Client
 from gangq.client.encoding import as_object, awaited_ids
+from gangq.client.options import SubmitGangOptions, SubmitOptions
 from gangq.client.roles import Role, as_role
 from gangq.client.selectors import Selector, as_selector
 from gangq.context import Context, find_current
@@ -112,44 +113,6 @@ class TaskOptions:
 
 
 @dataclass(frozen=True)
-class GangOptions:
-    """How a gang is submitted, beside the `TaskOptions` of its members. None means the default.
-
-    - `name` of the gang. `roles`: instead of a size; ranks follow their order. A role whose task is a task of the
-      App, or its name, needs what that was declared with, unless the role says otherwise.
-    - `min_size`: how many of `size` members are enough to start [all].
-    - `strategy` [pack], `require`, `prefer`, `balanced`, `apart`: where members are placed.
-    - `checkpoint_mode`: "each" (every member saves its part) or "rank0" [each; rank0 for an elastic gang].
-    - `failure_policy` [restart_gang]: restart_gang, restart_member, shrink, fail. `completion`: the role whose end is
-      the gang's [all members'].
-    - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for its place, and what then: requeue, hard,
-      soft.
-    - `preemptible` [True]: whether others may displace it. `claim_deadline_s`: how long it may stay reserved.
-
-    `Client.submit_gang` says more.
-    """
-
-    name: str | None = None
-    roles: Sequence[Role] | None = None
-    min_size: int | None = None
-    strategy: str | None = None
-    require: str | None = None
-    prefer: str | None = None
-    balanced: bool = False
-    apart: str | None = None
-    checkpoint_mode: str | None = None
-    failure_policy: str | None = None
-    completion: str | None = None
-    timeout_s: float | None = None
-    timeout_style: str | None = None
-    preemptible: bool = True
-    claim_deadline_s: float | None = None
-
-
-_GANG_OPTIONS = frozenset(option.name for option in dataclasses.fields(GangOptions))
-
-
-@dataclass(frozen=True)
 class WatchOptions:
     """How patient the watchdogs are with a task, in seconds. None: as `gangq task set` says, else learned or
     the installation's default.
@@ -177,6 +140,11 @@ def _require_seconds(name: str, value: object, most: float) -> None:
         raise InvalidInput(f"{name} is {value!r}: a number of seconds greater than 0, {most:g} at most")
 
 
+_GANG_OPTIONS = SubmitGangOptions.__annotations__.keys() - {
+    *SubmitOptions.__annotations__,
+    "payloads",
+    "request_id",
+}
 _RESOURCES = ("gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "budget_s")
 """What a role has of its task."""
 _NO_NEEDS: dict[str, Any] = {"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0}
@@ -211,17 +179,18 @@ class _Declaration(Generic[P, R]):
         if options.get("roles") is None:
             for given_to in [one or {}] if each is None else each:
                 self._check(given_to)
-        gang = GangOptions(**{key: value for key, value in options.items() if key in _GANG_OPTIONS})
+        gang = {key: value for key, value in options.items() if key in _GANG_OPTIONS}
         members = {key: value for key, value in options.items() if key not in _GANG_OPTIONS}
-        given = {option.name: getattr(gang, option.name) for option in dataclasses.fields(gang)}
-        if gang.roles is not None:
-            given["roles"] = [self._role(as_role(role, n), members, one) for n, role in enumerate(gang.roles)]
+        if gang.get("roles") is not None:
+            gang["roles"] = [
+                self._role(as_role(role, n), members, one) for n, role in enumerate(gang["roles"])
+            ]
         return {
             "task": self.name,
             "size": size,
             "payload": one,
             "payloads": each,
-            **given,
+            **gang,
             **self.defaults.changed(members).arguments(),
         }
 
@@ -309,7 +278,8 @@ class Task(_Declaration[P, R]):
         """Submit `size` members, or those of `roles`, that start together or not at all (SQL: gangq.submit_gang).
 
         `payload` goes to every member, or `payloads` one to each rank. `options` are those of the task, per member
-        (`TaskOptions`), and those of the gang (`GangOptions`).
+        (`TaskOptions`), and those of the gang (`gangq.client.options.SubmitGangOptions`). A role whose task is a task
+        of the App, or its name, needs what that was declared with, unless the role says otherwise.
         """
         made = self.app.client.submit_gang(**self._gang(size, payload, payloads, options))
         return GangHandle(self.app._client, made.gang_id, made.job_ids, made.note)
@@ -547,7 +517,7 @@ class App:
 
         `argv`: the program and its arguments; with `shell` one string for /bin/sh. `env` is added to the
         worker's environment and is stored in the database: no secrets. `cwd`: default the worker's.
-        `options`: see `TaskOptions`; with `gang` also `GangOptions`, but no roles.
+        `options`: as of `Task.submit_gang`, but no roles.
         """
         payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
         task: Task[..., Any] = Task(self, COMMAND, None, TaskOptions())

@@ -29,10 +29,10 @@ from gangq.client.verb import (
     Time,
     Verb,
     always,
-    aware,
     function_call,
     verb,
 )
+from gangq.client.views import Views
 from gangq.errors import InvalidInput
 
 _OF_FUNCTION = """
@@ -198,18 +198,9 @@ class OperatorVerbs:
         self, *, since: datetime | None = None, until: datetime | None = None
     ) -> Steps[list[rows.ReplayRow]]:
         """Decide on the recorded boards of a stretch of time once more, here, and compare. For gangq_admin."""
-        from gangq.decider.passes import ReplayedPass, again
+        from gangq.decider.passes import replayed
 
-        text = (
-            "select min(at) as at, min(digest) as digest, jsonb_agg(decisions order by at) as parts, "
-            "(array_agg(board) filter (where board is not null))[1] as board from gangq.passes "
-            "where at >= coalesce(%(since)s::timestamptz, '-infinity') "
-            "and at <= coalesce(%(until)s::timestamptz, 'infinity') "
-            "group by pass order by min(at)"
-        )
-        given = {"since": since and aware(since, "since"), "until": until and aware(until, "until")}
-        found = yield Query("gangq.passes", text, given, list)
-        return [again(ReplayedPass(**row)) for row in found]
+        return replayed((yield from Views.passes(since=since, until=until)))
 
     @verb
     def schema_version(

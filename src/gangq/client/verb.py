@@ -162,6 +162,7 @@ Ids = Annotated[Sequence[int], Sql("bigint[]", integers, "id = any ({})")]
 AfterId = Annotated[int, Sql("bigint", None, "id > {}")]
 AfterSeq = Annotated[int, Sql("integer", None, "seq > {}")]
 Since = Annotated[datetime, Sql("timestamptz", aware, "at >= {}")]
+Until = Annotated[datetime, Sql("timestamptz", aware, "at <= {}")]
 
 # What a job has encoded before it sent it to its worker.
 SentTime = Annotated[datetime | str, Sql("timestamptz")]

@@ -17,6 +17,7 @@ from gangq.client.verb import (
     Since,
     State,
     Steps,
+    Until,
     verb,
 )
 from gangq.errors import NotFound
@@ -121,6 +122,10 @@ class Views:
         limit: int | None = _LIMIT,
     ) -> list[rows.EventRow]:
         """Events in order of writing; `after_id` for following them. `limit`: at most so many, None for all."""
+
+    @verb(view="passes", order="at")
+    def passes(self, *, since: Since | None = None, until: Until | None = None) -> list[rows.PassRow]:
+        """Parts of passes that decided something, oldest first. For gangq_admin."""
 
     @verb(view="trips", order="at desc, job_id")
     def trips(

@@ -132,10 +132,10 @@ class WorkerVerbs:
     ) -> rows.CompletedAndClaimed:
         """Finish jobs as done and take the next, in one round trip: :func:`complete`, then :func:`claim`.
 
-        The completion waits for nobody but its own gangs; what would keep the claim waiting is not claimed. So when
-        nothing was, call :func:`claim` with the same `request_id` before going to sleep. An error changed nothing:
-        say the two apart. A placed job that is done here fills its place again, if that is still open. `quiet`:
-        `outcomes` leaves out the jobs that are done by this call.
+        The completion waits only for the gangs of its jobs, and the claim skips what another transaction has locked.
+        If nothing was claimed, call :func:`claim` with the same `request_id` before going to sleep. On an error
+        nothing was changed; call `complete` and `claim` separately. A placed job that is done here fills its place
+        again, if that is still open. `quiet`: `outcomes` leaves out the jobs that are done by this call.
         """
 
     @verb
