@@ -116,6 +116,18 @@ def test_what_cannot_run_is_left_with_its_reason(app: App) -> None:
     assert "the largest worker offers 2 GPUs of 24576 MiB" in said
 
 
+def test_a_paused_queue_holds_up_no_other(app: App) -> None:
+    @app.task(memory_mb=1)
+    def runs(ctx: Context) -> None: ...
+
+    app.client.set_queue(name="a", paused=True)
+    app.client.set_queue(name="b")
+    free, held = runs.options(queue="b").submit(), runs.options(queue="a").submit()
+    found = drain(app)
+    assert (held.state(), free.state()) == ("pending", "done")
+    assert str(found) == "1 done; 1 of runs pending: its queue is paused"
+
+
 def test_labels_and_taints_of_the_workers_can_be_said(app: App) -> None:
     @app.task
     def runs(ctx: Context) -> None: ...

@@ -122,10 +122,10 @@ class _Drain:
         """Let workers run what waits now; whether that has changed anything."""
         self._tick()
         first = self._jobs("pending", "blocked")
-        if any(job.gang_id is None and not _asks(job) for job in first):
+        if any(job.state == "pending" and not _asks(job) for job in first):
             self._serve([], {job.queue for job in first}, slots=0, light=1)
         for jobs in self._shapes():
-            self._serve(jobs[:1], {jobs[0].queue}, slots=1, light=0)
+            self._serve(jobs[:1], {job.queue for job in jobs}, slots=1, light=0)
         gangs = defaultdict[int, list[JobRow]](list)
         for job in self._jobs("blocked"):
             gangs[job.gang_id or 0].append(job)
