@@ -33,12 +33,15 @@ def time_is_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
-def test_light_jobs_run_here_and_so_do_those_that_they_submit(app: App) -> None:
+def test_light_jobs_run_here_and_so_do_those_that_they_submit(
+    app: App, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[Any] = []
 
     @app.task
     def counts(ctx: Context, n: int) -> int:
         seen.append((n, threading.current_thread() is threading.main_thread()))
+        print("counts", n)
         if n == 2:
             counts.submit(n=3)
         return n
@@ -49,6 +52,8 @@ def test_light_jobs_run_here_and_so_do_those_that_they_submit(app: App) -> None:
     assert [job.result for job in found.ended] == [1, 2, 3]
     assert [job.id for job in found.ended[:2]] == [job.id for job in jobs]
     assert (str(found), found.failed, found.waiting) == ("3 done", [], [])
+    assert capsys.readouterr().out == "counts 1\ncounts 2\ncounts 3\n"
+    assert jobs[1].logs() == "counts 2\n"
     again = drain(app)
     assert (str(again), again.ended) == ("nothing ran", [])
 
@@ -72,6 +77,7 @@ def test_a_job_that_fails_is_tried_again_and_said(app: App) -> None:
 
 def test_placed_jobs_find_what_they_ask_for_here(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("GANGQ_EXPECT_GPUS", "8")
     seen: list[Any] = []
 
     @app.task(gpus=1)
@@ -108,6 +114,18 @@ def test_what_cannot_run_is_left_with_its_reason(app: App) -> None:
     assert "1 of runs scheduled: due later, the first at " in said
     assert "each needs 1 GPU of 40000 MiB" in said
     assert "the largest worker offers 2 GPUs of 24576 MiB" in said
+
+
+def test_a_paused_queue_holds_up_no_other(app: App) -> None:
+    @app.task(memory_mb=1)
+    def runs(ctx: Context) -> None: ...
+
+    app.client.set_queue(name="a", paused=True)
+    app.client.set_queue(name="b")
+    free, held = runs.options(queue="b").submit(), runs.options(queue="a").submit()
+    found = drain(app)
+    assert (held.state(), free.state()) == ("pending", "done")
+    assert str(found) == "1 done; 1 of runs pending: its queue is paused"
 
 
 def test_labels_and_taints_of_the_workers_can_be_said(app: App) -> None:
@@ -217,7 +235,7 @@ def test_ctrl_c_ends_it(app: App) -> None:
     with pytest.raises(KeyboardInterrupt):
         drain(app)
     # Nobody holds it: the next worker would be refused its name otherwise.
-    assert app.client.workers()[0].state != "live"
+    assert app.client.workers()[0].state == "retired"
 
 
 def test_in_another_thread_it_works_and_leaves_nothing_open(app: App, time_is_up: threading.Event) -> None:

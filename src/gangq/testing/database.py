@@ -19,7 +19,8 @@ from gangq.watchdogs.codes import NOTIFY_CLASSES
 
 _TEMPLATE = "gangq_template"
 
-# Workers of tests come and go. What one of them had is no reason to refuse what another is to run.
+# Workers of tests come and go. What one of them had is no reason to refuse what another is to run, and that there is
+# none yet is no reason to say so in the log of every test.
 _FUNCTIONS = """
 create table public.gangq_test_clock (ahead interval not null);
 insert into public.gangq_test_clock values ('0');
@@ -38,6 +39,12 @@ create or replace function gangq.fleet(known boolean) returns setof gangq.incarn
 language sql stable as $$
   select i.* from gangq.incarnations i where i.ended_at is null
 $$;
+
+create or replace function gangq.check_fit(shape_id integer, queue text) returns void
+language plpgsql as $$
+begin
+  update gangq.shapes s set fits = true where s.id = check_fit.shape_id and not s.fits;
+end $$;
 """
 
 _MOVE = "update public.gangq_test_clock set ahead ="

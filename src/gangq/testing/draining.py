@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from gangq.errors import GangqError, InvalidInput, WaitTimeout
 from gangq.schema import check_version
 from gangq.worker.child_main import app_target
 from gangq.worker.connections import MainClient
+from gangq.worker.fitness import EXPECT_VARIABLE
 from gangq.worker.main import Worker
 from gangq.worker.options import WorkerOptions, usable_cpus, usable_memory_mb
 from gangq.worker.session import Session
@@ -120,10 +122,10 @@ class _Drain:
         """Let workers run what waits now; whether that has changed anything."""
         self._tick()
         first = self._jobs("pending", "blocked")
-        if any(job.gang_id is None and not _asks(job) for job in first):
+        if any(job.state == "pending" and not _asks(job) for job in first):
             self._serve([], {job.queue for job in first}, slots=0, light=1)
         for jobs in self._shapes():
-            self._serve(jobs[:1], {jobs[0].queue}, slots=1, light=0)
+            self._serve(jobs[:1], {job.queue for job in jobs}, slots=1, light=0)
         gangs = defaultdict[int, list[JobRow]](list)
         for job in self._jobs("blocked"):
             gangs[job.gang_id or 0].append(job)
@@ -180,7 +182,7 @@ class _Drain:
         devices = _declared(held) if self._devices is None else self._devices
         options = WorkerOptions(
             queues=sorted(queues),
-            name="drain",
+            name=f"drain-{os.getpid()}",
             slots=slots,
             light=light,
             devices=devices if slots else "none",
@@ -241,7 +243,9 @@ class _Worker(Worker):
     """A worker whose handler can be interrupted, so that its end need not be the end of this process."""
 
     def __init__(self, app: App | None, options: WorkerOptions, client: MainClient) -> None:
-        super().__init__(app, options, client)
+        # It says of this machine what drain's declared devices are not.
+        environ = {name: value for name, value in os.environ.items() if name != EXPECT_VARIABLE}
+        super().__init__(app, options, client, environ=environ)
         self._signals = _CtrlC(self)
         self._thread = threading.get_ident()
         self.waiting: list[WaitingRow] = []
