@@ -373,7 +373,7 @@ def test_a_last_word_whose_reply_was_lost_is_repeated_and_doubles_nothing(
         ("complete", "bigint[], bigint[], jsonb[], boolean", lambda r, job: r.done(job, {"n": 1}), "done"),
         (
             "fail",
-            "bigint, bigint, jsonb, boolean, text",
+            "bigint, bigint, jsonb, boolean, text, real",
             lambda r, job: r.failed(job, {"type": "E", "message": "m"}),
             "scheduled",
         ),

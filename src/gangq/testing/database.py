@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 import psycopg
 
 from gangq import schema
-from gangq.durations import parse_seconds
 from gangq.client import Client
 from gangq.client.verb import aware
+from gangq.durations import parse_seconds
 from gangq.embedded import Server
 from gangq.errors import InvalidInput
 from gangq.watchdogs.codes import NOTIFY_CLASSES
