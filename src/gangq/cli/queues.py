@@ -13,7 +13,7 @@ from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import Column
 from gangq.client.rows import QueueRow
 from gangq.errors import InvalidInput, NotFound
-from gangq.placement.order import ORDERS
+from gangq.placement.order import POLICIES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -110,7 +110,7 @@ def _settings(command: F) -> F:
     options = [
         click.option(
             "--policy",
-            type=click.Choice([*ORDERS]),
+            type=click.Choice([*POLICIES]),
             help="Order of what waits in it [priority].",
         ),
         click.option("--max-attempts", type=int, help="Attempts a job may spend."),

@@ -109,7 +109,8 @@ _OF_A_GANG = (
     _Option(
         "--strategy",
         type=click.Choice([*STRATEGIES]),
-        help="Fewest hosts, most, one, or a host for each member [pack].",
+        help="Fewest hosts, most, one, a host for each member, or fewest with all GPUs of a member joined by one "
+        "NVLink or XGMI [pack].",
     ),
     _Option("--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."),
     _Option("--prefer", metavar="LEVEL", help="Topology level of which it should share one domain."),
