@@ -13,7 +13,7 @@ from gangq.cli.output import gang
 from gangq.cli.parsing import Which
 from gangq.cli.queries import Position
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
 from gangq.client import Client
 from gangq.client.rows import EventRow, LogRow
 from gangq.errors import WHO_READS, NotAllowed
@@ -24,18 +24,13 @@ _POLL_S = 0.3
 _OVERLAP = timedelta(seconds=10)
 _LATEST_EVENTS = 1000
 
-_EVENTS = [
-    Column("at", lambda e: output.instant(e.at)),
-    Column("event", lambda e: e.kind),
-    Column("gang", lambda e: gang(e.gang_id), right=True),
-    Column("epoch", lambda e: e.epoch, right=True, rank=3),
-    Column("job", lambda e: e.job_id, right=True),
-    Column("worker", lambda e: e.worker),
-    Column("reason", lambda e: e.reason),
-    Column(
-        "data", lambda e: {k: v for k, v in (e.data or {}).items() if v not in (None, [], {})} or "", rank=4
-    ),
-]
+_EVENTS = columns(
+    "at event >gang epoch:3 job worker reason data:4",
+    {
+        "event": lambda e: e.kind,
+        "data": lambda e: {k: v for k, v in (e.data or {}).items() if v not in (None, [], {})} or "",
+    },
+)
 
 
 class LogReader:

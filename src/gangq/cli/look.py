@@ -16,72 +16,37 @@ from gangq.cli import output, parsing, queries
 from gangq.cli.output import gang, megabytes, seconds, when, words
 from gangq.cli.parsing import Which, WhichType
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column, table
+from gangq.cli.tables import columns, table
 from gangq.client import Client
 from gangq.client.encoding import counted
 from gangq.client.rows import DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason, TimelineRow
 
-_JOBS = [
-    Column("id", lambda j: j.id, right=True),
-    Column("state", lambda j: j.state, state=True),
-    Column("task", lambda j: j.task),
-    Column("queue", lambda j: j.queue, rank=3),
-    Column("prio", lambda j: j.priority, right=True, rank=4),
-    Column("gang", lambda j: gang(j.gang_id), rank=2),
-    Column("rank", lambda j: j.rank, right=True, rank=2),
-    Column("worker", lambda j: j.worker, rank=1),
-    Column("tries", lambda j: f"{j.attempts}/{j.max_attempts}", right=True, rank=4),
-    Column("submitted", lambda j: when(j.submitted_at), rank=5),
-    Column("ended", lambda j: when(j.finished_at), rank=5),
-    Column("what", lambda j: _what(j)),
-]
-_MEMBERS = [
-    Column("rank", lambda j: j.rank, right=True),
-    Column("job", lambda j: j.id, right=True),
-    Column("state", lambda j: j.state, state=True),
-    Column("host", lambda j: j.host),
-    Column("worker", lambda j: j.worker, rank=1),
-    Column("tries", lambda j: f"{j.attempts}/{j.max_attempts}", right=True, rank=4),
-    Column("crashes", lambda j: j.crashes, right=True, rank=4),
-    Column("what", lambda j: _what(j)),
-]
-_GANGS = [
-    Column("id", lambda g: gang(g.id), right=True),
-    Column("state", lambda g: g.state, state=True),
-    Column("size", lambda g: g.size, right=True, rank=1),
-    Column("epoch", lambda g: g.epoch, right=True, rank=3),
-    Column("task", lambda g: g.task),
-    Column("name", lambda g: g.name, rank=2),
-    Column("queue", lambda g: g.queue, rank=3),
-    Column("prio", lambda g: g.priority, right=True, rank=4),
-    Column("hosts", lambda g: words(g.hosts), rank=2),
-    Column("submitted", lambda g: when(g.submitted_at), rank=5),
-    Column("ended", lambda g: when(g.finished_at), rank=5),
-    Column("what", lambda g: g.reason or g.drain_cause or g.note),
-]
-_DRAINS = [
-    Column("gang", lambda d: gang(d.gang_id), right=True),
-    Column("epoch", lambda d: d.epoch, right=True, rank=3),
-    Column("cause", lambda d: d.cause),
-    Column("trigger job", lambda d: d.trigger_job, right=True, rank=3),
-    Column("told", lambda d: d.moved, right=True, rank=4),
-    Column("acked", lambda d: d.acked, right=True, rank=4),
-    Column("forced", lambda d: d.forced, right=True, rank=4),
-    Column("outcome", lambda d: d.outcome or "draining", state=True),
-    Column("started", lambda d: when(d.started_at), rank=3),
-    Column(
-        "took", lambda d: seconds((d.ended_at - d.started_at).total_seconds()) if d.ended_at else "", rank=2
-    ),
-]
-_TIMELINE = [
-    Column("at", lambda t: output.instant(t.at)),
-    Column("epoch", lambda t: t.epoch, right=True, rank=3),
-    Column("what", lambda t: t.what),
-    Column("job", lambda t: t.job_id, right=True),
-    Column("rank", lambda t: t.rank, right=True, rank=2),
-    Column("worker", lambda t: t.worker, rank=1),
-    Column("reason", lambda t: t.reason),
-]
+_JOBS = columns(
+    "id state task queue:3 prio:4 >gang:2 rank:2 worker:1 >tries:4 submitted:5 ended:5 what",
+    {"what": lambda job: _what(job)},
+)
+_MEMBERS = columns(
+    "rank job state host worker:1 >tries:4 crashes:4 what",
+    {"job": lambda job: job.id, "what": lambda job: _what(job)},
+)
+_GANGS = columns(
+    ">id state size:1 epoch:3 task name:2 queue:3 prio:4 hosts:2 submitted:5 ended:5 what",
+    {
+        "id": lambda row: gang(row.id),
+        "hosts": lambda row: words(row.hosts),
+        "what": lambda row: row.reason or row.drain_cause or row.note,
+    },
+)
+_DRAINS = columns(
+    ">gang epoch:3 cause trigger_job:3 told:4 acked:4 forced:4 outcome started:3 took:2",
+    {
+        "told": lambda drain: drain.moved,
+        "outcome": lambda drain: drain.outcome or "draining",
+        "started": lambda drain: when(drain.started_at),
+        "took": lambda drain: _took(drain),
+    },
+)
+TIMELINE = columns("at epoch:3 what job rank:2 worker:1 reason")
 
 
 _STATES = (
@@ -239,7 +204,7 @@ def _show_trips(
 def _show_history(timeline: list[TimelineRow], drains: list[DrainRow]) -> None:
     if timeline:
         output.write()
-        table(timeline, _TIMELINE)
+        table(timeline, TIMELINE)
     if drains:
         output.write()
         table(drains, _DRAINS)
@@ -309,6 +274,10 @@ def drains(session: Session, gang_id: Which | None, gang: int | None, limit: int
     if wanted is not None:
         session.client().gang(id=wanted)
     session.rows(session.client().drains(gang_id=wanted, limit=limit), _DRAINS, "no drains")
+
+
+def _took(drain: DrainRow) -> str:
+    return seconds((drain.ended_at - drain.started_at).total_seconds()) if drain.ended_at else ""
 
 
 def culprit(members: Sequence[JobRow]) -> JobRow | None:

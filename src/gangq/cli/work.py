@@ -17,7 +17,7 @@ from gangq.cli import parsing, queries
 from gangq.cli.output import gang
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds, Which, WhichType
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
 from gangq.client.options import SubmitGangOptions
 from gangq.client.rows import StateChange
 from gangq.client.verbs import Verbs
@@ -26,11 +26,7 @@ from gangq.placement.strategies import STRATEGIES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_CHANGES = [
-    Column("job", lambda c: "" if c.job_id is None else c.job_id, right=True),
-    Column("gang", lambda c: gang(c.gang_id)),
-    Column("state", lambda c: c.state, state=True),
-]
+_CHANGES = columns("job >gang state")
 
 
 class _Option:
