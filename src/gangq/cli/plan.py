@@ -11,9 +11,10 @@ import click
 from gangq.cli import queries
 from gangq.cli.group import EXIT_REFUSED
 from gangq.cli.output import gang, seconds
-from gangq.cli.parsing import Due, NewWorkers, WhichType, from_json, read_file, typed
+from gangq.cli.parsing import Due, NewWorkers, from_json, read_file, typed
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
+from gangq.cli.which import WhichType
 from gangq.client.encoding import counted
 from gangq.client.rows import PlanRow
 
