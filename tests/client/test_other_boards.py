@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-
 from gangq.client.passes import ReplayedPass, again, run_pass
 from gangq.client.plans import explain_now_steps, plan_steps
+
 from gangq.client.rows import Reason
 from gangq.client.sync import in_steps
 from gangq.client.verb import Query

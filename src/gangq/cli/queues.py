@@ -10,26 +10,27 @@ import click
 from gangq.cli.output import seconds
 from gangq.cli.parsing import Ceilings, Resources, Seconds
 from gangq.cli.session import Session, common_options, pass_session
-from gangq.cli.tables import Column
+from gangq.cli.tables import Cell, Column, columns
 from gangq.client.rows import QueueRow
 from gangq.errors import InvalidInput, NotFound
 from gangq.placement.order import POLICIES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_COLUMNS = [
-    Column("name", lambda q: q.name),
-    Column("paused", lambda q: "paused" if q.paused else ""),
-    Column("policy", lambda q: q.policy, rank=2),
-    Column("attempts", lambda q: q.max_attempts, right=True, rank=3),
-    Column("crashes", lambda q: q.max_crashes, right=True, rank=5),
-    Column("trips", lambda q: q.max_trips, right=True, rank=5),
-    Column("backoff", lambda q: f"{seconds(q.backoff_s)}..{seconds(q.backoff_max_s)}", rank=4),
-    Column("budget", lambda q: seconds(q.budget_s) or "-", rank=3),
-    Column("payload bytes", lambda q: q.max_payload_bytes, right=True, rank=6),
-    Column("keep done", lambda q: q.retention_done, rank=6),
-    Column("keep failed", lambda q: q.retention_failed, rank=6),
-]
+_COLUMNS = columns(
+    "name paused policy:2 attempts:3 crashes:5 trips:5 backoff:4 budget:3 payload_bytes:6 keep_done:6 keep_failed:6",
+    {
+        "paused": lambda q: "paused" if q.paused else "",
+        "attempts": lambda q: q.max_attempts,
+        "crashes": lambda q: q.max_crashes,
+        "trips": lambda q: q.max_trips,
+        "backoff": lambda q: f"{seconds(q.backoff_s)}..{seconds(q.backoff_max_s)}",
+        "budget": lambda q: seconds(q.budget_s) or "-",
+        "payload_bytes": lambda q: q.max_payload_bytes,
+        "keep_done": lambda q: q.retention_done,
+        "keep_failed": lambda q: q.retention_failed,
+    },
+)
 
 
 _RESETTABLE = [
@@ -62,10 +63,6 @@ def _amounts(used: float, guaranteed: float | None, maximum: float | None) -> st
     return "/".join("-" if n is None else f"{n:.12g}" for n in (used, guaranteed, maximum))
 
 
-def _resource(name: str, used: Callable[[QueueRow], float]) -> Column:
-    return Column(name, lambda q: _amounts(used(q), q.guaranteed.get(name), q.maximum.get(name)), right=True)
-
-
 def _ceilings(q: QueueRow) -> str:
     return ", ".join(f"{role} {most}" for role, most in sorted(q.ceilings.items()))
 
@@ -76,33 +73,37 @@ def _most_jobs(q: QueueRow) -> float | None:
 
 
 def _tree(queues: Sequence[QueueRow]) -> list[Column]:
-    """The columns of the tree: memory and CPUs only where some queue uses or limits them."""
-    resources: dict[str, Callable[[QueueRow], float]] = {
-        "gpus": lambda q: q.used_gpus,
-        "memory_mb": lambda q: q.used_memory_mb,
-        "cpus": lambda q: q.used_cpus,
-    }
-    return [
-        Column("queue", _name),
-        Column("state", _state),
-        Column("policy", lambda q: q.policy, rank=2),
-        *(
-            _resource(name, used)
-            for name, used in resources.items()
-            if name == "gpus" or any(used(q) or name in q.guaranteed or name in q.maximum for q in queues)
-        ),
-        Column(
-            "jobs", lambda q: _amounts(q.running_jobs, q.guaranteed.get("jobs"), _most_jobs(q)), right=True
-        ),
-        Column("gangs", lambda q: _amounts(q.running_gangs, None, q.max_running_gangs), right=True),
-        Column(
-            "each submitter", lambda q: ", ".join(f"{k} {n}" for k, n in q.submitter_maximum.items()), rank=4
-        ),
-        *([Column("others", lambda q: q.others)] if any(q.others != "owner" for q in queues) else []),
-        *([Column("ceilings", _ceilings)] if any(q.ceilings for q in queues) else []),
-        Column("waiting jobs", lambda q: q.waiting_jobs, right=True),
-        Column("waiting gangs", lambda q: q.waiting_gangs, right=True),
-    ]
+    """The columns of the tree: what no queue has, uses or limits is not one."""
+
+    def if_any(name: str, has: Callable[[QueueRow], object]) -> str:
+        return name if any(map(has, queues)) else ""
+
+    def amount(name: str) -> Cell:
+        return lambda q: _amounts(getattr(q, f"used_{name}"), q.guaranteed.get(name), q.maximum.get(name))
+
+    def used_or_limited(name: str) -> str:
+        return if_any(
+            f">{name}", lambda q: getattr(q, f"used_{name}") or name in q.guaranteed or name in q.maximum
+        )
+
+    memory, cpus = used_or_limited("memory_mb"), used_or_limited("cpus")
+    others, ceilings = (
+        if_any("others", lambda q: q.others != "owner"),
+        if_any("ceilings", lambda q: q.ceilings),
+    )
+    return columns(
+        f"queue state policy:2 >gpus {memory} {cpus} >jobs >gangs each_submitter:4 {others} {ceilings} waiting_jobs "
+        "waiting_gangs",
+        {
+            "queue": _name,
+            "state": _state,
+            **{name: amount(name) for name in ("gpus", "memory_mb", "cpus")},
+            "jobs": lambda q: _amounts(q.running_jobs, q.guaranteed.get("jobs"), _most_jobs(q)),
+            "gangs": lambda q: _amounts(q.running_gangs, None, q.max_running_gangs),
+            "each_submitter": lambda q: ", ".join(f"{k} {n}" for k, n in q.submitter_maximum.items()),
+            "ceilings": _ceilings,
+        },
+    )
 
 
 def _settings(command: F) -> F:

@@ -15,9 +15,10 @@ from click.core import ParameterSource
 
 from gangq.cli import parsing, queries
 from gangq.cli.output import gang
-from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds, Which, WhichType
+from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
+from gangq.cli.which import Which, WhichType, takes_several
 from gangq.client.options import SubmitGangOptions
 from gangq.client.rows import StateChange
 from gangq.client.verbs import Verbs
@@ -26,11 +27,7 @@ from gangq.placement.strategies import STRATEGIES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_CHANGES = [
-    Column("job", lambda c: "" if c.job_id is None else c.job_id, right=True),
-    Column("gang", lambda c: gang(c.gang_id)),
-    Column("state", lambda c: c.state, state=True),
-]
+_CHANGES = columns("job >gang state")
 
 
 class _Option:
@@ -362,42 +359,39 @@ def _no_object(line: str) -> dict[str, Any]:
 
 
 @click.command()
-@parsing.takes_several
+@takes_several
 @click.option("--reason", help="Why; kept in the events.")
 @common_options
 @pass_session
-def cancel(session: Session, which: tuple[Which, ...], gang: tuple[int, ...], reason: str | None) -> None:
+def cancel(session: Session, ids: dict[str, list[int]], reason: str | None) -> None:
     """Cancel jobs and gangs. What runs is told to stop, and is cancelled once it has."""
-    job_ids, gang_ids = parsing.split(parsing.list_of(which, gang))
-    _changed(session, session.client().cancel(job_ids=job_ids, gang_ids=gang_ids, reason=reason))
+    _changed(session, session.client().cancel(**ids, reason=reason))
 
 
 @click.command()
-@parsing.takes_several
+@takes_several
 @common_options
 @pass_session
-def retry(session: Session, which: tuple[Which, ...], gang: tuple[int, ...]) -> None:
+def retry(session: Session, ids: dict[str, list[int]]) -> None:
     """Run what has ended once more, under its id.
 
     A failed gang resumes from its last checkpoint.
     """
-    job_ids, gang_ids = parsing.split(parsing.list_of(which, gang))
-    _changed(session, session.client().retry(job_ids=job_ids, gang_ids=gang_ids))
+    _changed(session, session.client().retry(**ids))
 
 
 # A priority may be negative, and -5 would be an option.
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("priority", type=int)
-@parsing.takes_several
+@takes_several
 @common_options
 @pass_session
-def priority(session: Session, priority: int, which: tuple[Which, ...], gang: tuple[int, ...]) -> None:
+def priority(session: Session, priority: int, ids: dict[str, list[int]]) -> None:
     """Change the priority of what waits.
 
     gangq priority 10 12 g3: -1000 to 1000, higher first. Nothing that runs is stopped.
     """
-    job_ids, gang_ids = parsing.split(parsing.list_of(which, gang))
-    _changed(session, session.client().set_priority(priority=priority, job_ids=job_ids, gang_ids=gang_ids))
+    _changed(session, session.client().set_priority(priority=priority, **ids))
 
 
 def _changed(session: Session, changes: Sequence[StateChange]) -> None:
