@@ -57,15 +57,13 @@ class PlannedStart:
 class Free:
     """What is free on a board, changed as the pass decides.
 
-    More may be taken than there is: seats are kept for an ask while those who were told to stop for it still hold
-    them. So of each worker and each of its devices this holds:
+    More may be taken than there is: seats are kept for an ask while the units that were told to stop for it still
+    hold them. So these hold at any moment (tests/placement/test_free.py):
 
-    - free slots, memory and processors = what it offers - all that is taken, which may be below 0;
-    - a device is free if nobody has taken it and it is not withheld; otherwise ``_owed`` counts how often it is taken
-      beyond the first time (a withheld one: how often at all), and so often it is given back before it is free.
+    - of the slots, memory and processors of a worker: left = offered - taken, which may be below 0;
+    - of a device: free - owed = offered - taken, and free or owed is 0. A withheld one is offered 0 times.
 
-    Whatever is given back has been taken until the same moment; otherwise what is free beside planned starts is not
-    what it was.
+    What is taken until a moment is given back until the same moment, because the planned starts before it count it.
     """
 
     def __init__(self, board: Board) -> None:
