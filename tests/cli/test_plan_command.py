@@ -210,3 +210,20 @@ def test_a_board_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -
     result = gangq(None, "decide", file)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_a_board_with_a_policy_of_a_newer_release_is_decided_and_says_what_it_does_not_know(
+    tmp_path: Path,
+) -> None:
+    board = {
+        "now": 1,
+        "workers": [{"id": 1, "name": "w1", "host": "h1"}],
+        "kinds": [{"id": 1, "roles": [{}]}, {"id": 2, "roles": [{}], "queue": "new"}],
+        "asks": [{"id": "g1", "kind": 1}, {"id": "g2", "kind": 2}],
+        "queues": [{"name": "default"}, {"name": "new", "policy": "random"}],
+    }
+    file = tmp_path / "board.json"
+    file.write_text(json.dumps(board))
+    rows = {row["ask"]: row for row in answers(None, "decide", file)}
+    assert rows["g1"]["action"] == "start"
+    assert rows["g2"]["why"] == "this library knows no policy 'random', so it cannot decide about it"

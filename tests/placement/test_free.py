@@ -10,7 +10,8 @@ import pytest
 from test_properties import dice_of, random_board, with_links
 
 from gangq.placement.board import Board, Needs, Role
-from gangq.placement.free import Free, PlannedStart, Taken, lacking, room_by
+from gangq.placement.free import Free, PlannedStart, Taken
+from gangq.placement.room import lacking, room_by
 
 
 class Books:

@@ -12,8 +12,8 @@ from drawn_boards import Picture
 
 from gangq.placement import Board, decide
 from gangq.placement.board import Ask, Device, Hold, Kind, Needs, Role, Unit, Worker
-from gangq.placement.free import Rooms
 from gangq.placement.order import POLICIES, Policy
+from gangq.placement.room import Rooms
 from gangq.placement.strategies import STRATEGIES, Pack, Spread, Strategy, Takes
 
 

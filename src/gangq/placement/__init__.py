@@ -23,7 +23,7 @@ Where something new goes:
 a strategy                  a class and a line in ``strategies.STRATEGIES``; its name in the domain ``gangq.strategy``
 a policy of queues          a class and a line in ``order.POLICIES``; its name in the domain ``gangq.policy``
 a gate                      a line in ``gates``, with its words; where it refuses: ``decide.CHECKS`` or ``fit``
-something that is needed    ``free.room_by``, the one rule of what a worker has room for
+something that is needed    ``room.room_by``, the one rule of what a worker has room for
 a question of ``plan``      a function in ``whatif``, which edits a board: the same decision on another one
 ==========================  ======================================================================================
 

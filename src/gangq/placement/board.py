@@ -116,7 +116,7 @@ class Place:
     kind: int
     devices: tuple[int, ...] = ()
     job: str = ""
-    """The unit that sits there; ``ended``: nobody any more, and it is closed; empty: nobody yet."""
+    """The unit that sits there; ``ended``: its job has ended, and it is closed; empty: no job has filled it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +241,11 @@ class Board:
     """Kinds of which more may wait than are on the board."""
     kept: tuple[Kept, ...] = ()
     places: tuple[Place, ...] = ()
-    """The open ones. What nobody sits in is free for whatever the pass prefers."""
+    """The open ones. The room of one that is empty is free for whatever the pass prefers."""
     levels: tuple[str, ...] = ("host",)
     """The topology, broad to narrow."""
     warm_s: float = 0.0
-    """How much older a single job may be that one goes before because its model is loaded where there is room."""
+    """A single job may go before others up to this much older, if a worker with its model loaded has room for it."""
     planned_starts: int = 4
     """How many asks that must wait get a planned start."""
     victims: int = 8

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from math import inf as INFINITY
 from typing import NamedTuple
 
 from gangq.placement import gates
 from gangq.placement.board import Ask, Board, Kind, Unit
-from gangq.placement.decisions import HOLDERS, Decision, Refused, Seat, Short
+from gangq.placement.decisions import HOLDERS, Decision, Refused, Seat
 from gangq.placement.displace import Displacer, swap
 from gangq.placement.fit import Search
 from gangq.placement.free import Free, Taken, by_worker
@@ -21,6 +19,7 @@ from gangq.placement.order import POLICIES, Turns
 from gangq.placement.places import Places, Rivals
 from gangq.placement.plans import Timeline
 from gangq.placement.strategies import STRATEGIES
+from gangq.placement.why import WhyNot
 
 
 def decide(board: Board) -> list[Decision]:
@@ -71,12 +70,14 @@ def judge(now: Pass, ask: Ask) -> None:
         if ask.count > 1:
             now.turns.again(replace(ask, count=ask.count - 1))
         return
-    refused = now.why(ask, counts, seats)
-    if refused.gate == gates.STOPPING:
-        now.wait(ask, refused)
-    elif found := now.displacer.choose(ask, counts, now.layer(ask)):
+    if stopping := now.stopping(ask):
+        now.wait(ask, stopping)
+        return
+    if found := now.displacer.choose(ask, counts, now.layer(ask)):
         now.stop(ask, counts, *found)
-    elif not now.plan(ask, counts, refused):
+        return
+    refused = now.why_not.say(ask, counts, now.layer(ask), seats)
+    if not now.plan(ask, counts, refused):
         now.wait(ask, now.later(ask, counts, now.never(ask, refused)))
 
 
@@ -155,6 +156,7 @@ class Pass:
         self.search = Search(board, self.free)
         self.timeline = Timeline(board, self.free)
         self.displacer = Displacer(board, self.search, self.usage)
+        self.why_not = WhyNot(self.search)
         self.turns = Turns(board, self.usage, self.warm)
         self.decisions: dict[str, Decision] = {}
         self._kept: dict[str, KeptSeats] = {}
@@ -163,8 +165,6 @@ class Pass:
         """By kind."""
         self._never: set[int] = set()
         """Kinds that will not fit even when all has ended."""
-        self._given: dict[int, list[tuple[str, Taken]]] = defaultdict(list)
-        """By worker what gangs have got in this pass."""
         self.rivals = Rivals(self.kinds)
         self._leaving = [unit.id for unit in board.units if unit.leaving]
         estimates = {ask.id: ask.estimate_s for ask in board.asks}
@@ -226,88 +226,13 @@ class Pass:
             del self._kept[ask.id]
         return found
 
-    def why(self, ask: Ask, counts: Sequence[int], found: Refused) -> Refused:
-        """Why there are no seats for an ask: the first of these that is true.
-
-        1. ``stopping``: seats are kept for it, and some of them are held yet.
-        2. ``planned_start``: it would fit, were it not for the planned starts that it would delay.
-        3. ``workers``: no worker serves it, or none that takes work.
-        4. ``apart``: it would fit, were it not to be kept apart from others.
-        5. What the search has found, with what is short.
-        """
-        kind, layer = self.kinds[ask.kind], self.layer(ask)
-        return (
-            self._stopping(ask)
-            or self._planned_before(ask, counts, layer)
-            or self.search.unserved(kind, counts)
-            or self.search.kept_apart(ask, counts, layer)
-            or self._short(kind, layer, found)
-        )
-
-    def _stopping(self, ask: Ask) -> Refused | None:
+    def stopping(self, ask: Ask) -> Refused | None:
+        """The refusal of what has seats kept for it of which some are held yet."""
         if (kept := self._kept.get(ask.id)) is None:
             return None
         workers = {seat.worker for seat in kept.seats}
         there = [u for u in self._leaving if any(h.worker in workers for h in self.displacer.holds(u))]
         return Refused(gates.STOPPING, need=len(kept.seats), of="members", holders=tuple(there[:HOLDERS]))
-
-    def _planned_before(self, ask: Ask, counts: Sequence[int], layer: int) -> Refused | None:
-        if (
-            not layer
-            or not self.search.room_for_each(self.kinds[ask.kind], counts)
-            or isinstance(self.search.seats(ask, counts, 0), Refused)
-        ):
-            return None
-        starts = self.free.starts[:layer]
-        return Refused(
-            gates.PLANNED_START,
-            ask.estimate_s,
-            starts[0].starts_at - self.board.now,
-            "seconds",
-            holders=tuple(start.ask for start in starts)[:HOLDERS],
-            at=starts[0].starts_at,
-        )
-
-    def _short(self, kind: Kind, layer: int, refused: Refused) -> Refused:
-        """The same refusal. Of room it also says where one more member lacks least: what, and who holds that."""
-        if refused.gate != gates.ROOM or len(kind.roles) > 1:
-            return refused
-        if (found := self.free.nearest(kind.roles[0], layer)) is None:
-            return refused
-        number, short = found
-        return replace(
-            refused,
-            nearest=self.free.workers[number].name,
-            short=short,
-            holders=self._holders(number, short),
-        )
-
-    def _holders(self, worker: int, short: Sequence[Short]) -> tuple[str, ...]:
-        """The units and asks that hold something of what is short on a worker."""
-        names = [
-            name
-            for name, held in [*self._units_on[worker], *self._given[worker]]
-            for one in short
-            if {"slots": held.slots, "memory_mb": held.memory_mb, "cpus": held.millicpus}.get(
-                one.of, held.devices
-            )
-        ]
-        return tuple(dict.fromkeys(names))[:HOLDERS]
-
-    @cached_property
-    def _units_on(self) -> dict[int, list[tuple[str, Taken]]]:
-        """By worker what the units of the board hold there."""
-        there = defaultdict(list)
-        for unit, seats in self.free.held.items():
-            for held in seats:
-                there[held.worker].append((unit, held))
-        return there
-
-    def _note_given(self, ask: str, seats: Sequence[Taken]) -> None:
-        """A gang has these seats from now on, or they are kept for it. Which single job starts is not known here."""
-        if ask.startswith("g"):
-            for seat in seats:
-                self._given[seat.worker].append((ask, seat))
 
     def grow(self, ask: Ask, counts: list[int], seats: list[Taken]) -> tuple[list[int], list[Taken]]:
         """Elastic roles take what is there, one role after another: all they may have, or as many as fit."""
@@ -337,7 +262,7 @@ class Pass:
         ends_at = self.board.now + ask.estimate_s
         held = list(by_worker(seats).values())
         self.free.take(held, ends_at)
-        self._note_given(ask.id, held)
+        self.why_not.note_given(ask.id, held)
         name = f"{ask.id}#{len(decision.seats)}" if ask.single else ask.id
         self.timeline.add(name, ends_at, held)
         if apart := self.kinds[ask.kind].apart:
@@ -446,7 +371,7 @@ class Pass:
         self.free.take(more, ends_at)
         if seats:
             self._kept[ask] = KeptSeats(seats, more, ends_at)
-        self._note_given(ask, seats)
+        self.why_not.note_given(ask, seats)
         self.displacer.left_over(victims, left)
         for unit in victims:
             self.timeline.remove(unit)

@@ -1,4 +1,4 @@
-"""Who is told to stop so that something else can start: the fewest, the cheapest, and never in vain."""
+"""Which units are told to stop so that an ask can start: the fewest, the cheapest, and none in vain."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from gangq.placement.board import Ask, Board, Queue
 from gangq.placement.decisions import HOLDERS, Refused
 from gangq.placement.fit import Search
-from gangq.placement.free import Free, Taken, by_worker, most_gained
+from gangq.placement.free import Free, Taken, by_worker
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.plans import first_fit
+from gangq.placement.room import most_gained
 
 TRIES = 64
 """How many units are tried alone, and how many of several are tried to be spared."""
@@ -139,7 +140,9 @@ class Displacer:
         return owed is not None and all(up.name != owed.name for up in self._usage.path(queue))
 
     def _beside_owed(self, owed: str, layer: int) -> int:
-        """What is owed its place does not wait for the planned start of what only borrows."""
+        """The layer for an ask that the guarantee of the queue ``owed`` covers. It need not wait for planned starts
+        of asks that no guarantee covers: those at the end of the layer are left out.
+        """
         starts = self._search.free.starts
         while layer and (queue := self.borrowing.get(starts[layer - 1].ask)):
             if any(up.name == owed for up in self._usage.path(queue)):
@@ -310,7 +313,7 @@ def _less(one: Taken, other: Taken | None) -> Taken:
 
 def _shares(held: Mapping[str, Sequence[Taken]], left: Sequence[Taken]) -> dict[str, list[Taken]]:
     """What is left of what several units hold, to each its part: its own devices, and of slots, memory and processors
-    as much as it holds, until nothing is left.
+    as much as it holds, until nothing is left. A unit of which nothing is left on a worker still is on it.
     """
     rest = by_worker(left)
     shares: dict[str, list[Taken]] = {}

@@ -25,7 +25,8 @@ from math import inf as INFINITY
 from gangq.placement import gates
 from gangq.placement.board import Ask, Board, Kind, Role
 from gangq.placement.decisions import HOLDERS, Refused
-from gangq.placement.free import Free, Rooms, Taken, linked
+from gangq.placement.free import Free, Taken
+from gangq.placement.room import Rooms, linked
 from gangq.placement.strategies import STRATEGIES, by_link
 
 

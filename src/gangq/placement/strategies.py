@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gangq.placement.board import Device
 
 if TYPE_CHECKING:
-    from gangq.placement.free import Rooms
+    from gangq.placement.room import Rooms
 
 Takes = list[tuple[int, int]]
 """(host, how many members it takes)."""
