@@ -24,7 +24,7 @@ from uuid import UUID
 
 from gangq.client import Client
 from gangq.client.encoding import as_object, awaited_ids
-from gangq.client.options import SubmitGangOptions, SubmitOptions
+from gangq.client.options import GANG_ONLY
 from gangq.client.roles import Role, as_role
 from gangq.client.selectors import Selector, as_selector
 from gangq.context import Context, find_current
@@ -140,11 +140,7 @@ def _require_seconds(name: str, value: object, most: float) -> None:
         raise InvalidInput(f"{name} is {value!r}: a number of seconds greater than 0, {most:g} at most")
 
 
-_GANG_OPTIONS = SubmitGangOptions.__annotations__.keys() - {
-    *SubmitOptions.__annotations__,
-    "payloads",
-    "request_id",
-}
+_GANG_OPTIONS = GANG_ONLY - {"payloads", "request_id"}
 _RESOURCES = ("gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "budget_s")
 """What a role has of its task."""
 _NO_NEEDS: dict[str, Any] = {"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0}

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import output, queries
+from gangq.cli import options, output, queries
 from gangq.cli.output import gang, megabytes, seconds, when, words
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns, table
@@ -81,7 +81,7 @@ _STATES = (
 @click.option(
     "--gang", "gang_id", type=WhichType(gangs_only=True), metavar="gN", help="Only members of this gang."
 )
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many.")
+@options.limit
 @common_options
 @pass_session
 def ls(
@@ -255,7 +255,7 @@ def _detail(reason: Reason) -> str:
 
 @click.command()
 @takes_one(optional=True, gangs_only=True)
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many.")
+@options.limit
 @common_options
 @pass_session
 def drains(session: Session, target: Which | None, limit: int) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from gangq.cli import options
 from gangq.cli.output import seconds
-from gangq.cli.parsing import Ceilings, Resources, Seconds
+from gangq.cli.parsing import Ceilings
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import Cell, Column, columns
 from gangq.client.rows import QueueRow
+from gangq.client.settings import QueueSettings
 from gangq.errors import InvalidInput, NotFound
 from gangq.placement.order import POLICIES
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _COLUMNS = columns(
     "name paused policy:2 attempts:3 crashes:5 trips:5 backoff:4 budget:3 payload_bytes:6 keep_done:6 keep_failed:6",
@@ -33,17 +33,38 @@ _COLUMNS = columns(
 )
 
 
-_RESETTABLE = [
-    "budget_s",
-    "guaranteed",
-    "maximum",
-    "max_running_gangs",
-    "max_running_jobs",
-    "submitter_maximum",
-    "placement_timeout_s",
-    "timeout_style",
-    "ceilings",
-]
+_RETENTION = click.Choice(["short", "long", "forever"])
+_settings = options.settings(
+    QueueSettings,
+    {
+        "policy": (click.Choice([*POLICIES]), "Order of what waits in it [priority]."),
+        "max_attempts": "Attempts a job may spend.",
+        "max_crashes": "Workers a job may lose.",
+        "max_trips": "Watchdog trips a job may cause.",
+        "backoff_s": "First delay before a retry; doubles.",
+        "backoff_max_s": "Longest such delay.",
+        "budget_s": "Wall-clock budget of an attempt.",
+        "max_payload_bytes": "Largest payload or result.",
+        "retention_done": (_RETENTION, "How long done jobs are kept."),
+        "retention_failed": (_RETENTION, "How long failed and cancelled jobs are kept."),
+        "guaranteed": "What it may claim back from others.",
+        "maximum": "What it may hold at once: gpus, memory_mb, cpus, jobs.",
+        "weight": "Its share beside its siblings below a fair parent [1].",
+        "max_running_gangs": "Gangs placed at once.",
+        "max_running_jobs": "Jobs placed at once, members included.",
+        "submitter_maximum": "What one submitter may hold: gpus, jobs, gangs.",
+        "placement_timeout_s": "How long its gangs wait for placement.",
+        "timeout_style": (options.TIMEOUT_STYLE, f"What happens then: {options.THEN}."),
+        "preempts": "Whether it may displace others.",
+        "preemptible": "Whether its work may be displaced.",
+        "min_run_s": "How long its work runs undisturbed.",
+        "others": (
+            click.Choice(["owner", "shared"]),
+            "Who may act on and read the work of others in it: admins only, or every submitter [owner].",
+        ),
+        "ceilings": (Ceilings(), "The highest priority by role, of it and its children."),
+    },
+)
 
 
 def _name(q: QueueRow) -> str:
@@ -106,63 +127,6 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
     )
 
 
-def _settings(command: F) -> F:
-    retention = click.Choice(["short", "long", "forever"])
-    options = [
-        click.option(
-            "--policy",
-            type=click.Choice([*POLICIES]),
-            help="Order of what waits in it [priority].",
-        ),
-        click.option("--max-attempts", type=int, help="Attempts a job may spend."),
-        click.option("--max-crashes", type=int, help="Workers a job may lose."),
-        click.option("--max-trips", type=int, help="Watchdog trips a job may cause."),
-        click.option("--backoff", "backoff_s", type=Seconds(), help="First delay before a retry; doubles."),
-        click.option("--backoff-max", "backoff_max_s", type=Seconds(), help="Longest such delay."),
-        click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock budget of an attempt."),
-        click.option("--max-payload-bytes", type=int, help="Largest payload or result."),
-        click.option("--retention-done", type=retention, help="How long done jobs are kept."),
-        click.option(
-            "--retention-failed", type=retention, help="How long failed and cancelled jobs are kept."
-        ),
-        click.option("--guaranteed", type=Resources(), help="What it may claim back from others."),
-        click.option(
-            "--maximum", type=Resources(), help="What it may hold at once: gpus, memory_mb, cpus, jobs."
-        ),
-        click.option("--weight", type=float, help="Its share beside its siblings below a fair parent [1]."),
-        click.option("--max-running-gangs", type=int, help="Gangs placed at once."),
-        click.option("--max-running-jobs", type=int, help="Jobs placed at once, members included."),
-        click.option(
-            "--submitter-maximum", type=Resources(), help="What one submitter may hold: gpus, jobs, gangs."
-        ),
-        click.option(
-            "--timeout", "placement_timeout_s", type=Seconds(), help="How long its gangs wait for placement."
-        ),
-        click.option(
-            "--timeout-style",
-            type=click.Choice(["requeue", "hard", "soft"]),
-            help="What happens then: requeue (back off, if no worker could hold it or its planned start is "
-            "overdue; a gang that waits for capacity just waits on), hard (fail) or soft (run as single jobs).",
-        ),
-        click.option("--preempts/--no-preempts", default=None, help="Whether it may displace others."),
-        click.option(
-            "--preemptible/--no-preemptible", default=None, help="Whether its work may be displaced."
-        ),
-        click.option("--min-run", "min_run_s", type=Seconds(), help="How long its work runs undisturbed."),
-        click.option(
-            "--others",
-            type=click.Choice(["owner", "shared"]),
-            help="Who may act on and read the work of others in it: admins only, or every submitter [owner].",
-        ),
-        click.option(
-            "--ceilings", type=Ceilings(), help="The highest priority by role, of it and its children."
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 @click.group(invoke_without_command=True)
 @common_options
 @pass_session
@@ -195,7 +159,7 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
 @_settings
 @click.option(
     "--reset",
-    type=click.Choice(_RESETTABLE),
+    type=click.Choice(options.resettable(QueueSettings)),
     multiple=True,
     help="Put a setting back to none; may be repeated.",
 )

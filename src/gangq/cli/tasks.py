@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from gangq.cli import options
 from gangq.cli.output import seconds
-from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import columns
 from gangq.client.rows import TaskRow
+from gangq.client.settings import TaskSettings
 from gangq.watchdogs.codes import NOTIFY_CLASSES
 
 _NONE = "none"
@@ -58,11 +59,16 @@ def task() -> None:
 
 @task.command(name="set")
 @click.argument("name")
-@click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take.")
-@click.option("--stall-timeout", "stall_timeout_s", type=Seconds(), help="Time without a beat [learned].")
-@click.option("--load-grace", "load_grace_s", type=Seconds(), help="Time to load before idle devices count.")
-@click.option("--health-window", "health_window_s", type=Seconds(), help="Time of wholly idle devices.")
-@click.option("--long-phase", "long_phase_s", type=Seconds(), help="Longest exempt phase long.")
+@options.settings(
+    TaskSettings,
+    {
+        "budget_s": "Wall-clock time an attempt may take.",
+        "stall_timeout_s": "Time without a beat [learned].",
+        "load_grace_s": "Time to load before idle devices count.",
+        "health_window_s": "Time of wholly idle devices.",
+        "long_phase_s": "Longest exempt phase long.",
+    },
+)
 @click.option(
     "--notify",
     "notify",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import output, queries
+from gangq.cli import options, output, queries
 from gangq.cli.output import words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
@@ -38,7 +38,7 @@ def code_and_word(code: int | None, word: str | None) -> str:
 @click.option("--device", metavar="UUID", help="Only jobs that held this device.")
 @click.option("--host", help="Only on this host.")
 @click.option("--since", "within_s", type=Seconds(), default="7d", show_default=True, help="How far back.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many.")
+@options.limit
 @click.option("--evidence", is_flag=True, help="With what was seen, as gangq show JOB prints it.")
 @common_options
 @pass_session

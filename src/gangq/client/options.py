@@ -74,6 +74,10 @@ class SubmitGangOptions(_Options, total=False):
     request_id: UUID | str | None
 
 
+GANG_ONLY = frozenset(SubmitGangOptions.__annotations__.keys() - SubmitOptions.__annotations__.keys())
+"""The options of a gang that single jobs do not have."""
+
+
 class RegisterOptions(TypedDict, total=False):
     """Of a worker. None is as if it were left out."""
 
