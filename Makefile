@@ -9,9 +9,11 @@ FIRST := tests/property/test_fuzz.py tests/host/test_bounce.py tests/embedded/ t
   tests/gpu/ tests/examples/ tests/simulator/ tests/watchdogs/
 LAST := tests/interleaving/ tests/acceptance/ tests/sql/ tests/placement/
 # What measures time, kills processes or mostly waits.
-WAITS := $(addprefix tests/process/test_process_,untold.py secrets.py watchdogs.py told.py gil.py frozen.py devices.py \
+WAITS := $(addprefix tests/process/test_process_,not_reported.py secrets.py watchdogs.py told.py gil.py frozen.py devices.py \
   wire.py outage.py) tests/watchdogs/test_trip.py tests/process/test_process_kill.py tests/watchdogs/test_judged.py \
   tests/watchdogs/test_logqueue.py tests/process/
+NAMED := $(FIRST) $(LAST) $(WAITS)
+$(if $(filter-out $(wildcard $(NAMED)),$(NAMED)),$(error not there: $(filter-out $(wildcard $(NAMED)),$(NAMED))))
 PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
