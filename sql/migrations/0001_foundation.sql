@@ -718,6 +718,19 @@ create table gangq.requests_before (
   like gangq.requests including all
 ) with (autovacuum_enabled = off, toast.autovacuum_enabled = off);
 
+-- Which job or gang a unique key stands for: while that is live, and until kept_until.
+create table gangq.unique_keys (
+  key text collate "C" not null, -- As the submitter made it
+  task text collate "C" not null, -- A key holds for one task; '': a gang whose roles have their own
+  queue text collate "C" not null, -- ... in one queue
+  login text collate "C" not null, -- Whose: a login's; '' in a queue that is shared
+  gang_id bigint, -- The gang submitted; null: a single job was
+  job_ids bigint[], -- The jobs submitted; null only within the call that makes the row
+  kept_until timestamptz, -- It stands for them until then, also when they have ended
+  request_id uuid, -- The call that submitted them
+  primary key (key, task, queue, login)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
 -- Placement ---------------------------------------------------------------------------------------
 
 -- A planned start of what waits, or seats kept for it until others have stopped. Written by apply.
