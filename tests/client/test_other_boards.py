@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from gangq.client.passes import ReplayedPass, again, run_pass
-from gangq.client.plans import explain_now_steps, plan_steps
-from gangq.client.rows import Reason
+from gangq.client.rows import PassRow, Reason
 from gangq.client.sync import in_steps
 from gangq.client.verb import Query
+from gangq.decider.passes import replayed, run_pass
+from gangq.decider.previews import explain_now_steps, plan_steps
 from gangq.errors import GangqError, InvalidInput, SchemaMismatch
 from gangq.placement import Board
 
@@ -30,7 +31,6 @@ VERBS: dict[str, Callable[[str], object]] = {
     "explain_now": lambda board: in_steps(
         _sent(board), explain_now_steps(Query("gangq.explain_job", "", {}, lambda found: found))
     ),
-    "replay": lambda board: again(ReplayedPass(datetime.now(UTC), None, [], json.loads(board))),
 }
 
 BOARDS = {
@@ -66,3 +66,15 @@ def test_what_is_no_board_is_a_gangq_error_too(data: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         Board.from_json(data)
     assert isinstance(caught.value, GangqError)
+
+
+@pytest.mark.parametrize("what", BOARDS)
+def test_a_recorded_board_of_another_release_is_said_and_the_others_are_replayed(what: str) -> None:
+    board, said = BOARDS[what]
+    empty: dict[str, Any] = {"now": 1}
+    found = replayed(
+        [PassRow(datetime.now(UTC), n, None, [], told) for n, told in enumerate([json.loads(board), empty])]
+    )
+    assert found[0].same is None
+    assert re.search(said, str(found[0].difference))
+    assert found[1].same is True

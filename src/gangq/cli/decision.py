@@ -13,7 +13,7 @@ import click
 from gangq.cli import output
 from gangq.cli.parsing import from_json, read_file
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
 from gangq.client.encoding import counted
 from gangq.errors import GangqError
 from gangq.placement.board import Board
@@ -122,14 +122,14 @@ class _Row:
         return cls(one.ask, one.action, where, list(one.stop), why, unblocks)
 
 
-_COLUMNS = [
-    Column("ask", lambda r: r.ask),
-    Column("action", lambda r: r.action),
-    Column("where", lambda r: " ".join(f"{worker}:{members}" for worker, members in r.where.items())),
-    Column("stops", lambda r: " ".join(r.stop), rank=2),
-    Column("why", lambda r: r.why),
-    Column("what would help", lambda r: r.unblocks, rank=1),
-]
+_COLUMNS = columns(
+    "ask action where stops:2 why what_would_help:1",
+    {
+        "where": lambda row: " ".join(f"{worker}:{members}" for worker, members in row.where.items()),
+        "stops": lambda row: " ".join(row.stop),
+        "what_would_help": lambda row: row.unblocks,
+    },
+)
 
 
 @click.command()

@@ -9,7 +9,6 @@ from typing import Any
 from gangq.client.encoding import counted, dumps
 from gangq.client.selectors import Selector, as_selector
 from gangq.errors import InvalidInput
-from gangq.placement.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,6 @@ class Role:
         if self.min is not None and not (isinstance(self.min, int) and 1 <= self.min <= self.count):
             raise InvalidInput(
                 f"role {self.name!r} has min {self.min!r} of {self.count}: 1 to count, or None for count"
-            )
-        if self.strategy is not None and self.strategy not in STRATEGIES:
-            raise InvalidInput(
-                f"role {self.name!r} has the strategy {self.strategy!r}: one of {', '.join(STRATEGIES)}"
             )
         if self.payload is not None and self.payloads is not None:
             raise InvalidInput(
