@@ -2,7 +2,7 @@
 
 What is about SQL is shared out between the oldest and the newest PostgreSQL found (the system's, the
 wheel's), half of the files on each. With `GANGQ_TEST_EVERY_SERVER=1` all of it runs on all of them. The
-rest runs on the first. `GANGQ_TEST_PG_BINDIR` chooses one (a directory with initdb and postgres).
+rest runs on the newest. `GANGQ_TEST_PG_BINDIR` chooses one (a directory with initdb and postgres).
 """
 
 from __future__ import annotations
@@ -79,15 +79,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of the rooms in SEVERAL_SERVERS on one of two servers or on all, all others on the first."""
+    """Run the tests of the rooms in SEVERAL_SERVERS on one of two servers or on all, all others on the newest."""
     if "server" in metafunc.fixturenames:
-        found = _servers()
+        chosen = sorted(_servers(), key=lambda binaries: binaries.version)
         parts = metafunc.definition.path.relative_to(Path(__file__).parent).parts
-        chosen = found[:1]
-        if parts[0] in SEVERAL_SERVERS:
-            chosen = sorted(found, key=lambda binaries: binaries.major)
-            if os.environ.get("GANGQ_TEST_EVERY_SERVER") != "1":
-                chosen = [chosen[-(zlib.crc32(parts[-1].encode()) % 2)]]
+        if parts[0] not in SEVERAL_SERVERS:
+            chosen = chosen[-1:]
+        elif os.environ.get("GANGQ_TEST_EVERY_SERVER") != "1":
+            chosen = [chosen[-(zlib.crc32(parts[-1].encode()) % 2)]]
         names = [f"{binaries.source}{binaries.major}" for binaries in chosen]
         metafunc.parametrize("server", chosen, ids=names, indirect=True, scope="session")
 
@@ -119,7 +118,12 @@ class Running:
 
     def get(self, binaries: Binaries) -> Server:
         if binaries.bindir not in self._servers:
-            settings = {"max_connections": "200", "max_prepared_transactions": "5"}
+            # Autovacuum would find hundreds of databases that are about to be dropped, or a kept one in use.
+            settings = {
+                "max_connections": "200",
+                "max_prepared_transactions": "5",
+                "autovacuum_naptime": "1h",
+            }
             throwaway = Server.temporary(binaries=binaries, settings=settings)
             with pytest.MonkeyPatch.context() as patch:
                 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
