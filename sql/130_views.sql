@@ -251,7 +251,7 @@ language sql stable as $$
           where p.seats @> jsonb_build_array(jsonb_build_object('worker', i.id)))
       order by h.waited_s desc limit 1)) w
   where coalesce(b.why = 'passed over', true)
-    and i.registered_at <= n.t - make_interval(secs => idle_beside_work.waited_s)
+    and extract(epoch from n.t - i.registered_at) >= idle_beside_work.waited_s
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
   order by 1
 $$;
