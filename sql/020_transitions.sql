@@ -21,6 +21,9 @@ select split_part(p.pair, '>', 1), split_part(p.pair, '>', 2), v.verb, v.role
 from (values
   ('submit', 'gangq_submitter', '>pending >scheduled >waiting'),
   ('submit_gang', 'gangq_submitter', '>blocked >waiting'),
+  ('submit_unique', 'gangq_submitter',
+    '>pending >scheduled >waiting pending>scheduled scheduled>pending'),
+  ('submit_unique_gang', 'gangq_submitter', '>blocked >waiting'),
   ('retry', 'gangq_submitter', '>pending >blocked'),
   ('complete', 'gangq_worker',
     'waiting>pending waiting>scheduled waiting>blocked blocked>cancelled running>done '
@@ -76,8 +79,8 @@ begin
     then new.state <> all (array['pending', 'scheduled', 'waiting', 'blocked'])
     else old.state <> new.state and (old.state || '>' || new.state) <> all (array[
       'waiting>pending', 'waiting>scheduled', 'waiting>blocked', 'waiting>cancelled',
-      'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>cancelled',
-      'blocked>reserved', 'blocked>failed', 'blocked>pending', 'blocked>cancelled',
+      'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>scheduled',
+      'pending>cancelled', 'blocked>reserved', 'blocked>failed', 'blocked>pending', 'blocked>cancelled',
       'reserved>running', 'reserved>blocked', 'running>done', 'running>scheduled',
       'running>failed', 'running>preempted', 'running>pending', 'running>preempting',
       'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>scheduled',

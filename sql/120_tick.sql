@@ -269,6 +269,12 @@ begin
     and not exists (
       select 1 from gangq.gang_history h
       where h.gang_id = r.gang_id and h.finished_at = r.finished_at);
+  delete from gangq.unique_keys k
+  where (k.key, k.task, k.queue, k.login) in (
+    select u.key, u.task, u.queue, u.login
+    from gangq.unique_keys u
+    where (u.kept_until <= t) is not false and not gangq.is_live(u)
+    for update skip locked);
   delete from gangq.checkpoints c
   where c.saved_at < t - cfg.retention_long
     and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);

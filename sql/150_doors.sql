@@ -50,7 +50,8 @@ begin
   for door in
     select p.oid::regprocedure as f, p.provolatile = 'v' as changes, d.waits, d.roles
     from (values
-      ('submit submit_gang set_priority cancel retry', 'submitter', '2s'),
+      ('submit submit_gang submit_unique submit_unique_gang', 'submitter', '2s'),
+      ('set_priority cancel retry', 'submitter', '2s'),
       ('claim barrier complete complete_and_claim fail requeue release ack_preempted', 'worker',
         '2s'),
       ('heartbeat save_checkpoint load_checkpoint append_log', 'worker', '2s'),

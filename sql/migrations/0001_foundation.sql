@@ -103,9 +103,9 @@ create domain gangq.levels as text[]
 -- commit, sleepers or never.
 create domain gangq.wake as text check (value in ('commit', 'sleepers', 'never'));
 -- pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each
--- member.
+-- member; linked: as pack, all GPUs of each member joined by one NVLink or XGMI.
 create domain gangq.strategy as text
-  check (value in ('pack', 'spread', 'strict_pack', 'strict_spread'));
+  check (value in ('pack', 'spread', 'strict_pack', 'strict_spread', 'linked'));
 -- Operators are =, !=, in, notin, exists, absent, <, <=, > and >=.
 create domain gangq.operator as text
   check (value in ('=', '!=', 'in', 'notin', 'exists', 'absent', '<', '<=', '>', '>='));
@@ -717,6 +717,19 @@ alter table gangq.requests alter column job_ids set storage external;
 create table gangq.requests_before (
   like gangq.requests including all
 ) with (autovacuum_enabled = off, toast.autovacuum_enabled = off);
+
+-- Which job or gang a unique key stands for: while that is live, and until kept_until.
+create table gangq.unique_keys (
+  key text collate "C" not null, -- As the submitter made it
+  task text collate "C" not null, -- A key holds for one task; '': a gang whose roles have their own
+  queue text collate "C" not null, -- ... in one queue
+  login text collate "C" not null, -- Whose: a login's; '' in a queue that is shared
+  gang_id bigint, -- The gang submitted; null: a single job was
+  job_ids bigint[], -- The jobs submitted; null only within the call that makes the row
+  kept_until timestamptz, -- It stands for them until then, also when they have ended
+  request_id uuid, -- The call that submitted them
+  primary key (key, task, queue, login)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- Placement ---------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gangq.context import current as current
     from gangq.errors import Busy as Busy
     from gangq.errors import DatabaseUnreachable as DatabaseUnreachable
+    from gangq.errors import Fail as Fail
     from gangq.errors import GangqError as GangqError
     from gangq.errors import IncarnationEnded as IncarnationEnded
     from gangq.errors import InvalidInput as InvalidInput
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from gangq.errors import NotFound as NotFound
     from gangq.errors import NotSerializable as NotSerializable
     from gangq.errors import ResultNotStored as ResultNotStored
+    from gangq.errors import RetryLater as RetryLater
     from gangq.errors import SchemaMismatch as SchemaMismatch
     from gangq.errors import StaleToken as StaleToken
     from gangq.errors import Stopped as Stopped
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from gangq.handles import AsyncHandle as AsyncHandle
     from gangq.handles import GangHandle as GangHandle
     from gangq.handles import Handle as Handle
+    from gangq.retry import Retry as Retry
 
 _HOME = {
     name: module
@@ -68,11 +71,12 @@ _HOME = {
         "gangq.client.selectors": "parse_selector",
         "gangq.context": "Checkpoint Context DeviceInfo GangInfo JobInfo Peer current",
         "gangq.errors": (
-            "Busy DatabaseUnreachable GangqError IncarnationEnded InvalidInput JobCancelled JobFailed NotAllowed "
-            "NotFound NotSerializable ResultNotStored SchemaMismatch StaleToken Stopped TooLarge Unfit UnknownTask "
-            "WaitTimeout WorkerNameTaken WrongIsolation WrongState"
+            "Busy DatabaseUnreachable Fail GangqError IncarnationEnded InvalidInput JobCancelled JobFailed "
+            "NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch StaleToken Stopped "
+            "TooLarge Unfit UnknownTask WaitTimeout WorkerNameTaken WrongIsolation WrongState"
         ),
         "gangq.handles": "AsyncGangHandle AsyncHandle GangHandle Handle",
+        "gangq.retry": "Retry",
     }.items()
     for name in names.split()
 }

@@ -34,6 +34,7 @@ from gangq.client.verbs import Verbs
 from gangq.context import Context, find_current
 from gangq.errors import InvalidInput, UnknownTask
 from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle, later, member_ids, now
+from gangq.retry import Retry
 from gangq.signatures import misfit, require_plain
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ class _Declaration(ABC, Generic[P, R, H, G]):
     defaults: TaskOptions
     isolate: bool = False
     watch: WatchOptions | None = None
+    retry: Retry | None = None
 
     def _jobs(self, payloads: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         listed = [self._payload(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
@@ -275,8 +277,8 @@ class Task(_Declaration[P, R, Handle, GangHandle]):
     """A task of an App: call it as the plain function it is, or submit it.
 
     `name`; `function` (None when it is implemented elsewhere); `defaults`, its options; `isolate`: run it in
-    a child process; `watch`: how patient the watchdogs are (None: as for any task). `aio` is the same task
-    with awaitable methods.
+    a child process; `watch`: how patient the watchdogs are (None: as for any task); `retry`: which errors are
+    tried again, and when (None: all, as the queue says). `aio` is the same task with awaitable methods.
     """
 
     def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -290,7 +292,9 @@ class Task(_Declaration[P, R, Handle, GangHandle]):
     @property
     def aio(self) -> AsyncTask[P, R]:
         """The same task with awaitable methods."""
-        return AsyncTask(self.app, self.name, self.function, self.defaults, self.isolate, self.watch)
+        return AsyncTask(
+            self.app, self.name, self.function, self.defaults, self.isolate, self.watch, self.retry
+        )
 
     def options(self, **options: Any) -> Task[P, R]:
         """Return the task with other options (see `TaskOptions`); this one stays as it is."""
@@ -427,6 +431,7 @@ class App:
         *,
         name: str | None = None,
         isolate: bool = False,
+        retry: Retry | None = None,
         stall_timeout: float | None = None,
         load_grace: float | None = None,
         health_window: float | None = None,
@@ -441,6 +446,7 @@ class App:
         *,
         name: str | None = None,
         isolate: bool = False,
+        retry: Retry | None = None,
         stall_timeout: float | None = None,
         load_grace: float | None = None,
         health_window: float | None = None,
@@ -450,9 +456,14 @@ class App:
         """Declare a function as a task; it stays callable. With or without parentheses.
 
         It is called as `f(ctx, **payload)` and returns JSON. `async def` and generator functions are refused.
-        `name`: default the function's. `isolate`: run it in a child process. `stall_timeout`, `load_grace`,
-        `health_window`, `long_phase`: seconds, see `WatchOptions`. `options`: see `TaskOptions`.
+        `name`: default the function's. `isolate`: run it in a child process. `retry`: which errors are tried again,
+        and when; its `attempts` are the option `max_attempts`. `stall_timeout`, `load_grace`, `health_window`,
+        `long_phase`: seconds, see `WatchOptions`. `options`: see `TaskOptions`.
         """
+        if retry is not None and retry.attempts is not None:
+            if "max_attempts" in options:
+                raise InvalidInput("both retry and max_attempts say how many attempts: leave one of them out")
+            options["max_attempts"] = retry.attempts
         defaults = TaskOptions().changed(options)
         given = WatchOptions(stall_timeout, load_grace, health_window, long_phase)
         watch = None if given == WatchOptions() else given
@@ -460,7 +471,7 @@ class App:
         def declare(function: Callable[Concatenate[Context, P], R]) -> Task[P, R]:
             called = name or function.__name__
             require_plain(function, called)
-            return self._add(Task(self, called, function, defaults, isolate, watch))
+            return self._add(Task(self, called, function, defaults, isolate, watch, retry))
 
         return declare if function is None else declare(function)
 

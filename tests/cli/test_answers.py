@@ -18,7 +18,7 @@ import pytest
 from cli_process import GANGQ, answers, environment, eventually, finished, gangq, objects, ok
 from psycopg.conninfo import make_conninfo
 
-from gangq.cli import COMMANDS, main, parsing
+from gangq.cli import COMMANDS, main
 from gangq.cli.follow import Tagger
 from gangq.client import Client
 from gangq.client.rows import LogRow
@@ -425,19 +425,6 @@ def test_explain_says_what_holds_a_job(dsn: str) -> None:
     gates = {gate["gate"]: gate["ok"] for gate in answers(dsn, "explain", job)}
     assert gates["line"] is True
     assert gates["workers"] is False
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("1.5h", 5400), ("1h30m", 5400), ("250ms", 0.25), ("2d", 172800), ("", None)],
-)
-def test_lengths_of_time_are_read(text: str, seconds: float | None) -> None:
-    assert parsing.parse_seconds(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["h", "1h30", "-5", "1y", "1 h", "nan", "١s"])
-def test_what_is_no_length_of_time_is_refused(text: str) -> None:
-    assert parsing.parse_seconds(text) is None
 
 
 def test_tagged_lines_are_whole_however_the_pieces_come() -> None:

@@ -1316,7 +1316,15 @@ def test_a_function_without_a_method_is_called_by_its_name(
 
 def test_help_shows_a_verb_as_it_is_called(client: Client) -> None:
     shown = inspect.signature(client.fail)
-    assert list(shown.parameters) == ["job_id", "token", "error", "retryable", "cause", "connection"]
+    assert list(shown.parameters) == [
+        "job_id",
+        "token",
+        "error",
+        "retryable",
+        "cause",
+        "retry_in_s",
+        "connection",
+    ]
     assert inspect.signature(client.job).return_annotation == "rows.JobRow"
     assert "Raises `StaleToken`" in inspect.getdoc(AsyncClient.fail)
     with pytest.raises(TypeError, match="missing a required argument: 'token'"):

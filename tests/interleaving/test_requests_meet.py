@@ -91,3 +91,39 @@ def test_a_call_that_waits_behind_the_turn_finds_what_was_moved_by_it(
     assert jobs(meeting) - before == options.get("size", 1)
     kept = "select from gangq.requests_before where request_id = %s"
     assert len(meeting.db.execute(kept, [named["request_id"]]).fetchall()) == 1
+
+
+@both_ends
+@pytest.mark.parametrize(
+    ("verb", "options"), [("submit_unique", {}), ("submit_unique_gang", {"size": 2})], ids=["job", "gang"]
+)
+@pytest.mark.parametrize("known", [False, True], ids=["new key", "key that was used before"])
+def test_of_two_submissions_with_one_unique_key_one_submits(
+    meeting: Arena, verb: str, options: dict[str, int], end: str, known: bool
+) -> None:
+    named = {"unique_key": "k", "task": "t", **options}
+    if known:
+        used = call(meeting.db, verb, **named)[0]
+        call(meeting.db, "cancel", job_ids=[used["job_id"]]) if "job_id" in used else call(
+            meeting.db, "cancel", gang_ids=[used["gang_id"]]
+        )
+    before = jobs(meeting)
+    met = meeting.meet(lambda conn: call(conn, verb, **named), lambda conn: call(conn, verb, **named), end)
+    assert met.later.waited
+    assert met.later.result()[0]["existed"] == (end == "commit")
+    assert jobs(meeting) - before == options.get("size", 1)
+
+
+def test_a_replacement_and_a_claim_meet_and_the_job_runs_with_one_of_the_payloads(meeting: Arena) -> None:
+    worker = meeting.worker("w1")
+    named = {"unique_key": "k", "task": "t"}
+    call(meeting.db, "submit_unique", **named, payload={"n": 1})
+
+    def replace(conn):
+        return call(conn, "submit_unique", **named, payload={"n": 2}, replaces=True)
+
+    met = meeting.meet(replace, lambda conn: call(conn, "claim", incarnation=worker, max_jobs=1))
+    assert met.first[0]["replaced"]
+    # The claim does not wait for a job that somebody holds: it leaves it.
+    assert met.later.result() == []
+    assert [row["payload"] for row in call(meeting.db, "claim", incarnation=worker, max_jobs=1)] == [{"n": 2}]

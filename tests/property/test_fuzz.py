@@ -501,6 +501,8 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "submit_child": lambda w: {**w.pair(), "task": "fuzz"},
         "submit_child_gang": lambda w: {**w.pair(), "task": "fuzz", "size": 2},
         "submit_gang": lambda w: {"task": "fuzz", "size": 2},
+        "submit_unique": lambda w: {"unique_key": "fuzz", "task": "fuzz"},
+        "submit_unique_gang": lambda w: {"unique_key": "fuzz gang", "task": "fuzz", "size": 2},
         "suspect": lambda w: {**w.mine(), "class": "stall", "evidence": evidence},
         "tick": lambda w: {"force": True, "decides": True},
         "time_out": lambda w: {"most": 5},
@@ -536,6 +538,8 @@ OBJECTS = {
     "submit_child": ("options", "job_options"),
     "submit_gang": ("options", "gang_options"),
     "submit_child_gang": ("options", "gang_options"),
+    "submit_unique": ("options", "job_options"),
+    "submit_unique_gang": ("options", "gang_options"),
     "register_worker": ("options", "worker_options"),
 }
 """The argument that is one JSON object, and the row type that its members come from."""

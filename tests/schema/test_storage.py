@@ -38,6 +38,7 @@ REWRITTEN = {
     "places",
     "lows",
     "plans",
+    "unique_keys",
     "verdicts",
     "runtimes",
     "beat_gaps",

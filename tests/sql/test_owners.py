@@ -68,6 +68,19 @@ def test_set_role_to_a_role_of_gangq_hides_nobody(on: Logins) -> None:
     assert (gang.row["submitter"], gang.row["login"]) == ("s1_test", "s1_test")
 
 
+def test_each_login_has_unique_keys_of_its_own_and_those_of_a_shared_queue_are_everybodys(on: Logins) -> None:
+    on.a1.call("set_queue", name="ours", others="shared")
+    named = {"unique_key": "k", "task": "t"}
+    assert not on.s1.one("submit_unique", **named)["existed"]
+    assert not on.s2.one("submit_unique", **named)["existed"]
+    job = on.s1.one("submit_unique", **named, queue="ours")["job_id"]
+    assert on.s2.one("submit_unique", **named, queue="ours") == {
+        "job_id": job, "existed": True, "replaced": False,
+    }  # fmt: skip
+    with refused(NOT_ALLOWED):
+        on.v1.one("submit_unique", **named)
+
+
 def test_a_limit_per_submitter_is_not_evaded_by_set_role(on: Logins) -> None:
     on.a1.call("set_queue", name="default", submitter_maximum={"jobs": 1})
     worker = on.w1.worker(slots=4)

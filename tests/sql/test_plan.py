@@ -263,6 +263,15 @@ def test_nothing_waits_and_nothing_is_planned(q: Q) -> None:
     assert plan(q, {"cancel": {"job": q.submit()}}) == []
 
 
+def test_a_light_job_that_runs_may_be_cancelled_in_a_plan(q: Q) -> None:
+    q.submit()
+    light = q.worker().take()
+    assert q.value("select light from gangq.live_jobs")
+    gang = q.submit_gang(1, gpus=1, wait_for_hardware=True)
+    (row,) = plan(q, {"cancel": {"job": light.job_id}})
+    assert (row["gang_id"], row["after"]) == (gang.id, "wait")
+
+
 def test_no_two_devices_of_new_workers_have_one_id(q: Q) -> None:
     (added,) = q.one("preview", changes=[{"add_workers": 3, "gpus": 2}], kinds=[])
     ids = [device["id"] for new in added["workers"] for device in new["worker"]["devices"]]

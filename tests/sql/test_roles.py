@@ -32,7 +32,7 @@ LOOK = {
     "kept_by_day",
     "waiting_later",
 }
-SUBMIT = {"submit", "submit_gang", "set_priority", "cancel", "retry"}
+SUBMIT = {"submit", "submit_gang", "submit_unique", "submit_unique_gang", "set_priority", "cancel", "retry"}
 WORK = {
     "register_worker",
     "heartbeat",

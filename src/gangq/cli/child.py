@@ -136,7 +136,7 @@ def gang(session: Session) -> None:
     """
     from gangq.worker.child_context import Link
     from gangq.worker.environment import for_gang
-    from gangq.worker.facts import gang_from_wire
+    from gangq.worker.handler_info import gang_from_wire
 
     with Link.from_environ() as worker:
         told = worker.ask("gang")["gang"]

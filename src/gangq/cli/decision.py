@@ -15,6 +15,7 @@ from gangq.cli.parsing import from_json, read_file
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
 from gangq.client.encoding import counted
+from gangq.errors import GangqError
 from gangq.placement.board import Board
 from gangq.placement.decide import decide as decide_on
 from gangq.placement.decisions import Decision
@@ -144,10 +145,13 @@ def decide(session: Session, file: str) -> None:
     what = "the board" if file == "-" else f"board {file!r}"
     try:
         seen = Board.from_json(from_json(read_file(file, what), what))
-        decided = decide_on(seen)
-    except ValueError as problem:
+    except GangqError as problem:
         raise click.UsageError(f"{what}: {problem}") from None
-    except KeyError as missing:
-        raise click.UsageError(f"{what} refers to {missing}, which is not on it") from None
+    kinds = {kind.id for kind in seen.kinds}
+    if missing := [ask for ask in seen.asks if ask.kind not in kinds]:
+        raise click.UsageError(
+            f"{what}: ask {missing[0].id} is of kind {missing[0].kind}, which is not on the board"
+        )
+    decided = decide_on(seen)
     names = {worker.id: worker.name for worker in seen.workers}
     session.rows([_Row.of(one, names) for one in decided], _COLUMNS, "nothing waits on this board")

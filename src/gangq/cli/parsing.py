@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, AnyStr
 
 import click
 
+from gangq.durations import parse_seconds
+
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:
@@ -20,9 +22,7 @@ else:
 MOST_BYTES = 64 << 20
 """Of a file or of standard input: more is somebody's mistake, or /dev/zero."""
 _LONGEST_S = 100 * 365.25 * 86400
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _NEW_WORKERS = re.compile(r"(\d+)(?:x(\d+))?x([^,\s]+)((?:,[^,=\s]+=[^,\s]+)*)", re.ASCII)
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 
 
 class Seconds(ParamType):
@@ -271,17 +271,6 @@ def read_file(file: str, what: str) -> str:
     except OSError as e:
         raise click.UsageError(f"{what}: {e.strerror}; write the name of a file, or -") from None
     return text
-
-
-def parse_seconds(text: str) -> float | None:
-    """Seconds of 90, 1.5, 90s, 1h30m; None when it is none of these."""
-    text = text.strip().lower()
-    if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
-        return float(text)
-    parts = _PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        return None
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 def payload_of(words: Sequence[str]) -> dict[str, Any]:

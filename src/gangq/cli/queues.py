@@ -15,7 +15,7 @@ from gangq.cli.tables import Cell, Column, columns
 from gangq.client.rows import QueueRow
 from gangq.client.settings import QueueSettings
 from gangq.errors import InvalidInput, NotFound
-from gangq.placement.order import ORDERS
+from gangq.placement.order import POLICIES
 
 _COLUMNS = columns(
     "name paused policy:2 attempts:3 crashes:5 trips:5 backoff:4 budget:3 payload_bytes:6 keep_done:6 keep_failed:6",
@@ -37,7 +37,7 @@ _RETENTION = click.Choice(["short", "long", "forever"])
 _settings = options.settings(
     QueueSettings,
     {
-        "policy": (click.Choice([*ORDERS]), "Order of what waits in it [priority]."),
+        "policy": (click.Choice([*POLICIES]), "Order of what waits in it [priority]."),
         "max_attempts": "Attempts a job may spend.",
         "max_crashes": "Workers a job may lose.",
         "max_trips": "Watchdog trips a job may cause.",

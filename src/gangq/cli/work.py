@@ -99,7 +99,8 @@ work_options = chained(
     click.option(
         "--strategy",
         type=click.Choice([*STRATEGIES]),
-        help="Fewest hosts, most, one, or a host for each member [pack].",
+        help="Fewest hosts, most, one, a host for each member, or fewest with all GPUs of a member joined by one "
+        "NVLink or XGMI [pack].",
     ),
     click.option(
         "--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."

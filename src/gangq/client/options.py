@@ -41,7 +41,8 @@ class SubmitGangOptions(_Options, total=False):
 
     - `payloads`: one to each rank. `roles`: in place of a size. `min_size`: how many of size are enough to start
       [size]. `name` of the gang.
-    - `strategy` [pack]: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each).
+    - `strategy` [pack]: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each),
+      linked (as pack; all GPUs of each member joined by NVLink or XGMI: it waits for such GPUs).
       `require`, `prefer`: a topology level (`configure`) of which all members must, or should, share one domain.
       `balanced`: evenly many on each host used. `apart`: gangs of one such name never share a host.
     - `failure_policy` [restart_gang]: restart_gang, restart_member (same rank, the others are told), shrink

@@ -32,6 +32,23 @@ class GangSubmitted(NamedTuple):
     note: str | None
 
 
+class UniqueSubmitted(NamedTuple):
+    """The job that a unique key stands for. `existed`: submitted before; `replaced`: it has the new payload."""
+
+    job_id: int
+    existed: bool
+    replaced: bool
+
+
+class UniqueGangSubmitted(NamedTuple):
+    """The gang that a unique key stands for. `existed`: it was submitted before, and `note` is None."""
+
+    gang_id: int
+    job_ids: list[int]
+    note: str | None
+    existed: bool
+
+
 class StateChange(NamedTuple):
     """State of a job, or of a gang (`job_id` None), after cancel, retry or set_priority."""
 

@@ -23,6 +23,7 @@ from gangq.client.verb import (
     Json,
     Payloads,
     Query,
+    Real,
     SentIds,
     SentJson,
     SentJsons,
@@ -174,6 +175,51 @@ class SubmitterVerbs:
         With `connection`, in its transaction. Raises `InvalidInput` (also for what exceeds a limit of its queue, or
         all hardware known), `NotFound`, `TooLarge`, `WrongState` (the queue is draining), `Busy`, `WrongIsolation`.
         """
+
+    @verb(before=_before_submit, repeatable=True)
+    def submit_unique(
+        self,
+        *,
+        unique_key: str,
+        task: str,
+        queue: str | None = None,
+        payload: Json | None = None,
+        priority: int | None = None,
+        gpus: int | None = None,
+        due_at: Time | None = None,
+        after: After | None = None,
+        keep_s: Real | None = None,
+        replaces: bool = False,
+        request_id: UUID | str | None = None,
+        connection: object | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> rows.UniqueSubmitted:
+        """Submit one job, unless `unique_key` stands for one already: then that one's id.
+
+        A key of 1 to 200 characters stands for the job submitted with it while that is live, and with `keep_s` at
+        least for so many seconds; it is this task's in this queue, and each login's own unless the queue is shared.
+        `replaces`: where no claim has taken that job yet, it gets this payload, `due_at` and `priority`. The rest,
+        and what is raised, is as in `submit`.
+        """
+
+    @verb(before=_before_submit_gang, repeatable=True)
+    def submit_unique_gang(
+        self,
+        *,
+        unique_key: str,
+        task: str | None = None,
+        size: int | None = None,
+        queue: str | None = None,
+        payload: Json | None = None,
+        priority: int | None = None,
+        gpus: int | None = None,
+        due_at: Time | None = None,
+        after: After | None = None,
+        keep_s: Real | None = None,
+        connection: object | None = None,
+        **options: Unpack[SubmitGangOptions],
+    ) -> rows.UniqueGangSubmitted:
+        """Submit a gang, unless `unique_key` stands for one already; see `submit_unique` and `submit_gang`."""
 
     @verb(before=_before_submit_child, repeatable=True)
     def submit_child(

@@ -147,10 +147,12 @@ class WorkerVerbs:
         error: Object | None = None,
         retryable: bool = True,
         cause: str = "error",
+        retry_in_s: Real | None = None,
         connection: object | None = None,
     ) -> str:
         """Report a failed attempt; return the new state.
 
+        `retry_in_s`: a single job waits so long before its next attempt [the queue's backoff].
         `cause` is "error", or "port_taken" when a member's rendezvous port was: then its attempt is given back.
         `error`: type, message, traceback, host, log_tail. Raises `StaleToken`.
         """

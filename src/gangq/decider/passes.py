@@ -12,7 +12,7 @@ from typing import Any
 from gangq.client.rows import PassRow, ReplayRow
 from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
-from gangq.errors import SchemaMismatch
+from gangq.errors import GangqError
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
@@ -41,16 +41,6 @@ class Passed:
     """Somebody has asked for another one meanwhile, or something was busy."""
 
 
-def read_board(text: str) -> Board:
-    """Return the board that the database has told. Raises `SchemaMismatch` for one of another release."""
-    try:
-        return Board.from_json(json.loads(text))
-    except ValueError as problem:
-        raise SchemaMismatch(
-            f"{problem}: the database's functions are of another release. Upgrade this library, or run gangq migrate"
-        ) from problem
-
-
 def run_passes() -> Steps[bool]:
     """Decide until nobody has asked for more meanwhile; whether something is left for another time."""
     for _ in range(ROUNDS):
@@ -65,7 +55,7 @@ def run_passes() -> Steps[bool]:
 def run_pass() -> Steps[Passed]:
     """Read the board, decide, and carry it out."""
     text = yield from Verbs.board()
-    seen = read_board(text)
+    seen = Board.from_json(json.loads(text))
     decided = decide(seen)
     about: dict[str, Any] = {"digest": hashlib.md5(text.encode()).hexdigest(), "asked": seen.asked}
     outcomes: dict[str, str] = {}
@@ -131,8 +121,8 @@ def _again(written: Sequence[PassRow]) -> ReplayRow:
         )
     try:
         seen = Board.from_json(board)
-    except ValueError as problem:
-        return row._replace(difference=f"its board is of another release: {problem}")
+    except GangqError as problem:
+        return row._replace(difference=f"its board cannot be read: {problem}")
     parts = json.loads(json.dumps([told(seen, part) for part in _parts(decide(seen))]))
     now = {one["ask"]: one for part in parts for one in part}
     names = dict.fromkeys([*then, *now])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,7 +11,6 @@ from typing import Any
 from gangq.client.rows import PlanRow, Reason
 from gangq.client.verb import Query, Steps
 from gangq.client.verbs import Verbs
-from gangq.decider.passes import read_board
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
@@ -20,7 +20,7 @@ from gangq.placement.whatif import edit
 
 def plan_steps(changes: Sequence[Mapping[str, Any]]) -> Steps[list[PlanRow]]:
     """Decide on the board as it is and as it would be."""
-    seen = read_board((yield from Verbs.board()))
+    seen = Board.from_json(json.loads((yield from Verbs.board())))
     previews = yield from Verbs.preview(changes=changes, kinds=[kind.id for kind in seen.kinds])
     edited = edit(seen, changes, previews)
     was, becomes = _Decided(seen), _Decided(edited)
@@ -133,7 +133,7 @@ def explain_now_steps(stored: Query[list[Reason]]) -> Steps[list[Reason]]:
     ask = next((str((r.numbers or {}).get("ask")) for r in reasons if r.gate == "state"), "")
     if all(r.gate not in ("start", "unblock") for r in reasons):
         return reasons
-    seen = read_board((yield from Verbs.board()))
+    seen = Board.from_json(json.loads((yield from Verbs.board())))
     decision = next((one for one in decide(seen) if one.ask == ask), None)
     kept = [
         r for r in reasons if "decided_at" not in (r.numbers or {}) and r.gate not in ("start", "unblock")

@@ -6,12 +6,12 @@ host can do better, and this is how:
 
 1. What is gone already is only reported dead: its jobs are free at once, and starting it again is its own
    service manager's business.
-2. Else the database decides (`gangq.bounce`): not a worker that has been heard again or was replaced, not more
+2. Else the database decides (`gangq.bounce`): not a worker that has renewed its lease again or was replaced, not more
    often than bounces_per_hour, not while another bouncer is at it, and not when more than a fifth of the fleet
    is flagged, for then the fault is elsewhere and restarting everything would make it worse.
 3. Its backend restarts it, with SIGKILL after a bounded time. What survives that is reported stuck: the host
    needs a reboot.
-4. A new incarnation has to heartbeat within `verify_s`; if it does not, somebody has to look.
+4. A new incarnation has to heartbeat within `verify_s`; if it does not, an operator has to look.
 
 Every action is one line that says what was done and, where it was not enough, what to do.
 """
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gangq.errors import DatabaseUnreachable, GangqError
 from gangq.host.backends import Backend, Choice
-from gangq.host.deaths import GLANCE_S, Proof, prove, report_dead
+from gangq.host.deaths import CHECK_S, Proof, prove, report_dead
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangq.host")
 
-_AFTER_KILL_S = 5.0
+_PROOF_AFTER_KILL_S = 5.0
 _BY = "gangq bounce"
 _REFUSALS = {
     "too_often": "left alone: it has been restarted as often as an hour allows (bounces_per_hour) and is silent "
@@ -42,7 +42,7 @@ _REFUSALS = {
     "fleet": "left alone: more than a fifth of all hosts are flagged at once, so the fault is elsewhere. Look at the "
     "database, the network and the shared storage (gangq workers, gangq doctor)",
 }
-"""What the database answers when somebody should know; heard, replaced, taken and unknown are nobody's concern."""
+"""Answers of the database that an operator should see; heard, replaced, taken and unknown need no attention."""
 
 
 class Prover(Protocol):
@@ -57,7 +57,7 @@ class Action:
     """One thing that was done or refused.
 
     ``action`` is dead (reported), gone, bounced, verified, unverified, failed, stuck, refused, unmapped, or would
-    (in report-only mode); ``text`` the line for people. ``ok`` false: somebody should look.
+    (in report-only mode); ``text`` the line for people. ``ok`` false: an operator should look.
     """
 
     worker: str
@@ -146,7 +146,7 @@ class Bouncer:
                 self._tell(flag, "failed", False, f"could not be dealt with: {problem}")
 
     def _tick(self) -> None:
-        """Where every worker is silent, nobody else flags them."""
+        """If every worker of the fleet is silent, only this tick flags them."""
         if self._report_only:
             return
         try:
@@ -191,10 +191,10 @@ class Bouncer:
     # -- one flag ----------------------------------------------------------------------------------------
 
     def _act(self, flag: FlaggedRow) -> None:
-        proof = self._prove(flag.identity, within_s=GLANCE_S)
+        proof = self._prove(flag.identity, within_s=CHECK_S)
         if proof is not None and proof.stuck:
-            # Somebody has killed it, perhaps just now.
-            proof = self._prove(flag.identity, within_s=_AFTER_KILL_S)
+            # It was killed, perhaps just now.
+            proof = self._prove(flag.identity, within_s=_PROOF_AFTER_KILL_S)
         if proof is not None and proof.dead:
             self._report_dead(flag, proof)
             return
@@ -228,7 +228,7 @@ class Bouncer:
                 flag,
                 "gone",
                 False,
-                "is gone, its jobs are free, and nobody has started it again: see why its service manager does not",
+                "is gone, its jobs are free, and it was not started again: see why its service manager does not",
             )
             return
         jobs = self._record_death(flag, proof)
@@ -270,7 +270,7 @@ class Bouncer:
         done = backend.restart(self._kill_after_s, environ)
         pending.until = self._clock() + self._verify_s
         if proof is None or not proof.dead:
-            proof = self._prove(flag.identity, within_s=_AFTER_KILL_S if done.ok else GLANCE_S)
+            proof = self._prove(flag.identity, within_s=_PROOF_AFTER_KILL_S if done.ok else CHECK_S)
         if done.proof is not None and (proof is None or not proof.dead):
             proof = Proof(True, done.proof)
         if proof is not None and proof.stuck:

@@ -16,7 +16,7 @@ from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.report import deliver
 from gangq.worker.session import clean_stop_reason
 
-GLANCE_S = 0.3
+CHECK_S = 0.3
 """How long to look whether a silent worker's processes are gone already."""
 
 
@@ -94,7 +94,7 @@ def prove(identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Pr
     if any(procfs.dying(entry.pid) for entry in left):
         # Killed and not dead yet: a process that has much memory to give back takes long for it.
         stuck = procfs.await_end(left)
-        evidence = look(min(within_s, GLANCE_S))
+        evidence = look(min(within_s, CHECK_S))
     if not (evidence.proves_death or evidence.survivors):
         return None
     return Proof(
