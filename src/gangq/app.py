@@ -15,6 +15,7 @@ import dataclasses
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,10 +27,13 @@ from gangq.client import Client
 from gangq.client.encoding import as_object, awaited_ids
 from gangq.client.options import GANG_ONLY
 from gangq.client.roles import Role, as_role
+from gangq.client.rows import GangSubmitted
 from gangq.client.selectors import Selector, as_selector
+from gangq.client.verb import Steps
+from gangq.client.verbs import Verbs
 from gangq.context import Context, find_current
-from gangq.errors import InvalidInput, NotFound, UnknownTask
-from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
+from gangq.errors import InvalidInput, UnknownTask
+from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle, later, member_ids, now
 from gangq.retry import Retry
 from gangq.signatures import misfit, require_plain
 
@@ -38,6 +42,10 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+H = TypeVar("H")
+G = TypeVar("G")
+C = TypeVar("C", bound="Client | AsyncClient")
 
 COMMAND = "command"
 
@@ -148,8 +156,8 @@ _NO_NEEDS: dict[str, Any] = {"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0}
 
 
 @dataclass(frozen=True, eq=False)
-class _Declaration(Generic[P, R]):
-    """What a task is, whoever submits it."""
+class _Declaration(ABC, Generic[P, R, H, G]):
+    """What a task is, whoever submits it; submitting makes handles `H` of jobs and `G` of gangs."""
 
     app: App
     name: str
@@ -201,8 +209,16 @@ class _Declaration(Generic[P, R]):
         if why is not None:
             raise InvalidInput(f"the arguments do not fit task {self.name!r}: {why}")
 
+    @abstractmethod
+    def _job(self, id: int) -> H: ...
+
+    @abstractmethod
+    def _gang_of(self, made: GangSubmitted) -> G: ...
+
     def _role(self, role: Role, options: Mapping[str, Any], payload: Mapping[str, Any] | None) -> Role:
-        """The role with what its task was declared with, where neither it nor the call says."""
+        """The role, filled up. What a member needs is first what its role says, then what the call says (`options`),
+        then what the role's task is declared with; never what the gang's task is declared with.
+        """
         task = self.name if role.task is None else role.task
         declared = task if isinstance(task, _Declaration) else self.app.tasks.get(task)
         if declared is None:
@@ -211,7 +227,6 @@ class _Declaration(Generic[P, R]):
             declared._check(given_to)
         if role.task is None:
             return role
-        # Not what the gang needs: that is declared with another task.
         theirs = {**_NO_NEEDS, **declared.defaults.declared()}
         unsaid = (key for key in _RESOURCES if getattr(role, key) is None)
         # The option budget is the argument budget_s.
@@ -221,8 +236,44 @@ class _Declaration(Generic[P, R]):
         return dataclasses.replace(role, **filled)
 
 
+# Steps of submitting ----------------------------------------------------------------------------------------
+
+
+def submit(task: _Declaration[P, R, H, G], /, **payload: Any) -> Steps[H]:
+    """Submit one job; `payload` becomes the function's keyword arguments (SQL: gangq.submit).
+
+    Raises `InvalidInput` when the function is known here and cannot be called with them.
+    """
+    return (yield from submit_many(task, [payload]))[0]
+
+
+def submit_many(task: _Declaration[P, R, H, G], /, payloads: Iterable[Mapping[str, Any]]) -> Steps[list[H]]:
+    """Submit one job per payload in one statement; return their handles in order."""
+    arguments = task._jobs(payloads)
+    ids = (yield from Verbs.submit(**arguments)) if arguments["payloads"] else []
+    return [task._job(id) for id in ids]
+
+
+def submit_gang(
+    task: _Declaration[P, R, H, G],
+    /,
+    size: int | None = None,
+    payload: Mapping[str, Any] | None = None,
+    *,
+    payloads: Sequence[Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> Steps[G]:
+    """Submit `size` members, or those of `roles`, that start together or not at all (SQL: gangq.submit_gang).
+
+    `payload` goes to every member, or `payloads` one to each rank. `options` are those of the task, per member
+    (`TaskOptions`), and those of the gang (`gangq.client.options.SubmitGangOptions`). A role whose task is a task
+    of the App, or its name, needs what that was declared with, unless the role says otherwise.
+    """
+    return task._gang_of((yield from Verbs.submit_gang(**task._gang(size, payload, payloads, options))))
+
+
 @dataclass(frozen=True, eq=False)
-class Task(_Declaration[P, R]):
+class Task(_Declaration[P, R, Handle, GangHandle]):
     """A task of an App: call it as the plain function it is, or submit it.
 
     `name`; `function` (None when it is implemented elsewhere); `defaults`, its options; `isolate`: run it in
@@ -249,68 +300,61 @@ class Task(_Declaration[P, R]):
         """Return the task with other options (see `TaskOptions`); this one stays as it is."""
         return dataclasses.replace(self, defaults=self.defaults.changed(options))
 
-    def submit(self, /, **payload: Any) -> Handle:
-        """Submit one job; `payload` becomes the function's keyword arguments (SQL: gangq.submit).
+    submit = now(submit)
+    submit_many = now(submit_many)
+    submit_gang = now(submit_gang)
 
-        Raises `InvalidInput` when the function is known here and cannot be called with them.
-        """
-        return self.submit_many([payload])[0]
+    def _run(self, steps: Steps[T]) -> T:
+        return self.app.client.execute(steps)
 
-    def submit_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Handle]:
-        """Submit one job per payload in one statement; return their handles in order."""
-        arguments = self._jobs(payloads)
-        if not arguments["payloads"]:
-            return []
-        return [self.app.job(id) for id in self.app.client.submit(**arguments)]
+    def _job(self, id: int) -> Handle:
+        return self.app.job(id)
 
-    def submit_gang(
-        self,
-        size: int | None = None,
-        payload: Mapping[str, Any] | None = None,
-        *,
-        payloads: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
-    ) -> GangHandle:
-        """Submit `size` members, or those of `roles`, that start together or not at all (SQL: gangq.submit_gang).
-
-        `payload` goes to every member, or `payloads` one to each rank. `options` are those of the task, per member
-        (`TaskOptions`), and those of the gang (`gangq.client.options.SubmitGangOptions`). A role whose task is a task
-        of the App, or its name, needs what that was declared with, unless the role says otherwise.
-        """
-        made = self.app.client.submit_gang(**self._gang(size, payload, payloads, options))
+    def _gang_of(self, made: GangSubmitted) -> GangHandle:
         return GangHandle(self.app._client, made.gang_id, made.job_ids, made.note)
 
 
 @dataclass(frozen=True, eq=False)
-class AsyncTask(_Declaration[P, R]):
+class AsyncTask(_Declaration[P, R, AsyncHandle, AsyncGangHandle]):
     """`Task` for asyncio: the same methods, awaited."""
 
     def options(self, **options: Any) -> AsyncTask[P, R]:
         """Return the task with other options (see `TaskOptions`); this one stays as it is."""
         return dataclasses.replace(self, defaults=self.defaults.changed(options))
 
-    async def submit(self, /, **payload: Any) -> AsyncHandle:
-        """Submit one job; `payload` becomes the function's keyword arguments (SQL: gangq.submit)."""
-        return (await self.submit_many([payload]))[0]
+    submit = later(submit)
+    submit_many = later(submit_many)
+    submit_gang = later(submit_gang)
 
-    async def submit_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[AsyncHandle]:
-        """Submit one job per payload in one statement; return their handles in order."""
-        arguments = self._jobs(payloads)
-        if not arguments["payloads"]:
-            return []
-        return [self.app.aio.job(id) for id in await self.app.aio.client.submit(**arguments)]
+    async def _run(self, steps: Steps[T]) -> T:
+        return await self.app.aio.client.execute(steps)
 
-    async def submit_gang(
-        self,
-        size: int | None = None,
-        payload: Mapping[str, Any] | None = None,
-        *,
-        payloads: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
-    ) -> AsyncGangHandle:
-        """Submit `size` members that start together or not at all; see `Task.submit_gang`."""
-        made = await self.app.aio.client.submit_gang(**self._gang(size, payload, payloads, options))
+    def _job(self, id: int) -> AsyncHandle:
+        return self.app.aio.job(id)
+
+    def _gang_of(self, made: GangSubmitted) -> AsyncGangHandle:
         return AsyncGangHandle(self.app.aio._client, made.gang_id, made.job_ids, made.note)
+
+
+class _Clients(Generic[C]):
+    """The clients of an App, made at first use: of its database, and inside a job one that submits through it."""
+
+    def __init__(self, app: App, kind: Callable[[], type[C]], made: C | None = None) -> None:
+        self._app = app
+        self._kind = kind
+        self._inside: C | None = None
+        self.made = made
+
+    def get(self) -> C:
+        app, job = self._app, self._app._job()
+        with app._lock:
+            if job is not None:
+                if self._inside is None or self._inside.through is not job:
+                    self._inside = self._kind()(through=job)
+                return self._inside
+            if self.made is None:
+                self.made = self._kind()(app.dsn)
+            return self.made
 
 
 class App:
@@ -329,9 +373,8 @@ class App:
         self.given_dsn = client.target.conninfo if client else dsn
         """What it was made with; None: GANGQ_DSN, or inside a job its worker. It may hold a password."""
         self._dsn = client.target.conninfo if client else None
-        self._made = client
-        self._inside: Client | None = None
         self._lock = threading.RLock()
+        self._clients = _Clients(self, lambda: Client, client)
         self._tasks: dict[str, Task[..., Any]] = {}
         self.aio = AsyncApp(self)
 
@@ -345,8 +388,8 @@ class App:
 
     def close(self) -> None:
         """Close the client's connections; a later call connects again."""
-        if self._made is not None:
-            self._made.close()
+        if self._clients.made is not None:
+            self._clients.made.close()
 
     @property
     def dsn(self) -> str:
@@ -362,15 +405,7 @@ class App:
     @property
     def client(self) -> Client:
         """The client, made at first use; inside a job without a database, one that submits through the worker."""
-        job = self._job()
-        with self._lock:
-            if job is not None:
-                if self._inside is None or self._inside.through is not job:
-                    self._inside = Client(through=job)
-                return self._inside
-            if self._made is None:
-                self._made = Client(self.dsn)
-            return self._made
+        return self._clients.get()
 
     def _client(self) -> Client:
         return self.client
@@ -527,12 +562,7 @@ class App:
 
     def gang(self, id: int) -> GangHandle:
         """Return a handle for the gang with this id. Raises `NotFound`."""
-        members = sorted(self.client.jobs(gang_id=id, limit=None), key=lambda job: job.rank or 0)
-        if not members:
-            raise NotFound(
-                f"gang {id} does not exist: never committed, past its retention, or another database"
-            )
-        return GangHandle(self._client, id, [member.id for member in members])
+        return GangHandle(self._client, id, self.client.execute(member_ids(id)))
 
     def run_worker(self, **options: Any) -> int:
         """Run a worker for these tasks in this process until it is told to stop; return its exit code.
@@ -558,8 +588,7 @@ class AsyncApp:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._made: AsyncClient | None = None
-        self._inside: AsyncClient | None = None
+        self._clients: _Clients[AsyncClient] = _Clients(app, _async_client)
 
     async def __aenter__(self) -> AsyncApp:
         return self
@@ -571,22 +600,13 @@ class AsyncApp:
 
     async def close(self) -> None:
         """Close the async client's connections; a later call connects again."""
-        if self._made is not None:
-            await self._made.close()
+        if self._clients.made is not None:
+            await self._clients.made.close()
 
     @property
     def client(self) -> AsyncClient:
         """The async client, made at first use; inside a job as `App.client`."""
-        from gangq.client.aio import AsyncClient
-
-        job = self._app._job()
-        if job is not None:
-            if self._inside is None or self._inside.through is not job:
-                self._inside = AsyncClient(through=job)
-            return self._inside
-        if self._made is None:
-            self._made = AsyncClient(self._app.dsn)
-        return self._made
+        return self._clients.get()
 
     def _client(self) -> AsyncClient:
         return self.client
@@ -647,12 +667,13 @@ class AsyncApp:
 
     async def gang(self, id: int) -> AsyncGangHandle:
         """Return a handle for the gang with this id. Raises `NotFound`."""
-        members = sorted(await self.client.jobs(gang_id=id, limit=None), key=lambda job: job.rank or 0)
-        if not members:
-            raise NotFound(
-                f"gang {id} does not exist: never committed, past its retention, or another database"
-            )
-        return AsyncGangHandle(self._client, id, [member.id for member in members])
+        return AsyncGangHandle(self._client, id, await self.client.execute(member_ids(id)))
+
+
+def _async_client() -> type[AsyncClient]:
+    from gangq.client.aio import AsyncClient
+
+    return AsyncClient
 
 
 def command_payload(

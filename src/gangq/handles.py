@@ -35,6 +35,7 @@ logger = logging.getLogger("gangq.handles")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 ENDED = frozenset({"done", "failed", "cancelled"})
 # Polling starts fast enough for a job of milliseconds and ends slow enough for a thousand waiters.
@@ -268,6 +269,16 @@ def _members(handle: _HasId) -> Steps[list[JobRow]]:
     return sorted(found, key=lambda member: member.rank or 0)
 
 
+def member_ids(gang_id: int) -> Steps[list[int]]:
+    """Return the ids of a gang's members, by rank. Raises `NotFound`."""
+    found = yield from _members(_HasId(gang_id))
+    if not found:
+        raise NotFound(
+            f"gang {gang_id} does not exist: never committed, past its retention, or another database"
+        )
+    return [member.id for member in found]
+
+
 # Handles ----------------------------------------------------------------------------------------------------
 
 
@@ -305,24 +316,28 @@ class _Async(_HasId):
         return await self._client().execute(steps)
 
 
-def _now(steps: Callable[Concatenate[_HasId, P], Steps[R]]) -> Callable[Concatenate[_Sync, P], R]:
+def now(steps: Callable[Concatenate[S, P], Steps[R]]) -> Callable[Concatenate[S, P], R]:
+    """Make a method that carries out these steps; `help` and `inspect` know it as such."""
     show_answer(steps)
 
     @functools.wraps(steps)
-    def method(self: _Sync, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._run(steps(self, *args, **kwargs))
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._run(steps(self, *args, **kwargs))
+        return result
 
     return method
 
 
-def _later(
-    steps: Callable[Concatenate[_HasId, P], Steps[R]],
-) -> Callable[Concatenate[_Async, P], Coroutine[Any, Any, R]]:
+def later(
+    steps: Callable[Concatenate[S, P], Steps[R]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """Make a method that is awaited; see `now`."""
     show_answer(steps)
 
     @functools.wraps(steps)
-    async def method(self: _Async, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._run(steps(self, *args, **kwargs))
+    async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = await self._run(steps(self, *args, **kwargs))
+        return result
 
     return method
 
@@ -335,14 +350,14 @@ class Handle(_Sync):
         """The one job, for `after`."""
         return [self.id]
 
-    wait = _now(wait)
-    result = _now(result)
-    cancel = _now(cancel)
-    retry = _now(retry)
-    state = _now(state)
-    row = _now(row)
-    events = _now(events)
-    logs = _now(logs)
+    wait = now(wait)
+    result = now(result)
+    cancel = now(cancel)
+    retry = now(retry)
+    state = now(state)
+    row = now(row)
+    events = now(events)
+    logs = now(logs)
 
 
 class AsyncHandle(_Async):
@@ -353,14 +368,14 @@ class AsyncHandle(_Async):
         """The one job, for `after`."""
         return [self.id]
 
-    wait = _later(wait)
-    result = _later(result)
-    cancel = _later(cancel)
-    retry = _later(retry)
-    state = _later(state)
-    row = _later(row)
-    events = _later(events)
-    logs = _later(logs)
+    wait = later(wait)
+    result = later(result)
+    cancel = later(cancel)
+    retry = later(retry)
+    state = later(state)
+    row = later(row)
+    events = later(events)
+    logs = later(logs)
 
 
 class GangHandle(_Sync):
@@ -379,16 +394,16 @@ class GangHandle(_Sync):
         """A handle for each member, by rank."""
         return [Handle(self._client, id) for id in self.job_ids]
 
-    wait = _now(gang_wait)
-    result = _now(gang_result)
-    results = _now(gang_results)
-    cancel = _now(gang_cancel)
-    retry = _now(gang_retry)
-    state = _now(gang_state)
-    row = _now(gang_row)
-    events = _now(gang_events)
-    timeline = _now(gang_timeline)
-    logs = _now(gang_logs)
+    wait = now(gang_wait)
+    result = now(gang_result)
+    results = now(gang_results)
+    cancel = now(gang_cancel)
+    retry = now(gang_retry)
+    state = now(gang_state)
+    row = now(gang_row)
+    events = now(gang_events)
+    timeline = now(gang_timeline)
+    logs = now(gang_logs)
 
 
 class AsyncGangHandle(_Async):
@@ -406,13 +421,13 @@ class AsyncGangHandle(_Async):
         """A handle for each member, by rank."""
         return [AsyncHandle(self._client, id) for id in self.job_ids]
 
-    wait = _later(gang_wait)
-    result = _later(gang_result)
-    results = _later(gang_results)
-    cancel = _later(gang_cancel)
-    retry = _later(gang_retry)
-    state = _later(gang_state)
-    row = _later(gang_row)
-    events = _later(gang_events)
-    timeline = _later(gang_timeline)
-    logs = _later(gang_logs)
+    wait = later(gang_wait)
+    result = later(gang_result)
+    results = later(gang_results)
+    cancel = later(gang_cancel)
+    retry = later(gang_retry)
+    state = later(gang_state)
+    row = later(gang_row)
+    events = later(gang_events)
+    timeline = later(gang_timeline)
+    logs = later(gang_logs)

@@ -18,53 +18,66 @@ import click
 from gangq.cli.group import LazyGroup
 from gangq.cli.session import Session, common_options
 
-COMMANDS = {
-    "submit": "work",
-    "run": "run",
-    "ls": "look",
-    "show": "look",
-    "logs": "follow",
-    "events": "follow",
-    "explain": "look",
-    "plan": "plan",
-    "replay": "plan",
-    "board": "decision",
-    "decide": "decision",
-    "cancel": "work",
-    "retry": "work",
-    "priority": "work",
-    "queue": "queues",
-    "task": "tasks",
-    "worker": "worker",
-    "workers": "fleet",
-    "devices": "fleet",
-    "drains": "look",
-    "trips": "trips",
-    "quarantine": "operate",
-    "unquarantine": "operate",
-    "cordon": "cordons",
-    "uncordon": "cordons",
-    "drain-host": "cordons",
-    "undrain": "cordons",
-    "taint": "operate",
-    "tick": "ticker",
-    "bounce": "bounce",
-    "systemd": "systemd",
-    "migrate": "database",
-    "db": "database",
-    "doctor": "doctor",
-    "bench": "bench",
-    "demo": "operate",
-    "beat": "child",
-    "checkpoint": "child",
-    "gang": "child",
+SECTIONS = {
+    "Jobs": {
+        "submit": "work",
+        "run": "run",
+        "ls": "look",
+        "show": "look",
+        "logs": "follow",
+        "events": "follow",
+        "explain": "look",
+        "cancel": "work",
+        "retry": "work",
+        "priority": "work",
+    },
+    "Gangs": {
+        "plan": "plan",
+        "replay": "plan",
+        "board": "decision",
+        "decide": "decision",
+        "drains": "look",
+    },
+    "Queues": {
+        "queue": "queues",
+        "task": "tasks",
+    },
+    "Fleet": {
+        "worker": "worker",
+        "workers": "fleet",
+        "devices": "fleet",
+        "trips": "trips",
+        "quarantine": "operate",
+        "unquarantine": "operate",
+        "cordon": "cordons",
+        "uncordon": "cordons",
+        "drain-host": "cordons",
+        "undrain": "cordons",
+        "taint": "operate",
+        "tick": "ticker",
+        "bounce": "bounce",
+    },
+    "Setup": {
+        "migrate": "database",
+        "db": "database",
+        "systemd": "systemd",
+        "doctor": "doctor",
+        "bench": "bench",
+        "demo": "operate",
+    },
+    "Inside a job": {
+        "beat": "child",
+        "checkpoint": "child",
+        "gang": "child",
+    },
 }
-"""Command and the module of this package that holds it; imported when it is called."""
+"""By section of the help: a command, and the module of this package that holds it; imported when it is called."""
+COMMANDS = {name: module for section in SECTIONS.values() for name, module in section.items()}
 
 
 @click.group(
     cls=LazyGroup,
-    commands_in=COMMANDS,
+    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="gangq", prog_name="gangq")

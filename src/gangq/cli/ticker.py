@@ -15,6 +15,7 @@ from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import Client
 from gangq.client.rows import TickReport
 from gangq.errors import Busy, GangqError, translate
+from gangq.worker.retry import backoff
 
 _RETRY_FIRST_S = 0.2
 _RETRY_LAST_S = 10.0
@@ -81,8 +82,8 @@ class _Loop:
         self._session = session
         self._client = client
         self._interrupts = interrupts
-        self._ear: psycopg.Connection[object] | None = None
-        self._retry_s = _RETRY_FIRST_S
+        self._listener: psycopg.Connection[object] | None = None
+        self._retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
         self._turn: int | None = None
         self._forced = False
         self._paced_at = 0.0
@@ -95,7 +96,7 @@ class _Loop:
         except KeyboardInterrupt:
             return
         finally:
-            self._deafen()
+            self._close_listener()
 
     def _round(self, asked: bool) -> bool:
         """One tick and the wait for the next; whether a notification ended it."""
@@ -109,7 +110,7 @@ class _Loop:
             report = self._client.tick(force=force, turn=turn)
             self._turn, self._forced = report.next_turn, force and report.next_turn is not None
             self._say(report)
-            self._retry_s = _RETRY_FIRST_S
+            self._retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
             if report.ran and report.again:
                 self._wait(report.next_in_s or 0)
                 return True
@@ -120,10 +121,10 @@ class _Loop:
             problem = translate(e) if isinstance(e, psycopg.Error) else e
             if not problem.retryable:
                 raise problem from e
-            say(f"{problem}; trying again in {self._retry_s:.1f} s")
-            self._deafen()
-            self._interrupts.wait(self._retry_s * random.uniform(0.8, 1.2))
-            self._retry_s = min(self._retry_s * 2, _RETRY_LAST_S)
+            wait = next(self._retries)
+            say(f"{problem}; trying again in {wait:.1f} s")
+            self._close_listener()
+            self._interrupts.wait(wait)
             return False
 
     def _say(self, report: TickReport) -> None:
@@ -135,20 +136,20 @@ class _Loop:
             output.write(_described(report))
 
     def _listen(self) -> None:
-        if self._ear is None:
-            self._ear = self._client.connect_listener()
-            self._ear.execute("listen gangq_tick")
+        if self._listener is None:
+            self._listener = self._client.connect_listener()
+            self._listener.execute("listen gangq_tick")
 
-    def _deafen(self) -> None:
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            ear.close()
+    def _close_listener(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
 
     def _wait(self, seconds: float) -> bool:
-        assert self._ear is not None
+        assert self._listener is not None
         # What came while the tick ran lies in the connection's buffer, where select does not see it.
-        if any(True for _ in self._ear.notifies(timeout=0)):
+        if any(True for _ in self._listener.notifies(timeout=0)):
             return True
-        if not self._interrupts.wait(seconds, [self._ear.fileno()]):
+        if not self._interrupts.wait(seconds, [self._listener.fileno()]):
             return False
-        return any(True for _ in self._ear.notifies(timeout=0))
+        return any(True for _ in self._listener.notifies(timeout=0))

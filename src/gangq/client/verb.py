@@ -161,6 +161,7 @@ After = Annotated[Sequence[int | Awaited], Sql("bigint[]", awaited_ids)]
 Ids = Annotated[Sequence[int], Sql("bigint[]", integers, "id = any ({})")]
 AfterId = Annotated[int, Sql("bigint", None, "id > {}")]
 AfterSeq = Annotated[int, Sql("integer", None, "seq > {}")]
+Device = Annotated[str, Sql("text", None, "{} = any (devices)")]
 Since = Annotated[datetime, Sql("timestamptz", aware, "at >= {}")]
 Until = Annotated[datetime, Sql("timestamptz", aware, "at <= {}")]
 

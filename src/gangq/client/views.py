@@ -13,6 +13,7 @@ from gangq.client.verb import (
     AfterId,
     AfterSeq,
     BigInt,
+    Device,
     Ids,
     Since,
     State,
@@ -136,10 +137,15 @@ class Views:
         worker: str | None = None,
         host: str | None = None,
         code: int | None = None,
+        class_: str | None = None,
+        task: str | None = None,
+        device: Device | None = None,
         since: Since | None = None,
         limit: int | None = None,
     ) -> list[rows.TripRow]:
-        """Trips of watchdogs, newest first, also those that only notified or were held. `since`: not older."""
+        """Trips of watchdogs, newest first, also those that only notified or were held. `device`: its job held it.
+        `since`: not older.
+        """
 
     @verb(view="flagged", order="host, worker")
     def flagged(self, *, host: str | None = None) -> list[rows.FlaggedRow]:
