@@ -576,6 +576,11 @@ begin
     update gangq.live_jobs x
     set (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge))
     where x.id = j.id;
+    if next_state = 'failed' then
+      perform gangq.tell('job_failed', t, null, null, j.id, j.incarnation, reason,
+        jsonb_build_object('cause', cause, 'attempts', j.attempts,
+          'error', gangq.for_events(error)));
+    end if;
     perform gangq.leave(array[j.id], array[j.token], next_state, '{}', coalesce(error, '{}'), t);
     return next_state;
   end if;

@@ -70,6 +70,18 @@ _CORDON = {
     "gangs",
     "jobs",
 }
+_NOTIFIED = {
+    "target",
+    "kinds",
+    "queue",
+    "waiting",
+    "dead",
+    "dead_error",
+    "dropped",
+    "delivered",
+    "failures",
+    "error",
+}
 _OPENED = {"kind", "name", "state"}
 _SERVER = {"running", "pid", "version", "data_dir", "dsn", "bindir"}
 
@@ -135,6 +147,12 @@ CASES: list[tuple[str, set[str]]] = [
     ("taint w1", {"worker", "taints"}),
     ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
     ("replay", {"at", "digest", "decisions", "same", "difference"}),
+    ("notify add oncall --on job_failed --queue later", _NOTIFIED),
+    ("notify list", _NOTIFIED),
+    ("notify test oncall", {"target", "id", "delivered"}),
+    ("notify run oncall --exec true --once", {"id", "kind", "delivery", "outcome", "error"}),
+    ("notify retry oncall", {"target", "retried"}),
+    ("notify rm oncall", {"target"}),
     ("tick", {"ran", "again", "next_in_s", "detail", "next_turn", "decide"}),
     ("migrate", {"applied", "code_rebuilt", "already_current"}),
     ("migrate --dump-sql", {"sql"}),
@@ -239,7 +257,9 @@ def test_no_command_is_left_out() -> None:
         return [name.strip()]
 
     covered = {
-        " ".join(line.split()[: 2 if line.split()[0] in ("db", "queue", "task", "checkpoint") else 1])
+        " ".join(
+            line.split()[: 2 if line.split()[0] in ("db", "queue", "task", "checkpoint", "notify") else 1]
+        )
         for line, _ in CASES
     }
     assert covered | _WITHOUT == set(leaves(main, ""))

@@ -42,6 +42,8 @@ REWRITTEN = {
     "verdicts",
     "runtimes",
     "beat_gaps",
+    "notification_targets",
+    "outbox",
     "tick_state",
     "lock_rows",
 }

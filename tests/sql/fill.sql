@@ -41,6 +41,10 @@ select 1000000000 + n, 1, clock_timestamp(), 'x' from generate_series(1, :many /
 insert into gangq.events (at, kind, gang_id, epoch, job_id, data)
 select clock_timestamp(), case n % 10000 when 0 then 'trip' when 1 then 'drain' when 2 then 'drained' else 'claim' end, 1 + n % 3000, 1, n, '{}'
 from generate_series(1, :many) n;
+-- As many as are kept for a target.
+select gangq.add_notification('oncall');
+insert into gangq.outbox (target_id, at, kind, body, due_at)
+select x.id, clock_timestamp(), 'trip', '{}', clock_timestamp() from gangq.notification_targets x, generate_series(1, 10000) n;
 insert into gangq.logs (job_id, token, seq, at, chunk, upto) select n, n, 0, clock_timestamp(), 'x', 65 from generate_series(1, :many / 10) n;
 -- However slow this machine is, nobody falls silent while the tests run.
 update gangq.leases set renewed_at = renewed_at + interval '1 day', expires_at = expires_at + interval '1 day';

@@ -47,6 +47,7 @@ COMMANDS = {
     "drain-host": "cordons",
     "undrain": "cordons",
     "taint": "operate",
+    "notify": "notify",
     "tick": "ticker",
     "bounce": "bounce",
     "systemd": "systemd",

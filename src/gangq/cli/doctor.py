@@ -89,6 +89,7 @@ def examine(session: Session) -> Iterator[Check]:
         checks.watchdogs,
         checks.sensors,
         checks.trips,
+        checks.outbox,
         _violations,
         checks.retention,
         _partitions,

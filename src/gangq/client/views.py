@@ -143,6 +143,16 @@ class Views:
     def cordoned(self, *, kind: str | None = None, name: str | None = None) -> list[rows.CordonRow]:
         """Hosts and workers (`kind`) that are given nothing new, and what still runs there."""
 
+    @view("target")
+    def notifications(self, *, target: str | None = None) -> list[rows.NotificationRow]:
+        """Notification targets: what each is told of, and how far."""
+
+    @view("target, id")
+    def undelivered(
+        self, *, target: str | None = None, state: State | None = None, limit: int | None = _LIMIT
+    ) -> list[rows.UndeliveredRow]:
+        """Notifications that wait to be delivered, and those that were given up (`state` dead)."""
+
     @view("at", view="job_evidence")
     def evidence(
         self, *, job_id: BigInt, kind: str | None = None, limit: int | None = None
