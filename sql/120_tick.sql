@@ -142,8 +142,8 @@ language sql stable as $$
   from gangq.settings s cross join (values
     ('history_short', 'finished_at', 'short'), ('history_long', 'finished_at', 'long'),
     ('gang_history_short', 'finished_at', 'short'), ('gang_history_long', 'finished_at', 'long'),
-    ('events', 'at', 'long'), ('passes', 'at', 'short'), ('evidence', 'at', 'long'),
-    ('logs', 'at', 'short')) as p(name, key, class)
+    ('attempt_history', 'ended_at', 'long'), ('events', 'at', 'long'), ('passes', 'at', 'short'),
+    ('evidence', 'at', 'long'), ('logs', 'at', 'short')) as p(name, key, class)
 $$;
 comment on function gangq.kept_by_day is
   'Internal. What has a partition a day (UTC): key column, retention class, how long it is kept.';

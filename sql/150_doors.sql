@@ -39,7 +39,7 @@ grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.wai
   gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned,
   gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.retention, gangq.events,
   gangq.settings, gangq.transitions, gangq.causes, gangq.migrations, gangq.tick_state,
-  gangq.lock_rows, gangq.notifications, gangq.undelivered, gangq.notification_kinds
+  gangq.lock_rows, gangq.attempts, gangq.notifications, gangq.undelivered, gangq.notification_kinds
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 grant select on gangq.passes to gangq_admin;
 -- The doors: every function that a role may call. Each runs with its owner's rights, and is what
@@ -72,7 +72,7 @@ begin
       ('add_notification remove_notification test_notification retry_notifications', '', '2s'),
       ('fetch_notification acknowledge_notification', 'notifier', '2s'),
       ('schema_version', every || ' notifier', '2s'),
-      ('explain_gang explain_job board preview', every, '2s'),
+      ('explain_gang explain_job board preview usage', every, '2s'),
       -- What views call.
       ('shared_queues role_of hosts_of capacity_of queue_load waiting_later', every, '2s'),
       ('idle_beside_work infeasible kept_by_day', every, '2s')

@@ -566,6 +566,7 @@ create table gangq.live_jobs (
   submitter text not null, -- The role: shares and limits per submitter count by it
   login text not null default session_user, -- The login that submitted it, whatever role it had set
   payload jsonb, -- Arguments for the task
+  devices bigint[], -- What its present or last attempt was given; null: no device
   result jsonb, -- What a done member returned
   error jsonb -- The last error: type, message, traceback, host, log tail
 ) with (
@@ -869,6 +870,26 @@ create table gangq.retried (
   unique (job_id, finished_at),
   unique (gang_id, finished_at)
 );
+
+-- Attempts that have ended, a row each: see 127_usage.sql. Read the view attempts. Append-only.
+create table gangq.attempt_history (
+  job_id bigint not null, -- The job
+  token bigint not null, -- Its claim
+  gang_id bigint, -- Its gang
+  incarnation bigint not null, -- Where it ran
+  started_at timestamptz not null, -- When it was claimed
+  ended_at timestamptz not null, -- When it ended: its work was proven stopped, or its lease was over
+  shape_id integer not null, -- What it needed: queue, task, number of devices
+  epoch integer, -- Member: the epoch that it began in
+  rank integer, -- Member: its place in the gang at its largest
+  worker text, -- The worker's name
+  host text, -- Its host
+  cause text not null, -- done, or one of gangq.causes
+  submitter text not null, -- Whose
+  devices bigint[] -- Which devices it was given; null: none
+) partition by range (ended_at);
+create index attempt_history_job on gangq.attempt_history (job_id);
+create index attempt_history_gang on gangq.attempt_history (gang_id) where gang_id is not null;
 
 -- Every abnormal transition and every step of a gang. Append-only.
 create table gangq.events (

@@ -82,6 +82,7 @@ _NOTIFIED = {
     "failures",
     "error",
 }
+_USAGE = {"submitter", "queue", "task", "attempts", "gpu_hours", "wasted_hours", "displaced_hours"}
 _OPENED = {"kind", "name", "state"}
 _SERVER = {"running", "pid", "version", "data_dir", "dsn", "bindir"}
 
@@ -93,7 +94,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("run --gang 2 -- echo hello", {"event"}),
     ("ls", _JOB),
     ("ls gangs", _GANG),
-    ("show 1", {"job", "events", "evidence"}),
+    ("show 1", {"job", "attempts", "events", "evidence"}),
     ("show g1", {"gang", "members", "timeline", "drains"}),
     ("logs 1", {"job_id", "token", "seq", "at", "chunk", "rank"}),
     ("logs 1 -f", {"job_id", "token", "seq", "at", "chunk", "rank"}),
@@ -132,6 +133,7 @@ CASES: list[tuple[str, set[str]]] = [
         },
     ),
     ("devices", {"uuid", "host", "index", "vram_mb", "state", "job_id", "reason", "health", "reading"}),
+    ("usage --by user,queue,task --since 90d", _USAGE),
     ("trips", _TRIP),
     ("trips --evidence", _TRIP),
     ("quarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
@@ -195,6 +197,7 @@ def installation(
         assert finished(dsn, "run", "--", "echo", "hello").returncode == 0
         ok(dsn, "submit", "a", "--queue", "later", "--gang", "2")
         assert finished(dsn, "run", "--gang", "2", "--max-attempts", "1", "--", "false").returncode == 1
+        assert finished(dsn, "run", "--gpus", "1", "--", "true").returncode == 0
         with Client(dsn) as client:
             _trip(client)
         yield dsn, directory

@@ -542,6 +542,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
             "class": "stall",
         },
         "uncordon": lambda w: w.some_worker(),
+        "usage": lambda w: {"since": "30 days", "by": ["submitter"]},
         "unproven": lambda w: w.some_worker(),
         "unquarantine": lambda w: w.some_worker(),
         "waiting_later": lambda w: {},

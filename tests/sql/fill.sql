@@ -29,6 +29,9 @@ insert into gangq.history (job_id, token, submitted_at, claimed_at, finished_at,
 select 1000000000 + n, n, clock_timestamp(), clock_timestamp(), clock_timestamp(), 1, 1, 0, 1, 3, 0, 3, 0, 3, 0,
   case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'me', 'me'
 from generate_series(1, :many) n;
+insert into gangq.attempt_history (job_id, token, gang_id, incarnation, started_at, ended_at, shape_id, cause, submitter)
+select 1000000000 + n, n, n / 10, 1, clock_timestamp(), clock_timestamp(), 1, case n % 100 when 0 then 'fail' else 'done' end, 'me'
+from generate_series(1, :many) n;
 insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, kind_id, size, epoch, priority, attempts, max_attempts, crashes,
   max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, failure_policy, preemptible,
   claim_deadline_s, timeout_s, timeout_style, submitter, login)

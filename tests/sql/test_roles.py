@@ -32,6 +32,7 @@ LOOK = {
     "queue_load",
     "kept_by_day",
     "waiting_later",
+    "usage",
 }
 SUBMIT = {"submit", "submit_gang", "submit_unique", "submit_unique_gang", "set_priority", "cancel", "retry"}
 WORK = {
@@ -133,6 +134,7 @@ VIEWS = (
     "queues",
     "tasks",
     "retention",
+    "attempts",
     "notifications",
     "undelivered",
     "notification_kinds",
@@ -261,7 +263,11 @@ def test_nothing_that_is_called_is_ever_compiled(q: Q) -> None:
 def test_every_verb_of_a_role_that_touches_tables_is_a_security_definer(q: Q) -> None:
     definers = {row["proname"] for row in q.sql(FUNCTIONS) if row["prosecdef"]}
     assert (
-        SUBMIT | WORK | RUN | DELIVER | {"explain_gang", "explain_job", "schema_version", "board", "preview"}
+        SUBMIT
+        | WORK
+        | RUN
+        | DELIVER
+        | {"explain_gang", "explain_job", "schema_version", "board", "preview", "usage"}
     ) <= definers
 
 

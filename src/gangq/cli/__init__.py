@@ -39,6 +39,7 @@ COMMANDS = {
     "workers": "fleet",
     "devices": "fleet",
     "drains": "look",
+    "usage": "usage",
     "trips": "trips",
     "quarantine": "operate",
     "unquarantine": "operate",

@@ -73,6 +73,15 @@ _DRAINS = [
         "took", lambda d: seconds((d.ended_at - d.started_at).total_seconds()) if d.ended_at else "", rank=2
     ),
 ]
+_ATTEMPTS = [
+    Column("started", lambda a: when(a.started_at)),
+    Column("took", lambda a: seconds((a.ended_at - a.started_at).total_seconds()) if a.ended_at else ""),
+    Column("ended", lambda a: a.cause or "runs"),
+    Column("host", lambda a: a.host),
+    Column("worker", lambda a: a.worker, rank=1),
+    Column("epoch", lambda a: a.epoch, right=True, rank=2),
+    Column("devices", lambda a: words(a.devices), rank=3),
+]
 _TIMELINE = [
     Column("at", lambda t: output.instant(t.at)),
     Column("epoch", lambda t: t.epoch, right=True, rank=3),
@@ -165,17 +174,18 @@ def show(session: Session, which: Which | None, gang: int | None, whole: bool) -
 
     Of a job that tripped a watchdog, also a sentence that says where it waited, and the stack of its handler, newest
     trip first. With --evidence the rest: readings, beats, where all threads waited, all stacks, the end of its
-    output. With --json one object: {"job", "events", "evidence"} (evidence is null
+    output. With --json one object: {"job", "attempts", "events", "evidence"} (evidence is null
     for a login that may not see it), or {"gang", "members", "timeline", "drains"}.
     """
     target = parsing.one_of(which, gang)
     client = session.client()
     if not target.gang:
         job = client.job(id=target.id)
+        attempts = client.attempts(job_id=job.id, limit=None)
         events = client.events(job_id=job.id, limit=None)
         evidence = _evidence(client, job, events)
         if session.json:
-            session.answer({"job": job, "events": events, "evidence": evidence})
+            session.answer({"job": job, "attempts": attempts, "events": events, "evidence": evidence})
             return
         output.pairs(_job_pairs(job, _cancelled_by(client, job)))
         if job.error and job.state not in ("failed", "cancelled"):
@@ -183,6 +193,9 @@ def show(session: Session, which: Which | None, gang: int | None, whole: bool) -
             spent = job.attempts - 1 if job.state in ("done", "running", "preempting") else job.attempts
             output.write(f"\nlast failed attempt ({max(1, spent)} of {job.max_attempts}):")
         _error(job.error)
+        if attempts:
+            output.write()
+            table(attempts, _ATTEMPTS)
         _show_trips(job.id, events, evidence, whole)
         return
     row = client.gang(id=target.id)

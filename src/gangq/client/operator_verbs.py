@@ -23,6 +23,7 @@ from gangq.client.verb import (
     Objects,
     Query,
     Real,
+    Span,
     Steps,
     Texts,
     Time,
@@ -118,6 +119,12 @@ class OperatorVerbs:
     @verb
     def uncordon(self, *, host: str | None = None, worker: str | None = None) -> None:
         """Lift the cordon, and with it the drain, of a host or worker. Raises `InvalidInput`, `NotFound`."""
+
+    @verb
+    def usage(self, *, since: Span | None = None, by: Texts | None = None) -> list[rows.UsageRow]:
+        """GPU hours used, and of them wasted and displaced, in the time `since` (a timedelta [30 days]), `by` some of
+        submitter, queue and task [submitter], most first. Raises `InvalidInput`.
+        """
 
     @verb
     def add_notification(

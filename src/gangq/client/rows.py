@@ -572,6 +572,40 @@ class RetentionRow(NamedTuple):
     class_: str
 
 
+class AttemptRow(NamedTuple):
+    """An attempt. `cause`: why it ended, done or one of `gangq.causes`; None: it runs. `devices`: their UUIDs."""
+
+    job_id: int
+    token: int
+    gang_id: int | None
+    epoch: int | None
+    rank: int | None
+    worker: str | None
+    host: str | None
+    queue: str
+    task: str
+    submitter: str
+    gpus: int
+    devices: list[str]
+    started_at: datetime
+    ended_at: datetime | None
+    cause: str | None
+
+
+class UsageRow(NamedTuple):
+    """GPU hours of what one group has used; None: summed over. `wasted_hours` and `displaced_hours` are parts of
+    `gpu_hours`.
+    """
+
+    submitter: str | None
+    queue: str | None
+    task: str | None
+    attempts: int
+    gpu_hours: float
+    wasted_hours: float
+    displaced_hours: float
+
+
 class NotificationRow(NamedTuple):
     """A notification target: what it is told of, and how far. `waiting`: notifications not delivered yet, since
     `oldest_at`; `dead`: given up, the last for `dead_error`; `dropped`: too old or too many. `failures`: deliveries

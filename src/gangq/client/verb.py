@@ -129,6 +129,7 @@ def _storable(chunks: Sequence[str], _what: str) -> list[str]:
 BigInt = Annotated[int, Sql("bigint")]
 Real = Annotated[float, Sql("real")]
 Numeric = Annotated[float, Sql("numeric")]
+Span = Annotated[timedelta, Sql("interval")]
 Time = Annotated[datetime, Sql("timestamptz", aware)]
 Json = Annotated[object, Sql("jsonb", dumps)]
 Object = Annotated[Mapping[str, Any], Sql("jsonb", dumps)]

@@ -143,6 +143,12 @@ class Views:
     def cordoned(self, *, kind: str | None = None, name: str | None = None) -> list[rows.CordonRow]:
         """Hosts and workers (`kind`) that are given nothing new, and what still runs there."""
 
+    @view("started_at, token")
+    def attempts(
+        self, *, job_id: BigInt | None = None, gang_id: BigInt | None = None, limit: int | None = _LIMIT
+    ) -> list[rows.AttemptRow]:
+        """Attempts in order, those that have ended and those that run."""
+
     @view("target")
     def notifications(self, *, target: str | None = None) -> list[rows.NotificationRow]:
         """Notification targets: what each is told of, and how far."""
