@@ -2,13 +2,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ROOMS := $(filter-out tests/packaging/ tests/__pycache__/,$(wildcard tests/*/))
-# Of what computes, the longest first: a file is not shared out.
-COMPUTES := tests/sql/test_plans.py tests/property/ tests/placement/ tests/interleaving/ tests/simulator/ tests/schema/ \
-  tests/sql/ tests/acceptance/ tests/client/ tests/host/ tests/watchdogs/ tests/worker/
+ROOMS := $(filter-out tests/packaging/ tests/process/ tests/__pycache__/,$(wildcard tests/*/))
+# A file is not shared out, so what takes longest begins first. Files of seconds come last: they fill the gaps.
+FIRST := tests/property/test_fuzz.py tests/host/test_bounce.py tests/embedded/ tests/property/ tests/cli/test_run.py \
+  tests/servers/ tests/sql/test_plans.py tests/host/ tests/worker/ tests/bench/ tests/client/ tests/cli/ tests/schema/ \
+  tests/gpu/ tests/examples/ tests/simulator/ tests/watchdogs/
+LAST := tests/interleaving/ tests/acceptance/ tests/sql/ tests/placement/
 # What measures time, kills processes or mostly waits.
-WAITS := $(addprefix tests/process/test_process_,devices.py watchdogs.py gil.py frozen.py untold.py secrets.py) \
-  tests/watchdogs/test_judged.py tests/process/test_supervisor_frozen.py tests/watchdogs/test_trip.py \
+WAITS := $(addprefix tests/process/test_process_,untold.py secrets.py watchdogs.py told.py gil.py frozen.py devices.py \
+  wire.py outage.py) tests/watchdogs/test_trip.py tests/process/test_process_kill.py tests/watchdogs/test_judged.py \
   tests/watchdogs/test_logqueue.py tests/process/
 PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -50,7 +52,7 @@ demo: $(VENV)/.demo
 
 # What measures time runs apart from what computes.
 test: $(VENV)/.dev
-	$(PYTEST) -n 6 $(COMPUTES) $(filter-out tests/process/ $(COMPUTES),$(ROOMS)) $(addprefix --ignore=,$(filter-out tests/process/,$(WAITS)))
+	$(PYTEST) -n 6 $(FIRST) $(filter-out $(FIRST) $(LAST),$(ROOMS)) $(LAST) $(addprefix --ignore=,$(filter-out tests/process/,$(WAITS)))
 	$(PYTEST) -n 7 $(WAITS)
 
 test-servers: $(VENV)/.dev

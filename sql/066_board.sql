@@ -40,7 +40,7 @@ begin
       group by s.queue
     )
     select json_agg(json_build_object(
-      'name', q.name, 'paused', q.paused, 'order', q.policy, 'weight', q.weight::float8,
+      'name', q.name, 'paused', q.paused, 'policy', q.policy, 'weight', q.weight::float8,
       'maximum', q.maximum, 'guaranteed', q.guaranteed, 'submitter_maximum', q.submitter_maximum,
       'max_gangs', q.max_running_gangs, 'max_jobs', q.max_running_jobs, 'displaces', q.preempts,
       'light_jobs', coalesce(l.jobs, 0)) order by q.name)
@@ -463,7 +463,7 @@ begin
     )
     select json_build_object(
       'id', 'g' || g.id, 'kind', g.kind_id, 'priority', nullif(g.priority, 0),
-      'order', g.order_key & 1125899906842623, 'submitter', g.submitter,
+      'age', g.order_key & 1125899906842623, 'submitter', g.submitter,
       'estimate_s', e.s::float8, 'avoid_hosts', a.hosts, 'missing', r.missing, 'mates', r.mates)
     from gangs g
     join estimates e on e.kind_id = g.kind_id and e.budget_s is not distinct from g.budget_s
@@ -499,7 +499,7 @@ begin
     )
     select -h.shape_id, n.jobs, json_build_object(
       'id', format('k%s/%s', h.shape_id, 1000 - (h.head >> 50)), 'kind', -h.shape_id,
-      'priority', nullif(1000 - (h.head >> 50), 0), 'order', h.head & 1125899906842623,
+      'priority', nullif(1000 - (h.head >> 50), 0), 'age', h.head & 1125899906842623,
       'submitter', j.submitter,
       -- What was put to the front has no age: nothing overtakes it.
       'since', case when (h.head & 1125899906842623) >= 562949953421312

@@ -507,7 +507,7 @@ comment on function gangq.complete_and_claim is
 
 create function gangq.report(
   job_id bigint, token bigint, cause text, error jsonb, reason text, front boolean default false,
-  final boolean default false, strict boolean default true
+  final boolean default false, strict boolean default true, delay_s real default null
 ) returns text language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   t timestamptz := gangq.now();
@@ -544,7 +544,8 @@ begin
       gangq.front_pos((select b.base from gangq.id_base() b)));
   end if;
   return gangq.end_attempt(j, cause, error, reason, t, final => final, due_at => (
-    select t + gangq.backoff(q.backoff_s, q.backoff_max_s, j.attempts)
+    select t + coalesce(make_interval(secs => delay_s),
+      gangq.backoff(q.backoff_s, q.backoff_max_s, j.attempts))
     from gangq.shapes s join gangq.queues_table q on q.name = s.queue
     where s.id = j.shape_id and cause = 'fail'));
 end $$;
@@ -617,7 +618,7 @@ comment on function gangq.end_attempt is
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true,
-  cause text default 'error'
+  cause text default 'error', retry_in_s real default null
 ) returns text language plpgsql as $$
 declare
   outcome text;
@@ -626,9 +627,13 @@ begin
     perform gangq.refuse('GQ001', format('cause is %L', cause),
       'It is error, or port_taken when a member''s rendezvous port was taken.');
   end if;
+  if not (retry_in_s >= 0 and retry_in_s <= 1e7) then
+    perform gangq.refuse('GQ001', format('retry_in_s is %s', retry_in_s),
+      'It is how long to wait before the next attempt: 0 to 1e7 seconds; null: the queue''s backoff.');
+  end if;
   outcome := gangq.report(fail.job_id, fail.token,
     case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
-    coalesce(fail.error ->> 'type', 'failed'), final => not retryable);
+    coalesce(fail.error ->> 'type', 'failed'), final => not retryable, delay_s => retry_in_s);
   -- A tick that comes anyway is soon enough for the end of most backoffs.
   perform gangq.wake_tick(outcome = 'scheduled' and (
     select j.due_at < gangq.now() + make_interval(secs => 1.5 * c.tick_s)
@@ -637,7 +642,8 @@ begin
 end $$;
 comment on function gangq.fail is
   'An attempt failed: charged; tried again after the backoff, or failed when attempts are spent or '
-  'retryable is false. error: {"type", "message", "traceback", "host", "log_tail"}. What a '
+  'retryable is false. error: {"type", "message", "traceback", "host", "log_tail"}. retry_in_s: '
+  'in place of the queue''s backoff; a gang has its own. What a '
   'member''s failure means its gang''s failure policy says: by default the gang drains with it as '
   'the culprit. Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, '
   'GQ003.';

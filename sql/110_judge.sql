@@ -65,8 +65,8 @@ begin
   return s.outage_ended_at;
 end $$;
 comment on function gangq.note_outage is
-  'Internal, for reap_expired and flag_dead_workers. Records an outage since the last judgement '
-  'and returns when the last one ended (null: none).';
+  'Internal, for rollback_stale, reap_expired and flag_dead_workers. Records an outage since the '
+  'last judgement and returns when the last one ended (null: none).';
 
 create function gangq.lease_end(expires_at timestamptz, lease_s real, outage_ended_at timestamptz)
 returns timestamptz language sql immutable as
@@ -458,8 +458,10 @@ language plpgsql as $$
 #variable_conflict use_column
 declare
   t timestamptz := gangq.now();
+  outage timestamptz := gangq.note_outage(t);
   w record;
   g gangq.live_gangs;
+  due timestamptz;
   shut_s double precision;
   n integer := 0;
 begin
@@ -480,6 +482,14 @@ begin
     where x.id = w.id and (x.state = 'reserved' or x.missing_since is not null);
     continue when not found;
     n := n + 1;
+    -- In an outage nobody could claim: a deadline that passed in it is set anew.
+    due := outage + make_interval(secs => g.claim_deadline_s);
+    if g.deadline_at <= t and due > t then
+      update gangq.live_gangs x set deadline_at = due where x.id = g.id;
+      update gangq.live_jobs j set deadline_at = due
+      where j.gang_id = g.id and j.state = 'reserved';
+      continue;
+    end if;
     if g.missing_since is not null and g.timeout_at <= t then
       -- Time in which the queue was paused or over a limit does not count.
       shut_s := gangq.ineligible_s(g.kind_id, t) - g.held_s;

@@ -53,7 +53,7 @@ begin
         order by r.ordinality)
       from unnest(m.roles) with ordinality r));
   ask := jsonb_build_object('id', 'new' || nth, 'kind', 2147000000 + nth, 'priority', m.priority,
-    'order', 1125899905842623 + nth, 'submitter', gangq.caller(), 'estimate_s', (
+    'age', 1125899905842623 + nth, 'submitter', gangq.caller(), 'estimate_s', (
       select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, m.budget_s))::float8
       from unnest(shapes) s));
 end $$;

@@ -63,6 +63,21 @@ def pytest_configure() -> None:
             signal.signal(number, handler)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the files in the order of the command line: `make test` names the longest first, then the rooms.
+
+    pytest drops a file where its room is named too, and moves tests together that use the same server.
+    """
+    named = [(config.invocation_params.dir / arg.split("::")[0]).resolve() for arg in config.args]
+    order: dict[Path, tuple[int, int]] = {}
+    for path in (item.path for item in items):
+        if path not in order:
+            first = (n for n, name in enumerate(named) if name == path or name in path.parents)
+            order[path] = (next(first, len(named)), len(order))
+    items.sort(key=lambda item: order[item.path])
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of the rooms in SEVERAL_SERVERS on one of two servers or on all, all others on the first."""
     if "server" in metafunc.fixturenames:

@@ -105,9 +105,9 @@ create domain gangq.levels as text[]
 -- commit, sleepers or never.
 create domain gangq.wake as text check (value in ('commit', 'sleepers', 'never'));
 -- pack: fewest hosts; spread: most; strict_pack: one host; strict_spread: a host for each
--- member.
+-- member; linked: as pack, all GPUs of each member joined by one NVLink or XGMI.
 create domain gangq.strategy as text
-  check (value in ('pack', 'spread', 'strict_pack', 'strict_spread'));
+  check (value in ('pack', 'spread', 'strict_pack', 'strict_spread', 'linked'));
 -- Operators are =, !=, in, notin, exists, absent, <, <=, > and >=.
 create domain gangq.operator as text
   check (value in ('=', '!=', 'in', 'notin', 'exists', 'absent', '<', '<=', '>', '>='));

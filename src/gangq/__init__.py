@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gangq.errors import (
         Busy,
         DatabaseUnreachable,
+        Fail,
         GangqError,
         IncarnationEnded,
         InvalidInput,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         NotFound,
         NotSerializable,
         ResultNotStored,
+        RetryLater,
         SchemaMismatch,
         StaleToken,
         Stopped,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         WrongState,
     )
     from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
+    from gangq.retry import Retry
 
 _HOME = {
     "App": "gangq.app",
@@ -60,6 +63,7 @@ _HOME = {
     "Context": "gangq.context",
     "DatabaseUnreachable": "gangq.errors",
     "DeviceInfo": "gangq.context",
+    "Fail": "gangq.errors",
     "GangHandle": "gangq.handles",
     "GangInfo": "gangq.context",
     "GangqError": "gangq.errors",
@@ -74,6 +78,8 @@ _HOME = {
     "NotSerializable": "gangq.errors",
     "Peer": "gangq.context",
     "ResultNotStored": "gangq.errors",
+    "Retry": "gangq.retry",
+    "RetryLater": "gangq.errors",
     "Role": "gangq.client.roles",
     "SchemaMismatch": "gangq.errors",
     "StaleToken": "gangq.errors",
@@ -104,6 +110,7 @@ __all__ = [
     "Context",
     "DatabaseUnreachable",
     "DeviceInfo",
+    "Fail",
     "GangHandle",
     "GangInfo",
     "GangqError",
@@ -118,6 +125,8 @@ __all__ = [
     "NotSerializable",
     "Peer",
     "ResultNotStored",
+    "Retry",
+    "RetryLater",
     "Role",
     "SchemaMismatch",
     "StaleToken",

@@ -24,16 +24,17 @@ from uuid import UUID
 
 from gangq.client import Client
 from gangq.client.encoding import as_object, awaited_ids
+from gangq.client.options import GANG_ONLY
 from gangq.client.roles import Role, as_role
 from gangq.client.selectors import Selector, as_selector
 from gangq.context import Context, find_current
 from gangq.errors import InvalidInput, NotFound, UnknownTask
 from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
+from gangq.retry import Retry
 from gangq.signatures import misfit, require_plain
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
-    from gangq.client.inside import AsyncJobClient, JobClient
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -112,44 +113,6 @@ class TaskOptions:
 
 
 @dataclass(frozen=True)
-class GangOptions:
-    """How a gang is submitted, beside the `TaskOptions` of its members. None means the default.
-
-    - `name` of the gang. `roles`: instead of a size; ranks follow their order. A role whose task is a task of the
-      App, or its name, needs what that was declared with, unless the role says otherwise.
-    - `min_size`: how many of `size` members are enough to start [all].
-    - `strategy` [pack], `require`, `prefer`, `balanced`, `apart`: where members are placed.
-    - `checkpoint_mode`: "each" (every member saves its part) or "rank0" [each; rank0 for an elastic gang].
-    - `failure_policy` [restart_gang]: restart_gang, restart_member, shrink, fail. `completion`: the role whose end is
-      the gang's [all members'].
-    - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for its place, and what then: requeue, hard,
-      soft.
-    - `preemptible` [True]: whether others may displace it. `claim_deadline_s`: how long it may stay reserved.
-
-    `Client.submit_gang` says more.
-    """
-
-    name: str | None = None
-    roles: Sequence[Role] | None = None
-    min_size: int | None = None
-    strategy: str | None = None
-    require: str | None = None
-    prefer: str | None = None
-    balanced: bool = False
-    apart: str | None = None
-    checkpoint_mode: str | None = None
-    failure_policy: str | None = None
-    completion: str | None = None
-    timeout_s: float | None = None
-    timeout_style: str | None = None
-    preemptible: bool = True
-    claim_deadline_s: float | None = None
-
-
-_GANG_OPTIONS = frozenset(option.name for option in dataclasses.fields(GangOptions))
-
-
-@dataclass(frozen=True)
 class WatchOptions:
     """How patient the watchdogs are with a task, in seconds. None: as `gangq task set` says, else learned or
     the installation's default.
@@ -177,6 +140,7 @@ def _require_seconds(name: str, value: object, most: float) -> None:
         raise InvalidInput(f"{name} is {value!r}: a number of seconds greater than 0, {most:g} at most")
 
 
+_GANG_OPTIONS = GANG_ONLY - {"payloads", "request_id"}
 _RESOURCES = ("gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "budget_s")
 """What a role has of its task."""
 _NO_NEEDS: dict[str, Any] = {"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0}
@@ -193,6 +157,7 @@ class _Declaration(Generic[P, R]):
     defaults: TaskOptions
     isolate: bool = False
     watch: WatchOptions | None = None
+    retry: Retry | None = None
 
     def _jobs(self, payloads: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         listed = [self._payload(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
@@ -210,17 +175,18 @@ class _Declaration(Generic[P, R]):
         if options.get("roles") is None:
             for given_to in [one or {}] if each is None else each:
                 self._check(given_to)
-        gang = GangOptions(**{key: value for key, value in options.items() if key in _GANG_OPTIONS})
+        gang = {key: value for key, value in options.items() if key in _GANG_OPTIONS}
         members = {key: value for key, value in options.items() if key not in _GANG_OPTIONS}
-        given = {option.name: getattr(gang, option.name) for option in dataclasses.fields(gang)}
-        if gang.roles is not None:
-            given["roles"] = [self._role(as_role(role, n), members, one) for n, role in enumerate(gang.roles)]
+        if gang.get("roles") is not None:
+            gang["roles"] = [
+                self._role(as_role(role, n), members, one) for n, role in enumerate(gang["roles"])
+            ]
         return {
             "task": self.name,
             "size": size,
             "payload": one,
             "payloads": each,
-            **given,
+            **gang,
             **self.defaults.changed(members).arguments(),
         }
 
@@ -260,8 +226,8 @@ class Task(_Declaration[P, R]):
     """A task of an App: call it as the plain function it is, or submit it.
 
     `name`; `function` (None when it is implemented elsewhere); `defaults`, its options; `isolate`: run it in
-    a child process; `watch`: how patient the watchdogs are (None: as for any task). `aio` is the same task
-    with awaitable methods.
+    a child process; `watch`: how patient the watchdogs are (None: as for any task); `retry`: which errors are
+    tried again, and when (None: all, as the queue says). `aio` is the same task with awaitable methods.
     """
 
     def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -275,7 +241,9 @@ class Task(_Declaration[P, R]):
     @property
     def aio(self) -> AsyncTask[P, R]:
         """The same task with awaitable methods."""
-        return AsyncTask(self.app, self.name, self.function, self.defaults, self.isolate, self.watch)
+        return AsyncTask(
+            self.app, self.name, self.function, self.defaults, self.isolate, self.watch, self.retry
+        )
 
     def options(self, **options: Any) -> Task[P, R]:
         """Return the task with other options (see `TaskOptions`); this one stays as it is."""
@@ -306,7 +274,8 @@ class Task(_Declaration[P, R]):
         """Submit `size` members, or those of `roles`, that start together or not at all (SQL: gangq.submit_gang).
 
         `payload` goes to every member, or `payloads` one to each rank. `options` are those of the task, per member
-        (`TaskOptions`), and those of the gang (`GangOptions`).
+        (`TaskOptions`), and those of the gang (`gangq.client.options.SubmitGangOptions`). A role whose task is a task
+        of the App, or its name, needs what that was declared with, unless the role says otherwise.
         """
         made = self.app.client.submit_gang(**self._gang(size, payload, payloads, options))
         return GangHandle(self.app._client, made.gang_id, made.job_ids, made.note)
@@ -361,7 +330,7 @@ class App:
         """What it was made with; None: GANGQ_DSN, or inside a job its worker. It may hold a password."""
         self._dsn = client.target.conninfo if client else None
         self._made = client
-        self._inside: JobClient | None = None
+        self._inside: Client | None = None
         self._lock = threading.RLock()
         self._tasks: dict[str, Task[..., Any]] = {}
         self.aio = AsyncApp(self)
@@ -396,10 +365,8 @@ class App:
         job = self._job()
         with self._lock:
             if job is not None:
-                from gangq.client.inside import JobClient
-
-                if self._inside is None or self._inside.context is not job:
-                    self._inside = JobClient(job)
+                if self._inside is None or self._inside.through is not job:
+                    self._inside = Client(through=job)
                 return self._inside
             if self._made is None:
                 self._made = Client(self.dsn)
@@ -429,6 +396,7 @@ class App:
         *,
         name: str | None = None,
         isolate: bool = False,
+        retry: Retry | None = None,
         stall_timeout: float | None = None,
         load_grace: float | None = None,
         health_window: float | None = None,
@@ -443,6 +411,7 @@ class App:
         *,
         name: str | None = None,
         isolate: bool = False,
+        retry: Retry | None = None,
         stall_timeout: float | None = None,
         load_grace: float | None = None,
         health_window: float | None = None,
@@ -452,9 +421,14 @@ class App:
         """Declare a function as a task; it stays callable. With or without parentheses.
 
         It is called as `f(ctx, **payload)` and returns JSON. `async def` and generator functions are refused.
-        `name`: default the function's. `isolate`: run it in a child process. `stall_timeout`, `load_grace`,
-        `health_window`, `long_phase`: seconds, see `WatchOptions`. `options`: see `TaskOptions`.
+        `name`: default the function's. `isolate`: run it in a child process. `retry`: which errors are tried again,
+        and when; its `attempts` are the option `max_attempts`. `stall_timeout`, `load_grace`, `health_window`,
+        `long_phase`: seconds, see `WatchOptions`. `options`: see `TaskOptions`.
         """
+        if retry is not None and retry.attempts is not None:
+            if "max_attempts" in options:
+                raise InvalidInput("both retry and max_attempts say how many attempts: leave one of them out")
+            options["max_attempts"] = retry.attempts
         defaults = TaskOptions().changed(options)
         given = WatchOptions(stall_timeout, load_grace, health_window, long_phase)
         watch = None if given == WatchOptions() else given
@@ -462,7 +436,7 @@ class App:
         def declare(function: Callable[Concatenate[Context, P], R]) -> Task[P, R]:
             called = name or function.__name__
             require_plain(function, called)
-            return self._add(Task(self, called, function, defaults, isolate, watch))
+            return self._add(Task(self, called, function, defaults, isolate, watch, retry))
 
         return declare if function is None else declare(function)
 
@@ -539,7 +513,7 @@ class App:
 
         `argv`: the program and its arguments; with `shell` one string for /bin/sh. `env` is added to the
         worker's environment and is stored in the database: no secrets. `cwd`: default the worker's.
-        `options`: see `TaskOptions`; with `gang` also `GangOptions`, but no roles.
+        `options`: as of `Task.submit_gang`, but no roles.
         """
         payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
         task: Task[..., Any] = Task(self, COMMAND, None, TaskOptions())
@@ -585,7 +559,7 @@ class AsyncApp:
     def __init__(self, app: App) -> None:
         self._app = app
         self._made: AsyncClient | None = None
-        self._inside: AsyncJobClient | None = None
+        self._inside: AsyncClient | None = None
 
     async def __aenter__(self) -> AsyncApp:
         return self
@@ -603,16 +577,14 @@ class AsyncApp:
     @property
     def client(self) -> AsyncClient:
         """The async client, made at first use; inside a job as `App.client`."""
+        from gangq.client.aio import AsyncClient
+
         job = self._app._job()
         if job is not None:
-            from gangq.client.inside import AsyncJobClient
-
-            if self._inside is None or self._inside.context is not job:
-                self._inside = AsyncJobClient(job)
+            if self._inside is None or self._inside.through is not job:
+                self._inside = AsyncClient(through=job)
             return self._inside
         if self._made is None:
-            from gangq.client.aio import AsyncClient
-
             self._made = AsyncClient(self._app.dsn)
         return self._made
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import psycopg
 
+    from gangq.durations import Duration
+
 
 class GangqError(Exception):
     """Base of every error that gangq raises on purpose.
@@ -99,6 +101,8 @@ class ResultNotStored(GangqError):
     In the database `{"gangq_note": "..."}` stands in place of the result.
     """
 
+    KEY = "gangq_note"
+
     def __init__(self, message: str, job_id: int | None = None) -> None:
         super().__init__(message)
         self.job_id = job_id
@@ -126,6 +130,24 @@ class JobCancelled(GangqError):
 
 class Stopped(GangqError):
     """Raised inside a handler by `ctx.raise_if_stopping()` once it has been told to stop."""
+
+
+class RetryLater(GangqError):
+    """Raise it in a handler to end this attempt and have the next one begin after `delay`. The attempt counts.
+
+    `delay`: see `gangq.durations.Duration`. `reason` is kept as the error. The job fails when its attempts are spent,
+    whatever the task's `Retry` says of other errors.
+    """
+
+    def __init__(self, delay: Duration, reason: str = "to be tried again later") -> None:
+        from gangq.durations import seconds  # Which needs the errors above.
+
+        super().__init__(reason)
+        self.delay_s = seconds(delay, "the delay", most=1e7)
+
+
+class Fail(GangqError):
+    """Raise it in a handler to fail the job at once: no further attempt can help. Its text is kept as the error."""
 
 
 class WaitTimeout(GangqError, TimeoutError):

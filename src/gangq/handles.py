@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from gangq.client import Client
-from gangq.client.encoding import note_of
 from gangq.client.rows import EventRow, GangRow, JobRow, TimelineRow
 from gangq.client.verb import Steps, Verb, show_answer
 from gangq.client.verbs import Verbs
@@ -96,11 +95,11 @@ def _may_read(job: JobRow, what: str) -> None:
 
 def _stored(job: JobRow) -> Any:
     _may_read(job, "the result")
-    note = note_of(job.result)
-    if note is not None:
-        raise ResultNotStored(
-            f"job {job.id} (task {job.task}) is done, its result is not stored: {note}", job.id
-        )
+    match job.result:
+        case {ResultNotStored.KEY: str(note), **others} if not others:
+            raise ResultNotStored(
+                f"job {job.id} (task {job.task}) is done, its result is not stored: {note}", job.id
+            )
     return job.result
 
 

@@ -13,9 +13,10 @@ The command line imports this before anything else, so it imports what takes tim
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
+
+from gangq.proc import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ FD_VARIABLE = "GANGQ_DSN_FD"
 CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"
 """Where systemd puts what ``LoadCredential=`` names; gangq reads the one called ``dsn``."""
 
-_PR_GET_DUMPABLE = 3
-_PR_SET_DUMPABLE = 4
-_PR_SET_NAME = 15
-_PR_GET_NAME = 16
 _DSN_MAX = 1 << 16
 
 _kept: dict[str, int] = {}
@@ -134,30 +131,23 @@ def close(name: str | None = None) -> tuple[int, bytes]:
     """
     if sys.platform != "linux":
         return 1, b""
-    libc = ctypes.CDLL(None)
     for path in ("/proc/self/io", f"/proc/self/task/{os.getpid()}/syscall"):
         if path not in _kept:
             try:
                 _kept[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
-    was = ctypes.create_string_buffer(16)
-    if name is not None:
-        libc.prctl(_PR_GET_NAME, was, 0, 0, 0)
-        libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
-    dumpable = int(libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0))
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    return dumpable, was.value
+    was = b"" if name is None else kernel.set_name(name.encode())
+    return kernel.set_dumpable(0), was
 
 
 def reopen(was: tuple[int, bytes]) -> None:
     """Put back what :func:`close` has changed."""
     if sys.platform == "linux":
         dumpable, name = was
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_DUMPABLE, dumpable, 0, 0, 0)
+        kernel.set_dumpable(dumpable)
         if name:
-            libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+            kernel.set_name(name)
 
 
 def own_file(path: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Which errors of a handler are tried again, and when: `Retry` of a task, `RetryLater` and `Fail` of one attempt."""
+"""Which errors of a handler are tried again, and when."""
 
 from __future__ import annotations
 
@@ -8,25 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangq.durations import Duration, seconds
-from gangq.errors import GangqError, InvalidInput
+from gangq.errors import Fail, InvalidInput, RetryLater
 
 _DOUBLINGS = 30
-
-
-class RetryLater(GangqError):
-    """Raise it in a handler to end this attempt, and have the next one begin after `delay`. The attempt counts.
-
-    `delay`: see `gangq.durations.Duration`. `reason` is kept as the error. It fails the job when its attempts are
-    spent, whatever the task's `Retry` says of other errors.
-    """
-
-    def __init__(self, delay: Duration, reason: str = "to be tried again later") -> None:
-        super().__init__(reason)
-        self.delay_s = seconds(delay, "the delay", most=1e7)
-
-
-class Fail(GangqError):
-    """Raise it in a handler to fail the job at once: no further attempt can help. Its text is kept as the error."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +19,10 @@ class Again:
 
     retryable: bool
     delay_s: float | None = None
+
+
+AGAIN = Again(True)
+NEVER = Again(False)
 
 
 @dataclass(frozen=True)
@@ -83,10 +71,10 @@ class Retry:
     def after(self, problem: BaseException, attempt: int) -> Again:
         """What follows from this error of the attempt with this number, from 1."""
         if isinstance(problem, self.never) or (self.on and not isinstance(problem, self.on)):
-            return Again(False)
+            return NEVER
         pauses = self._pauses()
         if pauses is None:
-            return Again(True)
+            return AGAIN
         doubled = pauses[0] * 2.0 ** min(max(attempt - 1, 0), _DOUBLINGS)
         return Again(True, min(pauses[1], doubled) * random.uniform(0.5, 1.0))
 
@@ -96,8 +84,8 @@ def after(policy: Retry | None, problem: BaseException, attempt: int) -> Again:
     if isinstance(problem, RetryLater):
         return Again(True, problem.delay_s)
     if isinstance(problem, Fail):
-        return Again(False)
-    return Again(True) if policy is None else policy.after(problem, attempt)
+        return NEVER
+    return AGAIN if policy is None else policy.after(problem, attempt)
 
 
 def _classes(given: Any, name: str) -> tuple[type[BaseException], ...]:

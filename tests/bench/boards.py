@@ -47,7 +47,7 @@ def waiting(gangs: int, kinds: int, priorities: int = 1) -> tuple[tuple[Kind, ..
 def idle(hosts: int, gangs: int) -> Board:
     """Everything is free."""
     kinds, asks = waiting(gangs, 1)
-    asks = tuple(replace(asks[0], id=f"g{n}", order=n) for n in range(gangs))
+    asks = tuple(replace(asks[0], id=f"g{n}", age=n) for n in range(gangs))
     return Board(0.0, fleet(hosts), (), kinds, asks, levels=("rack", "host"))
 
 

@@ -22,8 +22,8 @@ from stage import BenchError, Stage
 from systems import System
 
 from gangq.client import Client
-from gangq.client.passes import run_pass
 from gangq.client.sync import in_steps, run
+from gangq.decider.passes import run_pass
 from gangq.placement import decide
 
 _SQL = Path(__file__).with_name("pass_times.sql")

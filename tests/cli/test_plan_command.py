@@ -105,7 +105,7 @@ def test_explain_marks_what_holds_and_says_when_from_now(fleet: str) -> None:
     assert marks == {
         "state": "no", "room": "no", "workers": "ok", "line": "ok", "start": "->", "unblock": "->",
     }  # fmt: skip
-    assert "slots are short (decided 0." in lines[1]
+    assert "the nearest worker, w1, has 0 of 1 slot free (held by j1) (decided 0." in lines[1]
     starts = {line.index(line.split()[1]) for line in lines}
     assert starts == {4}, "the gates are a column"
     (start,) = [line for line in lines if "start " in line[:10]]
@@ -198,9 +198,10 @@ def test_a_file_that_cannot_be_written_is_named(dsn: str, tmp_path: Path, option
         ("", "is not JSON"),
         ("[]", "a board is an object"),
         ('{"now": 1, "format": 99}', "has format 99"),
-        ('{"now": 1, "what": 2}', "has fields that no board has: what"),
+        ('{"now": 1, "what": 2}', "board has unknown fields (what): it comes from a newer gangq"),
+        ('{"format": 1}', "board lacks fields (now): it comes from an older gangq"),
         ('{"now": NaN}', "not a finite float"),
-        ('{"now": 1, "asks": [{"id": "g1", "kind": 7}]}', "refers to 7, which is not on it"),
+        ('{"now": 1, "asks": [{"id": "g1", "kind": 7}]}', "ask g1 is of kind 7, which is not on the board"),
     ],
 )
 def test_a_board_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -209,3 +210,20 @@ def test_a_board_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -
     result = gangq(None, "decide", file)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_a_board_with_a_policy_of_a_newer_release_is_decided_and_says_what_it_does_not_know(
+    tmp_path: Path,
+) -> None:
+    board = {
+        "now": 1,
+        "workers": [{"id": 1, "name": "w1", "host": "h1"}],
+        "kinds": [{"id": 1, "roles": [{}]}, {"id": 2, "roles": [{}], "queue": "new"}],
+        "asks": [{"id": "g1", "kind": 1}, {"id": "g2", "kind": 2}],
+        "queues": [{"name": "default"}, {"name": "new", "policy": "random"}],
+    }
+    file = tmp_path / "board.json"
+    file.write_text(json.dumps(board))
+    rows = {row["ask"]: row for row in answers(None, "decide", file)}
+    assert rows["g1"]["action"] == "start"
+    assert rows["g2"]["why"] == "this library knows no policy 'random', so it cannot decide about it"

@@ -238,7 +238,7 @@ def test_a_trip_is_shown_by_its_sentence_and_the_handlers_stack_and_the_rest_on_
         evidence={**seen(), "handler": 'File "train.py", line 88, in step\n    allreduce(x)\n'},
     )
     lines = ok(dsn, "show", claim.job_id).splitlines()
-    assert "trips      1 (three are sent back, the fourth ends the job)" in lines
+    assert "trips      1 (3 are sent back, number 4 ends the job)" in lines
     first = next(n for n, line in enumerate(lines) if line.startswith("trip at "))
     assert lines[first + 1 :] == [
         f"job {claim.job_id} {said}",

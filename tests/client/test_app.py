@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from gangq import App, AsyncClient, Client, Context, GangHandle, Handle, Role, context, embedded
+from gangq import App, AsyncClient, Client, Context, GangHandle, Handle, Retry, Role, context, embedded
 from gangq.embedded import Server
 from gangq.errors import (
     GangqError,
@@ -356,6 +356,17 @@ def test_waiting_ends_at_its_timeout_and_says_the_state(app: App) -> None:
         app.job(987654).wait(timeout=5)
     with pytest.raises(NotFound, match="gang 987654"):
         app.gang(987654)
+
+
+def test_the_attempts_of_a_retry_policy_are_said_once(app: App) -> None:
+    @app.task(retry=Retry(7))
+    def train(ctx: Context) -> None: ...
+
+    assert train.submit().row().max_attempts == 7
+    assert train.options(max_attempts=2).submit().row().max_attempts == 2
+    assert train.aio.retry == train.retry == Retry(7)
+    with pytest.raises(InvalidInput, match="both retry and max_attempts"):
+        app.task(retry=Retry(7), max_attempts=2)(lambda ctx: None)
 
 
 def test_a_failure_carries_the_last_error_and_a_retry_runs_it_again(app: App) -> None:

@@ -694,6 +694,35 @@ def test_the_first_call_may_be_cancelled_while_others_wait_for_its_connection(ds
     assert asyncio.run(attempt()) == 4
 
 
+def test_nothing_of_a_closed_client_is_left_to_the_event_loop(dsn: str) -> None:
+    async def attempt() -> set[asyncio.Task[Any]]:
+        await AsyncClient(dsn).close()
+        aio = AsyncClient(dsn)
+        call = asyncio.create_task(aio.submit(task="t"))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert len(asyncio.all_tasks()) > 1, "it goes on connecting"
+        await aio.close()
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(attempt()) == set()
+
+
+def test_a_connection_that_was_tried_has_no_deadline_when_it_is_lent(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gangq.client.core.doubtful", lambda *_: True)
+
+    async def attempt() -> None:
+        async with AsyncClient(dsn, connect_s=0.2) as aio, aio.connection() as conn:
+            await conn.execute("select pg_sleep(0.5)")
+
+    asyncio.run(attempt())
+    with Client(dsn, connect_s=0.2) as client, client.connection() as conn:
+        conn.execute("select pg_sleep(0.5)")
+
+
 def test_a_call_survives_a_connection_that_the_server_ended(
     client: Client, db: psycopg.Connection[Any]
 ) -> None:
@@ -1287,7 +1316,15 @@ def test_a_function_without_a_method_is_called_by_its_name(
 
 def test_help_shows_a_verb_as_it_is_called(client: Client) -> None:
     shown = inspect.signature(client.fail)
-    assert list(shown.parameters) == ["job_id", "token", "error", "retryable", "cause", "connection"]
+    assert list(shown.parameters) == [
+        "job_id",
+        "token",
+        "error",
+        "retryable",
+        "cause",
+        "retry_in_s",
+        "connection",
+    ]
     assert inspect.signature(client.job).return_annotation == "rows.JobRow"
     assert "Raises `StaleToken`" in inspect.getdoc(AsyncClient.fail)
     with pytest.raises(TypeError, match="missing a required argument: 'token'"):

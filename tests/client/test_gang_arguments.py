@@ -106,7 +106,6 @@ def test_what_is_no_selector_is_refused_before_it_is_sent(client: Client, select
         ({"count": 1.5}, "count 1.5"),
         ({"count": 2, "min": 3}, "min 3 of 2"),
         ({"min": 0}, "min 0 of 1"),
-        ({"strategy": "stack"}, "stack"),
         ({"payload": {}, "payloads": [{}]}, "both payload and payloads"),
         ({"payloads": [{}, {}]}, "1 member and 2 payloads"),
         ({"task": 7}, "task 7"),
@@ -142,6 +141,11 @@ def test_a_gang_that_makes_no_sense_is_refused_before_it_is_sent(
     with pytest.raises(InvalidInput) as caught:
         client.submit_gang(task="a", **asked)
     assert named in str(caught.value)
+
+
+def test_a_strategy_that_there_is_not_is_refused_with_those_there_are(client: Client) -> None:
+    with pytest.raises(InvalidInput, match=r'role a: strategy is "stack"\. pack: .* strict_spread: '):
+        client.submit_gang(task="a", roles=[Role("a", 1, strategy="stack")])
 
 
 def kind(db: Db, gang_id: int) -> list[dict[str, Any]]:

@@ -23,6 +23,16 @@ def test_every_public_name_is_there_and_nothing_is_imported_before_it_is_used() 
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_the_client_leaves_the_decision_to_the_decider() -> None:
+    script = (
+        "import sys, pkgutil, importlib, gangq.client; "
+        "parts = [part.name for part in pkgutil.iter_modules(gangq.client.__path__)]; "
+        "[importlib.import_module('gangq.client.' + part) for part in parts]; "
+        "print([name for name in sys.modules if name.startswith(('gangq.placement', 'gangq.decider'))])"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert not hasattr(gangq, "Celery")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gangq.errors import GangqError, InvalidInput
-from gangq.retry import Again, Fail, Retry, RetryLater, after
+from gangq.errors import Fail, GangqError, InvalidInput, RetryLater
+from gangq.retry import Again, Retry, after
 
 
 def delays(policy: Retry, attempt: int) -> list[float]:

@@ -21,7 +21,7 @@ from gpu_fakes import (
     state,
 )
 
-from gangq.gpu import DeviceReading, HostSampler, detect, device_sampler
+from gangq.gpu import DeviceReading, SamplerProcess, detect
 from gangq.gpu.reading import VALUES
 from gangq.proc.clock import boottime
 
@@ -164,13 +164,14 @@ def test_a_device_that_drops_out_of_the_list_is_lost_and_its_neighbour_is_read_o
         assert sampler.readings()[A].gpu_pct is None
 
 
-def test_a_host_without_a_driver_gets_the_sampler_that_says_nothing() -> None:
+def test_a_host_without_a_driver_has_no_readings_and_no_thread() -> None:
     for found in (detect("none"), detect("1x1GiB")):
-        sampler = device_sampler(found, clean_environ())
-        assert isinstance(sampler, HostSampler)
+        sampler = SamplerProcess(found, clean_environ())
         sampler.watch(["x"], tuple)
         sampler.start()
         assert (sampler.readings(), sampler.history("x", 0), sampler.events(0)) == ({}, [], [])
+        assert (sampler.pids(), sampler.doubtful()) == ([], frozenset())
+        assert "gangq-sampler" not in {thread.name for thread in threading.enumerate()}
         sampler.stop()
 
 

@@ -441,7 +441,7 @@ def acted(database: Recorder, calls: list[str], **more: Any) -> list[Action]:
         host=HOST,
         choose=lambda worker, identity: Choice(Backend(calls)),
         prove=more.pop("prove", deaths.prove),
-        bury=deaths.bury,
+        report_death=deaths.bury,
         say=actions.append,
         **more,
     )
@@ -485,7 +485,7 @@ def made(database: Any, calls: list[str], actions: list[Action], **more: Any) ->
         database,
         host=HOST,
         choose=lambda worker, identity: Choice(backend),
-        bury=deaths.bury,
+        report_death=deaths.bury,
         say=actions.append,
         **given,
     )
@@ -605,7 +605,7 @@ def test_only_what_is_started_by_a_command_is_killed_first() -> None:
                 host=HOST,
                 choose=lambda worker, identity, backend=backend: Choice(backend),
                 prove=prove,
-                bury=deaths.bury,
+                report_death=deaths.bury,
             ).round()
         assert kills == expected
     assert RestartCommand(["x"]).kills_first
@@ -619,7 +619,7 @@ def test_a_line_about_a_flag_that_stands_is_said_once() -> None:
             host=HOST,
             choose=lambda worker, identity: Choice(None, "map it"),
             prove=lambda identity, within_s, kill="": None,
-            bury=deaths.bury,
+            report_death=deaths.bury,
             say=actions.append,
         )
         bouncer.round()
@@ -738,7 +738,7 @@ def test_junk_instead_of_an_identity_proves_nothing(junk: Any) -> None:
             host=HOST,
             choose=lambda worker, identity: choose(worker, identity, see=seen.lineage),
             prove=deaths.prove,
-            bury=deaths.bury,
+            report_death=deaths.bury,
             say=actions.append,
         )
         bouncer.round()

@@ -7,7 +7,7 @@
     A   ends=600 prio=2           what is known of unit A; upper case: a gang, lower case: a single job
     X   4x2 ends=100 spread       asks: four members with two GPUs each, for 100 s at most
     x*3 1                         three single jobs with a GPU each
-    queue a max_gpus=4 order=fifo a queue
+    queue a max_gpus=4 policy=fifo a queue
     plans=1 victims=4 grace=10    settings of the board
 
 What asks is placed in the order of the lines. ``after`` draws the same lines with what starts drawn in, and says of
@@ -24,6 +24,7 @@ from typing import Any
 from gangq.placement.board import Ask, Board, Device, Hold, Kept, Kind, Needs, Queue, Role, Unit, Worker
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
+from gangq.placement.strategies import STRATEGIES
 
 NOW = 1000.0
 
@@ -127,7 +128,7 @@ class Picture:
         kinds: list[Kind] = []
         waiting: list[Ask] = []
         kept: list[Kept] = []
-        for order, (name, size, options) in enumerate(asks):
+        for age, (name, size, options) in enumerate(asks):
             mark, _, count = name.partition("*")
             kind = _kind(size, options)
             same = next((k.id for k in kinds if replace(k, id=0) == kind), None)
@@ -140,7 +141,7 @@ class Picture:
                     id=unit_id(mark) if mark.isupper() else f"k{ord(mark)}/{priority}",
                     kind=same,
                     priority=priority,
-                    order=order,
+                    age=age,
                     submitter=options.get("by", "me"),
                     estimate_s=float(options.get("ends", 3600)),
                     count=int(count or 1),
@@ -238,9 +239,7 @@ def _kind(size: str, options: dict[str, str]) -> Kind:
                 least=int(least),
                 most=int(most or least),
                 serves=frozenset(int(c) for c in options.get("class", "0").split(",")),
-                strategy=next(
-                    (s for s in ("spread", "strict_pack", "strict_spread", "pack") if s in options), "pack"
-                ),
+                strategy=next((name for name in STRATEGIES if name in options), "pack"),
                 balanced="balanced" in options,
             )
         )
@@ -262,7 +261,7 @@ def _queue(name: str, options: dict[str, str]) -> Queue:
     return Queue(
         name,
         paused="paused" in options,
-        order=options.get("order", "priority"),
+        policy=options.get("policy", "priority"),
         weight=float(options.get("weight", 1)),
         maximum=prefixed("max_"),
         guaranteed=prefixed("least_"),

@@ -472,7 +472,7 @@ TURNS = {
     "in fifo nobody passes, whatever his priority": (
         """
         h0 AA
-        queue default order=fifo
+        queue default policy=fifo
         X 1
         Y 1 prio=5
         """,
@@ -485,7 +485,7 @@ TURNS = {
     "the largest first": (
         """
         h0 ....
-        queue default order=largest_first
+        queue default policy=largest_first
         X 1
         Y 4
         """,
@@ -497,7 +497,7 @@ TURNS = {
     "fair between submitters, by what they use now": (
         """
         h0 AA....
-        queue default order=fair
+        queue default policy=fair
         A by=ann
         x*4 1 by=ann
         y*3 1 by=bob
@@ -689,6 +689,33 @@ PLANS = {
         h0 AAAA
         X starts in 600 on h0
         Y starts in 700 on h0
+        """,
+    ),
+    "each role counts what those before it take beside a planned start": (
+        """
+        plans=1
+        w0 AA__
+        A ends=100
+        X 3 cpu
+        Y 1+1 cpu ends=1000
+        """,
+        """
+        w0 AA__
+        X starts in 100 on w0
+        Y waits: planned_start 100 of 1000
+        """,
+    ),
+    "seats that are kept are its own though a planned start of another comes before its end": (
+        """
+        plans=1
+        h0 ....BBBB
+        B ends=100
+        Y 4 prio=5
+        X 4 prio=5 kept=XXXX....
+        """,
+        """
+        h0 XXXXBBBB
+        Y starts in 100 on h0
         """,
     ),
     "more than so many get none": (

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from drawn_boards import Picture
 from test_properties import random_board
 
 from gangq.placement import Board, decide
-from gangq.placement.board import Hold, Kept
+from gangq.placement.board import Device, Hold, Kept
+from gangq.placement.displace import _shares
+from gangq.placement.free import Taken
 
 
 def with_kept_seats(board: Board) -> tuple[Board, str] | None:
@@ -45,3 +48,19 @@ def test_nobody_else_gets_what_is_kept() -> None:
         seen += 1
     assert seen > 50
     assert started > seen / 2
+
+
+def test_it_names_those_of_which_it_waits_for_the_end() -> None:
+    board = Picture("h0 AA\nh1 BB\nA leaving\nB leaving\nX 2 kept=../XX").board
+    (one,) = decide(board)
+    assert one.refused is not None
+    assert (one.refused.gate, one.refused.holders) == ("stopping", ("g66",))
+
+
+def test_what_is_left_of_two_that_stop_is_shared_as_they_hold_it() -> None:
+    a, b, c = (Device(n) for n in range(3))
+    held = {"g1": [Taken(0, (a, b), 2, 8, 0)], "g2": [Taken(0, (c,), 1, 8, 0), Taken(1, (), 1, 0, 0)]}
+    assert _shares(held, [Taken(0, (b, c), 2, 12, 0), Taken(1, (), 1, 0, 0)]) == {
+        "g1": [Taken(0, (b,), 2, 8, 0)],
+        "g2": [Taken(0, (c,), 0, 4, 0), Taken(1, (), 1, 0, 0)],
+    }

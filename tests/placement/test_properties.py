@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -51,9 +54,9 @@ def random_board(dice: random.Random) -> Board:
             )
         )
     queues = (
-        Queue("a", order=dice.choice(["priority", "fair"]), maximum={"gpus": dice.choice([4, 8, 99])}),
+        Queue("a", policy=dice.choice(["priority", "fair"]), maximum={"gpus": dice.choice([4, 8, 99])}),
         Queue(
-            "a.b", order=dice.choice(["priority", "fifo", "largest_first"]), max_jobs=dice.choice([None, 5])
+            "a.b", policy=dice.choice(["priority", "fifo", "largest_first"]), max_jobs=dice.choice([None, 5])
         ),
         Queue("c", guaranteed={"gpus": dice.choice([2, 6])}, weight=dice.choice([1.0, 3.0])),
         Queue("d", paused=dice.random() < 0.2, submitter_maximum={"jobs": 3}),
@@ -106,7 +109,7 @@ def random_board(dice: random.Random) -> Board:
                     f"k{n}/{priority}" if single else f"g{100 + len(asks)}",
                     n,
                     priority=priority,
-                    order=len(asks),
+                    age=len(asks),
                     submitter=dice.choice(["ann", "bob"]),
                     estimate_s=dice.choice([40.0, 400.0, 4000.0]),
                     count=dice.randint(1, 9) if single else 1,
@@ -453,3 +456,30 @@ def test_a_pass_counts_what_it_has_placed_against_the_limits_of_every_ancestor(r
     refused = decide(board)[2].refused
     assert refused is not None
     assert (refused.gate, refused.where) == (gate, "a")
+
+
+PRINTS = """
+import json, sys
+from drawn_boards import Picture
+from gangq.placement import decide
+leaving = "\\n".join(f"{unit} leaving" for unit in "abcde")
+board = Picture(f"victims=8\\nh0 abcdeFFFF\\n{leaving}\\nX 1x6 prio=1").board
+print(json.dumps([one.to_json() for one in decide(board)]))
+"""
+
+
+def test_the_same_board_gives_the_same_decisions_in_every_process() -> None:
+    """Whatever the order of names in a set is there."""
+    said = set()
+    for seed in range(4):
+        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        run = subprocess.run(
+            [sys.executable, "-c", PRINTS],
+            env=os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said.add(run.stdout)
+    assert len(said) == 1
+    assert '"stop": ["g70"]' in said.pop()

@@ -6,15 +6,53 @@ import re
 
 import pytest
 import test_decide
-from drawn_boards import Picture
+from drawn_boards import Picture, after
 
+from gangq.placement import Refused, gates
 from gangq.placement.decide import decide
 from gangq.placement.explain import explain
 
 SAID = {
     "h0 AAAA....\nh1 AAAAAA..\nX 7": (
-        "there is room for 6 of its 7 members, the most on h0",
-        "room for 1 more",
+        "there is room for 6 of its 7 members, the most on h0; for one more the nearest worker, h0, has 0 of 1 slot "
+        "and 0 of 1 GPU free (held by g65)",
+        "room for 1 more: 1 slot and 1 GPU more on h0 would do",
+    ),
+    "h0 AB......\nh1 CC.... cpus=4000\nX 11 cpus=2000": (
+        "there is room for 8 of its 11 members, the most on h0; for one more the nearest worker, h1, has 0 of 2 CPUs "
+        "free",
+        "room for 3 more: 2 CPUs more on h1 would do for one",
+    ),
+    "h0 a.b. slots=2\nx*1 1x2": (
+        "no worker has room for it: the nearest worker, h0, has 0 of 1 slot free (held by j97, j98)",
+        "room on one worker: 1 slot more on h0 would do",
+    ),
+    "h0 .... slots=3 mem=2560\nx*3 1x2 mem=1024": (
+        "no worker has room for it: the nearest worker, h0, has 0.5 of 1 GiB of memory and 0 of 2 GPUs free",
+        "room on one worker: 0.5 GiB of memory and 2 GPUs more on h0 would do",
+    ),
+    "h0 ab\nh1 cd\nx*1 1": (
+        "no worker has room for it: the nearest worker, h0, has 0 of 1 slot and 0 of 1 GPU free (held by j97, j98)",
+        "room on one worker: 1 slot and 1 GPU more on h0 would do",
+    ),
+    "h0 ab..\nx*1 1x4": (
+        "no worker has room for it: the nearest worker, h0, has 2 of 4 GPUs free (held by j97, j98)",
+        "room on one worker: 2 GPUs more on h0 would do",
+    ),
+    "h0 AA....\nX 3\nY 2": (
+        "there is room for 1 of its 2 members, the most on h0; for one more the nearest worker, h0, has 0 of 1 slot "
+        "and 0 of 1 GPU free (held by g65, g88)",
+        "room for 1 more: 1 slot and 1 GPU more on h0 would do",
+    ),
+    "h0 .AA. link=0011\nX 2x2 linked": (
+        "there is room for 0 of its 2 members; for one more the nearest worker, h0, has 1 of 2 linked GPUs free "
+        "(held by g65)",
+        "room for 2 more: 1 linked GPU more on h0 would do for one",
+    ),
+    "h0 .... vram=24\nX 3\nY 2 not=3": (
+        "there is room for 0 of its 2 members; for one more the nearest worker, h0, has 0 of 1 GPU free "
+        "(held by g88)",
+        "room for 2 more: 1 GPU more on h0 would do for one",
     ),
     "h0 AAAA....\nh1 AAAAAA..\nX 5 strict_pack": (
         "the roomiest host, h0, has room for 4 of the 5 that share one",
@@ -63,3 +101,37 @@ def test_every_refusal_has_words_that_fit_a_terminal() -> None:
                     assert max(map(len, words)) < 160
                     assert not re.search(r"\b1 (GPUs|hosts|jobs|gangs)\b", "; ".join(words))
     assert len(gates) > 8
+
+
+GATES = [gate for gate in vars(gates).values() if isinstance(gate, gates.Gate)]
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_every_gate_has_words(gate: gates.Gate) -> None:
+    assert len({*GATES}) == len(GATES) > 12
+    numbers = {"need": 3, "have": 1, "of": "members", "where": "here", "holders": ("g1",), "limit": 4.0}
+    for refused in (Refused(gate, **numbers), Refused(gate)):
+        why, unblocks = explain(refused)
+        assert why
+        assert unblocks
+
+
+WIDEST = {
+    "with hosts where something failed": ("h0 .... doubtful\nh1 ..\nX 7", "room 6 of 7"),
+    "with workers that have not loaded its model": ("h0 .. warm=m\nh1 ...\nX 6 model=m", "room 5 of 6"),
+    "beyond the level that is preferred": (
+        "levels rack host\nh0 .. rack=r0\nh1 ... rack=r1\nX 6 prefer=rack",
+        "room 5 of 6",
+    ),
+    "in the roomiest domain of the level that is required": (
+        "levels rack host\nh0 ..... rack=r0\nh1 .... rack=r1\nX 1x4+2x1 require=rack",
+        "room 1 of 2",
+    ),
+    "with the scarcest role first": ("h0 .....\nX 1x4+2x1", "room 1 of 2"),
+}
+
+
+@pytest.mark.parametrize("what", WIDEST)
+def test_of_all_ways_to_seat_it_the_widest_says_why_it_waits(what: str) -> None:
+    board, expected = WIDEST[what]
+    assert after(board).splitlines()[-1] == f"X waits: {expected}"

@@ -191,7 +191,7 @@ class Stream:
         )
 
     def board(self) -> Board:
-        small = Ask("k1/0", 1, 0, order=9, submitter="me", estimate_s=100, count=20)
+        small = Ask("k1/0", 1, 0, age=9, submitter="me", estimate_s=100, count=20)
         return Board(
             now=self.now,
             workers=self.workers,
@@ -224,7 +224,7 @@ def test_a_job_of_eight_gpus_in_a_stream_of_small_ones_starts_within_one_of_thei
     while stream.now < 200:
         list(stream.step(5))
     assert len(stream.running) > 10
-    stream.large = Ask("k2/0", 2, 0, order=1, submitter="me", estimate_s=100)
+    stream.large = Ask("k2/0", 2, 0, age=1, submitter="me", estimate_s=100)
     while "k2/0" not in list(stream.step(5)):
         assert stream.now <= 300, "the budget of the last that started before it came"
 

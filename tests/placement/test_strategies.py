@@ -1,7 +1,9 @@
-"""A strategy, an order and a choice of devices are added by a class and a line."""
+"""A strategy and a policy are added by a class and a line."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,29 +11,25 @@ import pytest
 from drawn_boards import Picture
 
 from gangq.placement import Board, decide
-from gangq.placement.board import Ask, Device
-from gangq.placement.free import Rooms
-from gangq.placement.order import ORDERS, Order
-from gangq.placement.strategies import STRATEGIES, Choice, Pack, Strategy, Takes
+from gangq.placement.board import Ask, Device, Hold, Kind, Needs, Role, Unit, Worker
+from gangq.placement.order import POLICIES, Policy
+from gangq.placement.room import Rooms
+from gangq.placement.strategies import STRATEGIES, Pack, Spread, Strategy, Takes
 
 
-class WholePairs:
-    """Two devices that are joined by NVLink, or none."""
+class SpreadOverLinks(Spread):
+    """Spread, each member on a link of its own."""
 
-    def devices(self, good: Sequence[Sequence[Device]], count: int) -> Sequence[Device] | None:
-        """The first pair."""
-        free = [device for equal in good for device in equal]
-        for device in free:
-            pair = [other for other in free if other.link and other.link == device.link]
-            if len(pair) >= count == 2:
-                return pair[:2]
-        return None
+    linked = True
 
 
-class Paired(Pack):
-    """Packed, each member on a pair of its own."""
+class HighestFirst(Pack):
+    """Packed, and the devices with the highest numbers are taken first."""
 
-    choice: Choice = WholePairs()
+    def devices(self, equal: Sequence[Sequence[Device]], members: int, gpus: int) -> list[Device]:
+        """Of what will do, whatever its size."""
+        free = sorted((device for devices in equal for device in devices), key=lambda device: -device.id)
+        return free[: members * gpus]
 
 
 class OneAHost(Strategy):
@@ -45,12 +43,12 @@ class OneAHost(Strategy):
         return [(host, 1) for host in first] if len(first) == size else None
 
 
-class SmallestFirst(Order):
+class SmallestFirst(Policy):
     """What needs few members goes first."""
 
     def key(self, ask: Ask, size: int, /) -> tuple[int, ...]:
         """By size, then age."""
-        return size, ask.order
+        return size, ask.age
 
 
 def drawn_with(board: str, strategy: str) -> str:
@@ -63,15 +61,6 @@ def drawn_with(board: str, strategy: str) -> str:
     return picture.draw(decide(replace(picture.board, kinds=kinds)))
 
 
-def test_a_strategy_that_keeps_pairs_on_one_link_is_a_class_and_a_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(STRATEGIES, "paired", Paired())
-    assert drawn_with("h0 .A...A.. link=01012233\nX 1x2", "paired") == "h0 XAX..A.."
-    assert drawn_with("h0 .AA. link=0011\nX 1x2", "pack") == "h0 XAAX"
-    assert drawn_with("h0 .AA. link=0011\nX 1x2", "paired") == "h0 .AA.\nX waits: devices"
-
-
 def test_a_new_strategy_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STRATEGIES, "one_a_host", OneAHost())
     hosts = "h0 ...\nh1 .A.\nh2 AAA\nh3 A.."
@@ -79,9 +68,149 @@ def test_a_new_strategy_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -
     assert drawn_with(f"{hosts}\nX 4", "one_a_host") == f"{hosts}\nX waits: hosts 3 of 4"
 
 
-def test_an_order_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ORDERS, "smallest_first", SmallestFirst())
+def test_a_strategy_may_choose_devices_for_all_members_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, "highest_first", HighestFirst())
+    assert drawn_with("h0 .....A\nX 2x2", "highest_first") == "h0 .XXXXA"
+    assert drawn_with("h0 .....A\nX 3", "highest_first") == "h0 ..XXXA"
+
+
+def test_a_new_policy_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "smallest_first", SmallestFirst())
     picture = Picture("h0 ....\nX 4\nY 1")
-    queues = tuple(replace(queue, order="smallest_first") for queue in picture.board.queues)
+    queues = tuple(replace(queue, policy="smallest_first") for queue in picture.board.queues)
     board: Board = replace(picture.board, queues=queues)
     assert picture.draw(decide(board)).startswith("h0 Y...")
+
+
+# Members whose GPUs have to be joined -----------------------------------------------------------------------
+
+LINKED = {
+    "it takes a whole pair where any other two would be nearer": (
+        "h0 .AA. link=0011\nh1 ..AA link=0011\nX 1x2",
+        "h0 .AA.\nh1 XXAA",
+    ),
+    "it waits for a pair, and says so": (
+        "h0 .AA. link=0011\nX 1x2",
+        "h0 .AA.\nX waits: room 0 of 1",
+    ),
+    "each member has a link of its own, and the tightest is taken": (
+        "h0 .......A link=00001111\nX 2x3",
+        "h0 XXX.XXXA",
+    ),
+    "what nothing joins is joined with nothing": (
+        "h0 .... \nh1 A..A link=0110\nX 1x2",
+        "h0 ....\nh1 AXXA",
+    ),
+    "a member of one GPU needs no link": ("h0 .A.A link=0011\nX 2", "h0 XAXA"),
+    "only large ones of a link count": (
+        "h0 .... link=0011 vram=24,80\nh1 .... link=0011 vram=80,80,24,24\nX 1x2 vram=40",
+        "h0 ....\nh1 XX..",
+    ),
+    "who is told to stop frees a pair, though others are cheaper": (
+        "victims=8\nh0 abAA link=0011\na lost=1\nb lost=2\nA prio=9\nh1 c..d link=0011\nc lost=3\nd lost=4\n"
+        "X 1x2 prio=1",
+        "h0 abAA\nh1 c..d\nX stops c\nX starts in 30 on h1",
+    ),
+    "one unit that frees a GPU of each of two pairs makes room for two": (
+        "victims=1\nh0 a.a. link=0011\nX 2x2 prio=1",
+        "h0 a.a.\nX stops a\nX starts in 30 on h0",
+    ),
+    "it is planned for the moment at which a pair is free": (
+        "plans=1\nh0 .A.B link=0011\nA ends=100\nB ends=50\nX 1x2",
+        "h0 .A.B\nX starts in 50 on h0",
+    ),
+    "one that no worker could ever hold says so": (
+        "plans=1\nh0 .A.B link=0011\nX 1x3",
+        "h0 .A.B\nX waits: infeasible 0 of 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LINKED)
+def test_linked(what: str) -> None:
+    board, expected = LINKED[what]
+    assert drawn_with(board, "linked") == expected
+
+
+def test_a_strategy_of_ones_own_is_strict_about_links_by_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, "over_links", SpreadOverLinks())
+    hosts = "h0 .AA. link=0011\nh1 ..AA link=0011\nh2 ..AA link=0011"
+    assert drawn_with(f"{hosts}\nX 2x2", "over_links") == "h0 .AA.\nh1 XXAA\nh2 XXAA"
+    assert (
+        drawn_with(f"{hosts}\nX 3x2", "over_links")
+        == f"{hosts.replace(' link=0011', '')}\nX waits: room 2 of 3"
+    )
+
+
+def some_workers(dice: random.Random) -> tuple[tuple[Worker, ...], tuple[Unit, ...]]:
+    """Small hosts with links and devices of two sizes, and single jobs that hold some of these."""
+    workers, units = [], []
+    for n in range(dice.randint(1, 4)):
+        devices = tuple(
+            Device(10 * n + d, dice.choice([24, 80]), dice.choice(["", "x", "x", "y"]))
+            for d in range(dice.randint(1, 6))
+        )
+        workers.append(Worker(n, f"w{n}", f"h{n}", slots=dice.randint(1, 6), devices=devices))
+        for device in devices:
+            if (
+                dice.random() < 0.3
+                and sum(hold.worker == n for u in units for hold in u.holds) < workers[n].slots
+            ):
+                units.append(
+                    Unit(f"j{device.id}", (Hold(n, (device.id,)),), dice.choice([50.0, 100.0]), movable=True)
+                )
+    return tuple(workers), tuple(units)
+
+
+def room_for_linked(workers: Sequence[Worker], units: Sequence[Unit], needs: Needs) -> int:
+    """How many members that need links fit, by counting link by link."""
+    total = 0
+    for worker in workers:
+        holds = [hold for unit in units for hold in unit.holds if hold.worker == worker.id]
+        held = {device for hold in holds for device in hold.devices}
+        good = [d for d in worker.devices if d.id not in held and d.vram_mb >= needs.vram_mb]
+        links = Counter(device.link or f"alone {device.id}" for device in good)
+        total += min(worker.slots - len(holds), sum(n // needs.gpus for n in links.values()))
+    return total
+
+
+def test_a_gang_that_needs_links_starts_stops_others_or_waits_exactly_by_the_room_of_links() -> None:
+    dice, seen = random.Random(1), Counter[str]()
+    for n in range(600):
+        workers, units = some_workers(dice)
+        needs = Needs(dice.choice([1, 2, 2, 3]), dice.choice([0, 0, 40]))
+        size = dice.randint(1, 3)
+        role = Role(needs, size, size, strategy="linked")
+        board = Board(
+            0.0,
+            workers,
+            units,
+            (Kind(1, (role,)),),
+            (Ask("g1", 1, priority=1),),
+            planned_starts=1,
+            victims=99,
+        )
+        (one,) = decide(board)
+        seen[one.action] += 1
+        links = {device.id: device.link or f"alone {device.id}" for w in workers for device in w.devices}
+        for seat in one.seats or one.planned:
+            assert len({links[device] for device in seat.devices}) == 1, (n, one)
+        stopped = [unit for unit in units if unit.id in one.stop]
+        left = [unit for unit in units if unit not in stopped]
+        fits = room_for_linked(workers, units, needs) >= size, room_for_linked(workers, (), needs) >= size
+        assert one.action == {(True, True): "start", (False, True): "stop", (False, False): "wait"}[fits], (
+            n,
+            one,
+        )
+        if one.action == "stop":
+            assert room_for_linked(workers, left, needs) >= size, (n, one)
+            for unit in stopped:
+                spared = [*left, unit]
+                assert room_for_linked(workers, spared, needs) < size, (n, one, "in vain")
+        if one.action == "wait":
+            assert one.refused is not None
+            assert (one.refused.gate, one.refused.have) == (
+                "infeasible",
+                room_for_linked(workers, units, needs),
+            )
+    assert min(seen[action] for action in ("start", "stop", "wait")) > 50

@@ -103,4 +103,4 @@ def test_a_drain_waits_one_grace_for_a_held_report_and_says_what_it_leaves(patie
         eventually(lambda: "report_held" in worker.log, "its report finds the job held")
         worker.signal(15)
         assert worker.exit_code(30) == 0
-        assert "reports_unsaid" in worker.log
+        assert "ends_not_reported" in worker.log

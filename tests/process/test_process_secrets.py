@@ -257,7 +257,7 @@ def test_a_job_that_watches_other_workers_start_and_die_finds_the_password_in_no
     reports = house.log.count("worker_ended")
     procfs.strike([born])
     eventually(lambda: house.log.count("worker_ended") > reports, "its supervisor has reported it", 20)
-    assert "report_left" not in house.log
+    assert "report_skipped" not in house.log
     decoy.wait(10)
     enough.touch()
     found = house.found_by(job, answer)["found"]

@@ -16,7 +16,8 @@ import pytest
 
 from gangq.proc import procfs
 from gangq.proc.liveness_memory import Memory
-from gangq.proc.supervision import Look, Silence
+from gangq.proc.silence import Look, Silence
+from gangq.proc.supervision import Supervisor
 from process.supervised import AS_PID_1, PATIENCE_S, STAND_IN, SUPERVISOR, Start, needs_namespaces, starter
 from worker.worker_process import eventually
 
@@ -257,7 +258,7 @@ def test_silence_counts_only_time_in_which_it_could_have_been_heard() -> None:
         silence.waited(160.25 + step * 0.25, 0.25)
     assert silence.over
     assert silence.wait_s() == 0
-    silence.heard()
+    silence.reset()
     assert not silence.over
 
 
@@ -380,3 +381,27 @@ def test_a_descriptor_of_somebody_else_is_no_memory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not the memory"):
         Memory(fd)
     os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("exiting", "gives_up_s"), [(False, 5.0), (True, procfs.EXIT_S)], ids=["alive", "exiting"]
+)
+def test_it_gives_up_on_what_does_not_die_after_5_s_and_on_what_is_exiting_after_30(
+    monkeypatch: pytest.MonkeyPatch, exiting: bool, gives_up_s: float
+) -> None:
+    at = [0.0]
+
+    def sleep(seconds: float) -> None:
+        at[0] += seconds
+
+    one = Supervisor(["/bin/true"], silence_s=1, start_s=1, as_json=False, now=lambda: at[0], sleep=sleep)
+    left = procfs.stat(os.getpid())
+    assert left is not None
+    monkeypatch.setattr(one, "reap", lambda: None)
+    monkeypatch.setattr(one, "tree", lambda _: {left.pid})
+    monkeypatch.setattr(procfs, "table", lambda: {left.pid: left})
+    monkeypatch.setattr(procfs, "strike", lambda targets: targets)
+    monkeypatch.setattr(procfs, "dying", lambda _: exiting)
+    one.sweep()
+    assert gives_up_s <= at[0] < gives_up_s + 0.2
+    assert (one.end.left, one.end.stuck) == ([left], [])

@@ -143,7 +143,7 @@ def test_every_worker_behind_a_transaction_pool_finds_that_it_hears_nothing_and_
     with pooled(dsn, "transaction", size) as there, fleet_of(there, tmp_path) as fleet:
         _work(fleet, client)
         for worker in fleet.started:
-            eventually(lambda log=worker: "listener_deaf" in log.log, f"{worker.name} says so")
+            eventually(lambda log=worker: "notifications_lost" in log.log, f"{worker.name} says so")
             assert "INFO listening" not in worker.log
         with psycopg.connect(dsn) as conn:
             (left,) = conn.execute("select count(*) from gangq.violations").fetchone() or (None,)
@@ -155,7 +155,7 @@ def test_a_worker_behind_a_session_pool_hears_what_is_sent(dsn: str, client: Cli
     with pooled(dsn, "session") as there, fleet_of(there, tmp_path) as fleet:
         _work(fleet, client)
         assert all("INFO listening" in worker.log for worker in fleet.started)
-        assert all("listener_deaf" not in worker.log for worker in fleet.started)
+        assert all("notifications_lost" not in worker.log for worker in fleet.started)
 
 
 def _work(fleet: Fleet, client: Client) -> None:
@@ -176,7 +176,9 @@ def double(ctx, n):
         assert until_state(client, job, "done").result == 2 * n
     eventually(lambda: client.gang(id=gang.gang_id).state == "done", "the gang is done")
     for worker in fleet.started:
-        eventually(lambda log=worker: "INFO listen" in log.log or "listener_deaf" in log.log, "it has tried")
+        eventually(
+            lambda log=worker: "INFO listen" in log.log or "notifications_lost" in log.log, "it has tried"
+        )
         worker.signal(signal.SIGTERM)
         assert worker.exit_code() == 0
 

@@ -18,7 +18,7 @@ from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision, Seat
 from simulator import Fleet, Policy
 
-A_KIND, IN_ALL = 20, 1000
+A_KIND, IN_ALL = 200, 1000
 """How much of what waits a board shows: `gangq.board()` does so too."""
 
 
@@ -103,7 +103,7 @@ class InMemory:
     def _board(self, now: int, kept: tuple[Kept, ...]) -> Board:
         policy = self._policy
         first = (ask for line in self._waiting.values() for ask in line[:A_KIND])
-        asks = sorted(first, key=lambda ask: (policy.order != "fifo" and -ask.priority, ask.order))[:IN_ALL]
+        asks = sorted(first, key=lambda ask: (policy.order != "fifo" and -ask.priority, ask.age))[:IN_ALL]
         queues = sorted({kind.queue for kind in self._kinds.values()})
         return Board(
             now=float(now),
@@ -111,7 +111,7 @@ class InMemory:
             units=tuple(self._running.values()),
             kinds=tuple(self._kinds.values()),
             asks=tuple(asks),
-            queues=tuple(Queue(name, order=policy.order) for name in queues),
+            queues=tuple(Queue(name, policy=policy.order) for name in queues),
             kept=kept,
             planned_starts=policy.reservations,
         )
@@ -129,7 +129,7 @@ class InMemory:
         del self._running[name]
         self._displaced[name] += 1
         ask = self._asks[name]
-        self._waiting[ask.kind] = sorted([*self._waiting[ask.kind], ask], key=lambda ask: ask.order)
+        self._waiting[ask.kind] = sorted([*self._waiting[ask.kind], ask], key=lambda ask: ask.age)
 
 
 def holds(seats: Sequence[Seat]) -> tuple[Hold, ...]:

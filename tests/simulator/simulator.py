@@ -20,8 +20,8 @@ from joblog import Job
 from outcome import Ran
 from psycopg.types.json import Jsonb
 
-from gangq.client.passes import run_pass
 from gangq.client.sync import in_steps, run
+from gangq.decider.passes import run_pass
 
 _STAGE = Path(__file__).with_name("stage.sql")
 

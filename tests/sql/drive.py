@@ -18,9 +18,9 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from gangq.client import sync
-from gangq.client.passes import run_pass, run_passes
 from gangq.client.sync import run
 from gangq.client.verb import Steps
+from gangq.decider.passes import run_pass, run_passes
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision

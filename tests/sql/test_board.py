@@ -42,7 +42,7 @@ def test_what_waits_is_an_ask_and_what_is_placed_a_unit(q: Q) -> None:
     seen = board(q)
     (ask,) = seen.asks
     (kind,) = seen.kinds
-    assert ask == Ask(f"g{waiting.id}", kind.id, 7, ask.order, ask.submitter, 60.0)
+    assert ask == Ask(f"g{waiting.id}", kind.id, 7, ask.age, ask.submitter, 60.0)
     (role,) = kind.roles
     assert (role.least, role.most, role.needs, role.serves) == (3, 3, Needs(gpus=1), {1})
     (unit,) = seen.units

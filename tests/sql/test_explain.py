@@ -362,7 +362,9 @@ def test_gangs_before_it_and_how_many_get_a_planned_start(q: Q) -> None:
     rows = {row["id"]: row for row in q.sql("select * from gangq.waiting where kind = 'gang'")}
     assert [rows[gang.id]["starts_at"] is None for gang in gangs] == [False, True, True]
     assert rows[gangs[0].id]["why"].startswith("place 1 of those with a planned start, in ")
-    assert rows[gangs[2].id]["why"] == "there is room for 0 of its 1 member: slots are short"
+    assert rows[gangs[2].id]["why"] == (
+        "there is room for 0 of its 1 member; for one more the nearest worker, w1, has 0 of 1 slot free (held by j1)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -420,8 +422,26 @@ def test_a_job_whose_gpus_are_free_but_not_on_one_worker(q: Q) -> None:
     q.tick()
     gates = explained(q, job_id=job)
     assert holding(gates) == {"room"}
-    assert gates["room"]["detail"].startswith("no worker has room for it: GPUs are short (")
-    assert gates["unblock"]["detail"] == "more GPUs free on one worker"
+    said = "no worker has room for it: the nearest worker, a, has 2 of 3 GPUs free ("
+    assert gates["room"]["detail"].startswith(said)
+    assert gates["unblock"]["detail"] == "room on one worker: 1 GPU more on a would do"
+
+
+def test_where_slots_and_gpus_are_taken_both_are_named_with_who_holds_them(q: Q) -> None:
+    busy = q.worker("a", devices=gpus(100, 100, prefix="A"))
+    holding_it = q.submit(gpus=1, count=2)
+    assert len(busy.claim(max_jobs=2)) == 2
+    job, gang = q.submit(gpus=1), q.submit_gang(2, gpus=1)
+    q.tick()
+    held = f"(held by {', '.join(f'j{one}' for one in holding_it)}) ("
+    near = f"the nearest worker, a, has 0 of 1 slot and 0 of 1 GPU free {held}"
+    gates = explained(q, job_id=job)
+    assert gates["room"]["detail"].startswith(f"no worker has room for it: {near}")
+    assert gates["unblock"]["detail"] == "room on one worker: 1 slot and 1 GPU more on a would do"
+    short = [{"of": "slots", "need": 1, "have": 0}, {"of": "gpus", "need": 1, "have": 0}]
+    assert numbers(gates["room"], "nearest", "short") == ("a", short)
+    gates = explained(q, gang_id=gang.id)
+    assert gates["room"]["detail"].startswith(f"there is room for 0 of its 2 members; for one more {near}")
 
 
 def test_jobs_of_its_kind_before_it_take_the_room(q: Q) -> None:

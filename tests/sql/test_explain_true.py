@@ -307,9 +307,17 @@ def test_what_is_said_is_so(q: Q, name: str) -> None:
         assert f"there is room for {room} of its {need} member" in detail
         assert f"room for {need - room} more" in seen.text["unblock"]
         if room:
-            best = re.search(r"the most on (\S+?)[: ]", detail)
+            best = re.search(r"the most on (\S+?)[; ]", detail)
             assert best is not None
             assert rooms[best[1]] == max(rooms.values())
+        near = re.search(r"the nearest worker, (\S+), has (.+?) free(?: \(held by (.+?)\))?", detail)
+        assert near is not None
+        assert all(
+            int(have) < int(need)
+            for have, need in re.findall(r"(\d+) of (\d+) (?:slot|GPU)", near[2].partition(" GiB")[0])
+        )
+        there = seen.holders(f"j.incarnation in (select id from gangq.incarnations where name = '{near[1]}')")
+        assert there >= {*filter(None, (near[3] or "").split(", "))}
     elif gate == "hosts":
         hosts = sum(room > 0 for room in rooms.values())
         assert sum(rooms.values()) >= need > hosts

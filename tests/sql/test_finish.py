@@ -271,6 +271,22 @@ def test_backoff_doubles_with_half_of_it_random_up_to_the_queues_longest(q: Q) -
         q.tick()
 
 
+@pytest.mark.parametrize("delay", [0, 7, 1e7])
+def test_who_reports_a_failure_may_say_when_it_is_tried_again(q: Q, delay: float) -> None:
+    claim = running(q)
+    assert claim.fail(retry_in_s=delay) == "scheduled"
+    assert (q.job(claim.job_id)["due_at"] - q.clock.now()).total_seconds() == delay
+    assert q.job(claim.job_id)["attempts"] == 1
+
+
+@pytest.mark.parametrize("delay", [-1, 1.1e7, "NaN", "Infinity"])
+def test_what_is_no_time_until_the_next_attempt_is_refused_and_changes_nothing(q: Q, delay: Any) -> None:
+    claim = running(q)
+    with refused(INVALID, "retry_in_s"):
+        claim.fail(retry_in_s=delay)
+    assert q.state(claim.job_id) == "running"
+
+
 def test_backoffs_differ(q: Q) -> None:
     delays = {q.value("select gangq.backoff(10, 100, 1)") for _ in range(20)}
     assert len(delays) > 10

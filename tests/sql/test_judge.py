@@ -204,6 +204,34 @@ def test_an_outage_also_delays_forcing_those_who_were_told_to_stop(q: Q) -> None
     assert q.state(job) == "cancelled"
 
 
+@pytest.mark.parametrize("what", OUTAGES)
+def test_after_an_outage_a_reservation_has_its_whole_time_to_be_claimed(q: Q, what: str) -> None:
+    gang = q.submit_gang(2, claim_deadline_s=30)
+    workers = q.workers(2, slots=1)
+    q.tick()
+    assert gang.state == "reserved"
+    q.sql(OUTAGES[what])
+    q.later(40)  # nobody could claim
+    q.tick()
+    assert gang.state == "reserved"
+    assert q.events("rollback") == []
+    q.live_on(20, *workers)
+    assert len(gang.claimed_by(*workers)) == 2
+    assert gang.state == "running"
+
+
+def test_after_an_outage_a_reservation_that_nobody_claims_ends_as_ever(q: Q) -> None:
+    gang = q.submit_gang(2, claim_deadline_s=30)
+    workers = q.workers(2, slots=1)
+    q.tick()
+    q.sql(OUTAGES["the server restarted"])
+    q.later(40)
+    q.tick()
+    q.live_on(40, *workers)
+    assert len(q.events("rollback")) == 1
+    assert gang.row["placement_misses"] == 1
+
+
 def test_an_outage_flags_nobody_at_once(q: Q) -> None:
     q.submit()
     worker = q.worker()

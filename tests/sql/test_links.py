@@ -62,6 +62,27 @@ def test_a_job_does_not_wait_for_a_pair(q: Q) -> None:
     assert held(across["devices"]) == ["GPU-1", "GPU-2"]
 
 
+def test_a_gang_that_needs_links_waits_for_a_pair(q: Q) -> None:
+    worker = q.worker(devices=detected(0, 0, 2, 2), slots=4)
+    ones = [q.submit(gpus=1), q.submit(gpus=1)]
+    first, second = worker.claim()
+    assert held([*first["devices"], *second["devices"]]) == ["GPU-0", "GPU-1"]
+    q.call("quarantine", device_uuid="GPU-3", reason="ECC errors")
+    second.complete()
+    gang = q.submit_gang(size=1, gpus=2, strategy="linked", wait_for_hardware=True)
+    assert q.place()["placed"] == 0
+    gates = {row["gate"]: row["detail"] for row in q.call("explain_gang", gang_id=gang.id)}
+    assert gates["room"].startswith(
+        f"there is room for 0 of its 1 member; for one more the nearest worker, {worker.name}, has 1 of 2 linked "
+        f"GPUs free (held by j{ones[0]}) ("
+    )
+    assert gates["unblock"] == f"room for 1 more: 1 linked GPU more on {worker.name} would do"
+    first.complete()
+    assert q.place()["placed"] == 1
+    (claim,) = worker.claim()
+    assert held(claim["devices"]) == ["GPU-0", "GPU-1"]
+
+
 def test_what_no_worker_said_is_not_known_and_a_new_registration_says_it_anew(q: Q) -> None:
     worker = q.worker(devices=gpus(8000, 8000, prefix="GPU-"))
     assert linked(q) == [None, None], "a worker of before links were known"

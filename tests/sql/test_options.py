@@ -9,7 +9,7 @@ import pytest
 from drive import INVALID, MISSING, NOT_ALLOWED, Q, a_role, refused
 from psycopg.types.json import Jsonb
 
-from gangq.placement.order import ORDERS
+from gangq.placement.order import POLICIES
 from gangq.placement.strategies import STRATEGIES
 
 CALLS: dict[str, str] = {
@@ -194,7 +194,7 @@ def test_a_worker_submits_for_no_job_only_where_it_names_one(q: Q) -> None:
             q.submit(parent=other, parent_token=1)
 
 
-@pytest.mark.parametrize(("domain", "names"), [("strategy", STRATEGIES), ("policy", ORDERS)])
+@pytest.mark.parametrize(("domain", "names"), [("strategy", STRATEGIES), ("policy", POLICIES)])
 def test_the_database_takes_the_strategies_and_orders_that_the_library_has(
     q: Q, domain: str, names: dict[str, Any]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from drive import INVALID, MISSING, Q, gpus, in_steps, refused
 
-from gangq.client.plans import plan_steps
+from gangq.decider.previews import plan_steps
 from gangq.placement.board import Board
 from gangq.placement.whatif import edit
 
@@ -261,6 +261,15 @@ def test_nothing_waits_and_nothing_is_planned(q: Q) -> None:
     assert plan(q) == []
     q.worker()
     assert plan(q, {"cancel": {"job": q.submit()}}) == []
+
+
+def test_a_light_job_that_runs_may_be_cancelled_in_a_plan(q: Q) -> None:
+    q.submit()
+    light = q.worker().take()
+    assert q.value("select light from gangq.live_jobs")
+    gang = q.submit_gang(1, gpus=1, wait_for_hardware=True)
+    (row,) = plan(q, {"cancel": {"job": light.job_id}})
+    assert (row["gang_id"], row["after"]) == (gang.id, "wait")
 
 
 def test_no_two_devices_of_new_workers_have_one_id(q: Q) -> None:

@@ -133,6 +133,17 @@ def test_the_first_difference_is_named(recording: Q) -> None:
     assert f'"ask": "g{gang.id}"' in difference
 
 
+def test_a_board_of_another_release_is_said_to_be_one(recording: Q) -> None:
+    q = recording
+    q.worker()
+    q.submit_gang(1)
+    q.tick()
+    q.sql("""update gangq.passes set board = (board::jsonb || '{"moons": 3}')::json""")
+    (row,) = replay(q)
+    assert row.same is None
+    assert "cannot be read: board has unknown fields (moons)" in (row.difference or "")
+
+
 def test_only_the_stretch_asked_for_is_run(recording: Q) -> None:
     q = recording
     workers = q.workers(3)

@@ -32,9 +32,9 @@ def test_explain_says_slots_where_devices_would_do(q: Q) -> None:
     gang = q.submit_gang(2, gpus=1)
     q.place()
     gates = {row["gate"]: row for row in q.call("explain_gang", gang_id=gang.id)}
-    said = "there is room for 1 of its 2 members, the most on h: slots are short"
-    assert gates["room"]["detail"].startswith(said)
-    assert gates["unblock"]["detail"].startswith("room for 1 more: free slots")
+    said = "there is room for 1 of its 2 members, the most on h; for one more the nearest worker, w0, "
+    assert gates["room"]["detail"].startswith(f"{said}has 0 of 1 slot free (held by j1)")
+    assert gates["unblock"]["detail"] == "room for 1 more: 1 slot more on w0 would do"
 
 
 def test_explain_of_a_job_says_slots_where_devices_would_do(q: Q) -> None:
@@ -44,5 +44,5 @@ def test_explain_of_a_job_says_slots_where_devices_would_do(q: Q) -> None:
     waiting = q.submit(gpus=1)
     q.place()
     gates = {row["gate"]: row for row in q.call("explain_job", job_id=waiting)}
-    assert "slots are short" in gates["room"]["detail"]
-    assert gates["unblock"]["detail"] == "more slots free on one worker"
+    assert f"the nearest worker, {worker.name}, has 0 of 1 slot free" in gates["room"]["detail"]
+    assert gates["unblock"]["detail"] == f"room on one worker: 1 slot more on {worker.name} would do"

@@ -124,7 +124,10 @@ def test_a_gang_whose_planned_start_is_overdue_gives_its_place_back_and_backs_of
     assert live["timeout_at"] == live["not_before"] + timedelta(seconds=100)
     assert q.sql("select * from gangq.plans") == []
     (event,) = q.events("timeout", gang_id=gang.id)
-    assert event["reason"] == "not placed within 100 s: there is room for 0 of its 1 member: slots are short"
+    said = (
+        "not placed within 100 s: there is room for 0 of its 1 member; for one more the nearest worker, w1, "
+    )
+    assert event["reason"].startswith(f"{said}has 0 of 1 slot free (held by ")
     assert (event["data"]["style"], event["data"]["timeouts"]) == ("requeue", 1)
     assert event["data"]["gate"] == "room"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from gangq.gpu.reading import DeviceEvent, DeviceReading
 from gangq.watchdogs import Sample, Suspicion, Trip
-from gangq.watchdogs.activity import IO_BYTES, Counters, HostSample
+from gangq.watchdogs.activity import IO_BYTES, HostSample
+from gangq.watchdogs.counters import Counters
 
 GPU = "GPU-1"
 

@@ -15,17 +15,13 @@ from pathlib import Path
 import pytest
 from victims import HUNG, until, victim
 
+from gangq.proc import procfs
 from gangq.proc.clock import boottime
-from gangq.watchdogs import activity as activity_module
-from gangq.watchdogs.activity import (
-    Counters,
-    Family,
-    HostActivity,
-    HostSample,
-    library_threads,
-    movement,
-    process_counters,
-)
+from gangq.watchdogs import counters
+from gangq.watchdogs import family as family_module
+from gangq.watchdogs.activity import HostActivity, HostSample, movement
+from gangq.watchdogs.counters import Counters, library_threads, process_counters
+from gangq.watchdogs.family import Family
 
 
 def moved(activity: HostActivity, seconds: float = 0.6) -> bool | None:
@@ -206,14 +202,14 @@ def test_the_librarys_own_processes_do_not_count() -> None:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Whose command lines are read from here on."""
-    real, found = activity_module._read, []
+    real, found = procfs.read, []
 
-    def read(path: str) -> bytes | None:
+    def read(path: str, *most: int) -> bytes | None:
         if path.endswith("/cmdline"):
             found.append(int(path.split("/")[2]))
-        return real(path)
+        return real(path, *most)
 
-    monkeypatch.setattr(activity_module, "_read", read)
+    monkeypatch.setattr(procfs, "read", read)
     return found
 
 
@@ -228,7 +224,7 @@ def test_command_lines_are_read_of_the_jobs_processes_only_and_once(
         assert {child.pid, other.pid} <= set(family.members({os.getpid()}, (), 1.0))
         assert {child.pid, other.pid} <= set(asked)
         assert os.getpid() not in asked
-        monkeypatch.setattr(activity_module, "_SETTLED_S", 0.0)
+        monkeypatch.setattr(family_module, "_SETTLED_S", 0.0)
         family.members({os.getpid()}, (), 2.0)  # Not so new any more.
         asked.clear()
         family.members({os.getpid()}, (), 100.0)  # All is read anew, and nobody has become another.
@@ -261,13 +257,13 @@ def test_one_of_the_librarys_that_was_seen_before_its_exec_is_found_at_the_next_
 def test_nothing_is_read_of_a_process_that_is_stuck_in_the_kernel(
     child: subprocess.Popen[bytes], asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, stuck = activity_module._stat, [True]
+    real, stuck = procfs.stat_fields, [True]
 
-    def stat(path: str) -> list[bytes] | None:
+    def stat(path: str) -> list[str]:
         fields = real(path)
-        return [b"D", *fields[1:]] if fields and stuck[0] and f"/{child.pid}/" in path else fields
+        return ["D", *fields[1:]] if fields and stuck[0] and f"/{child.pid}/" in path else fields
 
-    monkeypatch.setattr(activity_module, "_stat", stat)
+    monkeypatch.setattr(procfs, "stat_fields", stat)
     family = Family()
     assert child.pid in family.members({os.getpid()}, (), 0.0)
     assert child.pid not in asked
@@ -317,7 +313,7 @@ def test_the_thread_that_asks_for_the_gil_is_found_in_a_futex() -> None:
 def test_a_process_whose_io_is_hidden_is_unknown(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activity_module, "_io", lambda path: None)
+    monkeypatch.setattr(counters, "_io", lambda path: None)
     assert moved(HostActivity(lambda: [child.pid]), 0.3) is None
 
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import gangq.watchdogs
+from gangq.proc import supervision
 from gangq.watchdogs import NOTIFY_CLASSES, ExitCode
+
+TOP = Path(__file__).parents[2]
+TRIPS = (TOP / "sql/115_trips.sql").read_text()
+WORDS = {code.word for code in ExitCode}
+
+
+def listed(pattern: str, text: str) -> list[set[str]]:
+    """The words of each list in this text that stands where the pattern has its group."""
+    return [set(re.findall(r"\w+", found)) for found in re.findall(pattern, text, re.DOTALL)]
 
 
 def test_the_codes_are_those_of_the_design() -> None:
@@ -26,6 +38,52 @@ def test_the_codes_are_those_of_the_design() -> None:
     }
     assert all(code.meaning for code in ExitCode)
     assert [int(code) for code in ExitCode if not code.restart] == [87, 88]
+    assert {code.word for code in ExitCode if code.reporter == "worker"} == {
+        "budget",
+        "stall",
+        "health",
+        "fault",
+    }
+    assert {code.word for code in ExitCode if code.reporter == "supervisor"} == {"frozen", "memory"}
+
+
+def test_the_sql_knows_the_same_classes_may_be_held() -> None:
+    held = {code.word for code in ExitCode if code.may_be_held}
+    assert held == {"stall", "health"}
+    pairs = [
+        words for words in listed(r"in \(((?:'\w+',?\s*)+)\)", TRIPS) if words < WORDS and len(words) == 2
+    ]
+    assert len(pairs) >= 4
+    assert all(words == held for words in pairs)
+    codes = listed(r"trip\.code in \(([\d, ]+)\)", TRIPS)
+    assert codes == [{str(int(code)) for code in ExitCode if code.may_be_held}]
+
+
+def test_the_sql_knows_the_same_classes_of_suspicions_and_trips() -> None:
+    suspicions, trips = listed(r"class(?:, ''\))? not in \(((?:'\w+',?\s*)+)\)", TRIPS)
+    assert suspicions == {code.word for code in ExitCode if code.reporter} | {"gang"}
+    assert trips == WORDS - {"lost", "unfit"} | {"gang"}
+    (watches,) = listed(
+        r"create domain gangq\.watches as text\[\] check \(value <@ '\{(.*?)\}'",
+        (TOP / "sql/migrations/0001_foundation.sql").read_text(),
+    )
+    assert watches == set(NOTIFY_CLASSES)
+
+
+def test_the_unit_restarts_a_worker_after_every_code_that_says_so() -> None:
+    (never,) = listed(
+        r"RestartPreventExitStatus=(.*?)\n", (TOP / "systemd/gangq-worker@.service").read_text()
+    )
+    assert never == {str(int(code)) for code in ExitCode if not code.restart}
+
+
+def test_the_supervisor_which_imports_nothing_has_the_same_numbers() -> None:
+    named = (supervision.FROZEN, supervision.MEMORY, supervision.UNKILLABLE)
+    assert named == (ExitCode.FROZEN, ExitCode.MEMORY, ExitCode.UNKILLABLE)
+
+
+def test_a_status_that_is_no_code_is_none() -> None:
+    assert (ExitCode.of(76), ExitCode.of(1), ExitCode.of(-9)) == (ExitCode.STALL, None, None)
 
 
 def test_a_code_is_a_plain_number_to_whoever_wants_one() -> None:

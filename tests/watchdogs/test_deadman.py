@@ -97,7 +97,7 @@ def test_a_deadline_in_the_past_kills_at_once() -> None:
 def test_stacks_are_written_a_grace_before_the_end_even_with_the_gil_held() -> None:
     code = (
         "at = boottime() + 0.6; say(at)\n"
-        "Deadman(dump_file=sys.stderr).arm(at, 82, grace_s=0.3)\n"
+        "Deadman(dump_file=sys.stderr).arm(at, 82, dump_before_s=0.3)\n"
         "hold_the_gil()\n"
     )
     status, late, err = run(code)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gangq.gpu.reading import DeviceReading
 from gangq.watchdogs import Calibration, Sample, judge
-from gangq.watchdogs.activity import FAULTS, IO_BYTES, MEMORY_BYTES, SWITCHES, Counters, HostSample
+from gangq.watchdogs.activity import FAULTS, IO_BYTES, MEMORY_BYTES, SWITCHES, HostSample
+from gangq.watchdogs.counters import Counters
 
 GPU = "GPU-1"
 

@@ -39,7 +39,7 @@ def say(*words): print(*words, flush=True)
 GO = """
 path = TripPath(dsn, incarnation{options})
 say(boottime())
-off = path(trip, job_id=job, token=token, log_tail="the last line")
+off = path(trip, job_id=job, token=token)
 say(off)
 """
 
@@ -134,7 +134,7 @@ def test_it_writes_down_the_evidence_requeues_and_exits_with_the_code(
     evidence = trip["evidence"]
     assert "where_it_hangs" in evidence["stacks"]
     assert evidence["seen"]["silence_s"] == 130.0
-    assert (evidence["log_tail"], evidence["application"]) == ("the last line", False)
+    assert evidence["application"] is False
     assert evidence["processes"][0]["threads"][0]["wchan"]
     job = db.execute("select state, trips, attempts from gangq.jobs where id = %s", [held.job]).fetchone()
     assert job == {"state": "scheduled", "trips": 1, "attempts": 0}
@@ -442,15 +442,6 @@ def test_a_command_that_is_dead_is_told_of_without_an_exit(
     assert path.tell(trip, job_id=held.job, token=held.token, evidence={}) == "repeated"
     assert left == []
     assert client.heartbeat(incarnation=held.incarnation, job_ids=[], tokens=[], beats=[]) is not None
-
-
-def test_a_doubt_is_put_on_record(dsn: str, held: Held, db: psycopg.Connection[Row]) -> None:
-    from gangq.watchdogs import Suspicion
-
-    path = TripPath(dsn, held.incarnation)
-    doubt = Suspicion("stall", "no beat for 120 s", {"silence_s": 120})
-    assert path.doubt(doubt, job_id=held.job, token=held.token) == "noted"
-    assert db.execute("select count(*) as n from gangq.events where kind = 'suspect'").fetchone() == {"n": 1}
 
 
 def test_a_database_without_the_verb_does_not_keep_it(empty_dsn: str) -> None:

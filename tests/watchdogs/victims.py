@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gangq.watchdogs.activity import process_counters
+from gangq.watchdogs.counters import process_counters
 
 _PRELUDE = """
 import ctypes, mmap, os, socket, sys, threading, time

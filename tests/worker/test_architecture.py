@@ -1,7 +1,8 @@
-"""What docs/architecture.md says of threads, exit codes and files is so."""
+"""What docs/architecture.md says of processes, threads, exit codes and files is so."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -16,9 +17,16 @@ from gangq.client import Client
 from gangq.watchdogs import ExitCode
 
 TOP = Path(__file__).parents[2]
+PACKAGE = TOP / "src/gangq"
+SOURCES = [
+    PACKAGE / "logqueue.py",
+    *(path for room in ("worker", "watchdogs", "gpu") for path in (PACKAGE / room).glob("*.py")),
+]
 PAGE = (TOP / "docs/architecture.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"(?m)^\| `.*$", PAGE)]
 THREADS = [row[0].strip("`") for row in ROWS]
+NO_THREADS = {"gangq-", "gangq-w-", "gangq-call"}
+"""Names in the source that begin like a thread's: prefixes, of a directory too; a memory file beside an executor."""
 
 
 @pytest.fixture
@@ -56,6 +64,67 @@ def light(ctx):
     # No driver reads the device of this worker.
     assert {one for one in THREADS if not any(fnmatchcase(name, one) for name in names)} == {"gangq-sampler"}
     assert len(THREADS) <= 9, "eight, and one for each job in a child process"
+
+
+def test_no_thread_has_a_name_that_the_page_does_not_know() -> None:
+    known = set(re.findall(r"`(gangq-[\w*-]+)`", PAGE))
+    names = {name for path in SOURCES for name in thread_names(path)}
+    assert {"gangq-control", "gangq-job-*", "gangq-exit-work", "gangq-limits", "gangq-stall"} <= names
+    assert names - known - NO_THREADS == set()
+    made_of_parts = {"gangq-*-tell", "gangq-call_*"}
+    assert known - made_of_parts - names == set()
+
+
+def thread_names(path: Path) -> Iterator[str]:
+    """Every text in a source file that begins like the name of a thread, what is filled in as a star."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        else:
+            continue
+        if re.fullmatch(r"gangq-[\w*-]*", text) and not re.fullmatch(r"gangq-\w+-", text):
+            yield text
+
+
+def test_the_parents_of_a_handler_and_of_a_command_are_those_of_its_picture(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.define("""
+@app.task
+def parents(ctx):
+    found = [os.getppid()]
+    while found[-1] > 1 and len(found) < 6:
+        found.append(int(Path(f"/proc/{found[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+    return found
+""")
+    worker = fleet.start(devices="none", slots=0, light=2)
+    handler = client.submit(task="parents", payloads=[{}])[0]
+    upwards = until_state(client, handler, "done").result
+    script = "read -r _ _ _ above _ < /proc/$PPID/stat; echo $above"
+    command = client.submit(task="command", payloads=[{"argv": ["sh", "-c", script]}])[0]
+    until_state(client, command, "done")
+    printed = "".join(row.chunk for row in client.logs(job_id=command))
+    assert upwards.index(worker.process.pid) == len(between("handler")), upwards
+    assert [int(printed)] == [worker.process.pid]
+    assert between("command") == ["guardian"]
+
+
+def between(name: str) -> list[str]:
+    """The processes between the worker and this one in the page's picture, the nearest one first."""
+    drawn = re.findall(r"(?m)^([ │]*[└├]─ )(\w+(?: \w+)*)", PAGE)
+    labels = [(len(lines), label) for lines, label in drawn]
+    at = next(place for place, (_, label) in enumerate(labels) if label == name)
+    depth = labels[at][0]
+    found: list[str] = []
+    for above, label in reversed(labels[:at]):
+        if above < depth:
+            depth = above
+            if label == "worker":
+                return found
+            found.append(label)
+    raise AssertionError(f"{name} is not below the worker")
 
 
 def test_every_exit_code_is_named_and_no_other() -> None:

@@ -17,7 +17,7 @@ from controls import control_of
 
 from gangq.client import Client
 from gangq.errors import InvalidInput, Unfit, WorkerNameTaken
-from gangq.gpu import Detection, Device, HostSampler
+from gangq.gpu import Detection, Device, SamplerProcess
 from gangq.gpu.reading import DeviceReading
 from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity, process_identity
@@ -34,10 +34,11 @@ def cards(*numbers: int, source: str = "nvml", warnings: tuple[str, ...] = ()) -
     return Detection(devices, source, warnings)  # type: ignore[arg-type]
 
 
-class Readings(HostSampler):
+class Readings(SamplerProcess):
     """A sampler whose readings follow a script: per round, the used memory of GPU-0 in MiB."""
 
     def __init__(self, *rounds: int | None) -> None:
+        super().__init__(Detection((), None))
         self.rounds = list(rounds)
         self.started = self.stopped = 0
 
@@ -336,9 +337,9 @@ def test_a_live_worker_of_the_name_is_left_alone(client: Client, tmp_path: Path)
 def test_a_worker_says_where_it_runs(
     client: Client, tmp_path: Path, db: psycopg.Connection[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gangq.worker.whereabouts import Whereabouts
+    from gangq.worker.service_unit import ServiceUnit
 
-    monkeypatch.setattr("gangq.worker.registration.whereabouts", lambda: Whereabouts(unit="w@0.service"))
+    monkeypatch.setattr("gangq.worker.registration.service_unit", lambda: ServiceUnit(unit="w@0.service"))
     registration(client, tmp_path)
     (last,) = client.predecessor(worker="w")
     assert last.identity["unit"] == "w@0.service"

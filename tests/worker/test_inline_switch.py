@@ -131,10 +131,10 @@ def test_a_drain_that_takes_the_rest_of_the_batch_leaves_no_switch_on() -> None:
         "    yield\n"
         "claims = SimpleNamespace(taking=taking, settled=lambda: None, pace_s=0, paced=lambda kept: None,\n"
         "    wakes=Wakes(), unsure=False)\n"
-        "session.client = SimpleNamespace(execute=lambda steps: in_steps(None, steps))\n"
+        "session.main_client = SimpleNamespace(execute=lambda steps: in_steps(None, steps))\n"
         "waiting, drain = deque(), Drain(0.0)\n"
         "app.task(lambda ctx: (waiting.clear(), drain.request()), name='drained')\n"
-        "intake = Intake(session, drain, SimpleNamespace(doubtful=frozenset), lambda: None)\n"
+        "intake = Intake(session, drain, SimpleNamespace(doubtful=frozenset))\n"
         "signals = SimpleNamespace(renew=lambda: None)\n"
         "MainLoop(intake, claims, Slow(), dispatcher, runner, signals, waiting).run()\n"
     )

@@ -44,7 +44,7 @@ def intake(tick: Callable[[], object] = bool, take: Callable[[], object] = bool)
 
     session = SimpleNamespace(
         table=Table(),
-        client=SimpleNamespace(execute=lambda steps: in_steps(send, steps)),
+        main_client=SimpleNamespace(execute=lambda steps: in_steps(send, steps)),
         control=SimpleNamespace(client=SimpleNamespace(execute=execute)),
         terms=SimpleNamespace(tick_s=10.0),
         wake=lambda: None,
@@ -90,7 +90,7 @@ def test_what_the_other_lane_ran_while_a_pass_was_under_way_has_a_pass_after_it(
 
     of = intake(tick)
     left = NothingLeft(of, placed=True)
-    looks = [of.session.client.execute(left.look()) for _ in range(3)]
+    looks = [of.session.main_client.execute(left.look()) for _ in range(3)]
     assert looks == [False, False, True]
     assert passes == 2
 

@@ -34,7 +34,15 @@ def waits(ctx):
 @app.task
 def refused(ctx):
     said = []
-    for call in (lambda: leaf.options(queue="nowhere").submit(n=1), lambda: here.job(1).result()):
+    for call in (
+        lambda: leaf.options(queue="nowhere").submit(n=1),
+        lambda: here.job(1).result(),
+        lambda: ctx.submit_child("submit", {"task": "leaf", "nonsense": 1}),
+        lambda: ctx.submit_child("submit", {"task": "leaf", "job_id": 1}),
+        lambda: ctx.submit_child("submit_gang", {"task": "leaf", "size": 1, "options": "{"}),
+        lambda: ctx.submit_child("submit_gang", {"task": "leaf", "size": 1, "options": "[]"}),
+        lambda: ctx.submit_child("cancel", {}),
+    ):
         try:
             call()
         except gangq.GangqError as problem:
@@ -94,9 +102,21 @@ def test_it_submits_with_await_and_gangs_too(fleet: Fleet, client: Client, dsn: 
 
 def test_what_is_refused_there_is_raised_in_the_job(fleet: Fleet, client: Client, dsn: str) -> None:
     said = until_state(client, submit_as_sue(dsn, "refused"), "done", "failed").result
-    assert [kind for kind, _ in said] == ["NotFound", "InvalidInput"]
-    assert "queue 'nowhere' does not exist" in said[0][1]
-    assert "a job has none of its own" in said[1][1]
+    assert [kind for kind, _ in said] == ["NotFound"] + ["InvalidInput"] * 6
+    for words, (_, text) in zip(
+        (
+            "queue 'nowhere' does not exist",
+            "a job has none of its own",
+            "unexpected keyword argument 'nonsense'",
+            "multiple values for keyword argument 'job_id'",
+            "invalid input syntax for type json",
+            "options",
+            "not with 'cancel'",
+        ),
+        said,
+        strict=True,
+    ):
+        assert words in text
 
 
 def test_a_command_submits_over_its_socket(

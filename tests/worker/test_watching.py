@@ -16,9 +16,10 @@ from controls import control_of
 
 from gangq.app import WatchOptions
 from gangq.client import Client
-from gangq.gpu import Detection, HostSampler
+from gangq.gpu import Detection, SamplerProcess
 from gangq.watchdogs import ExitCode, Trip
 from gangq.worker.child import Exit
+from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.limits import Limits, LimitsTable
@@ -49,12 +50,12 @@ def session_of(client: Client, directory: Path) -> Session:
 def limits(client: Any, fresh_s: float = 60.0) -> tuple[LimitsTable, Callable[[], None]]:
     """A table of limits, and what a heartbeat has it do."""
     control = control_of(client)
-    table = LimitsTable(SimpleNamespace(client=client, control=control), fresh_s)  # type: ignore[arg-type]
+    table = LimitsTable(SimpleNamespace(control=control), fresh_s)  # type: ignore[arg-type]
     return table, lambda: control.wait(table.exchange())
 
 
 def claimed(session: Session) -> ActiveJob:
-    (row,) = session.client.claim(incarnation=session.incarnation)
+    (row,) = session.main_client.claim(incarnation=session.incarnation)
     job = ActiveJob(row)
     session.table.add(job)
     return job
@@ -89,7 +90,7 @@ def test_a_job_that_holds_devices_gets_the_larger_budget(client: Client) -> None
 def test_a_database_that_does_not_answer_gives_the_defaults_until_it_does(client: Client) -> None:
     table, exchange = limits(client, fresh_s=0)
     hangs = SimpleNamespace(watch_terms=lambda **_: threading.Event().wait(10))
-    table._session.client = hangs  # type: ignore[misc, assignment]
+    table._session.control.for_threads = hangs  # type: ignore[assignment]
     began = time.monotonic()
     assert table.of(claim(), None, "") == Limits()
     assert time.monotonic() - began < 4
@@ -137,7 +138,9 @@ def test_what_could_not_be_told_is_told_later(client: Client) -> None:
 def test_a_beat_that_came_before_its_watchdogs_arms_them_all_the_same(client: Client, tmp_path: Path) -> None:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    watch = JobWatch(Watching(session, Detection((), None), HostSampler()), lambda _: True)
+    watch = JobWatch(
+        Watching(session, Detection((), None), SamplerProcess(Detection((), None))), lambda _: True
+    )
     job = claimed(session)
     try:
         watch.begin(job, None)
@@ -154,7 +157,7 @@ def test_a_beat_that_came_before_its_watchdogs_arms_them_all_the_same(client: Cl
 def test_the_gaps_of_a_job_are_learned_when_it_ends(client: Client, tmp_path: Path) -> None:
     client.submit(task="t")
     session = session_of(client, tmp_path)
-    watching = Watching(session, Detection((), None), HostSampler())
+    watching = Watching(session, Detection((), None), SamplerProcess(Detection((), None)))
     watch = JobWatch(watching, lambda _: True)
     job = claimed(session)
     try:
@@ -179,8 +182,8 @@ class Runner:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.left: list[bool] = []
-        self.watching = Watching(session, Detection((), None), HostSampler())
+        self.drain = Drain(0.0)
+        self.watching = Watching(session, Detection((), None), SamplerProcess(Detection((), None)))
         nothing = SimpleNamespace()
         self.runner = CommandRunner(
             session,
@@ -189,8 +192,7 @@ class Runner:
             Detection((), None),
             nothing,
             self.watching,
-            lambda: self.left.append(True),  # type: ignore[arg-type]
-            lambda: None,
+            self.drain,
             Surroundings({}, "/"),
         )
 
@@ -238,7 +240,9 @@ def test_the_first_of_two_watchdogs_gives_the_code(client: Client, tmp_path: Pat
     job = claimed(session)
     kills: list[int] = []
     child = SimpleNamespace(pid=1 << 22, log_tail=lambda _: b"\xff\0", kill=lambda: kills.append(1))
-    trip = CommandTrip(Watching(session, Detection((), None), HostSampler()), job, child)  # type: ignore[arg-type]
+    trip = CommandTrip(
+        Watching(session, Detection((), None), SamplerProcess(Detection((), None))), job, child
+    )  # type: ignore[arg-type]
     assert trip(Trip(ExitCode.BUDGET, "budget", "first", job=job))
     assert trip(Trip(ExitCode.STALL, "idle", "second", job=job))
     assert trip.trip is not None
@@ -254,7 +258,7 @@ def test_a_command_beyond_sigkill_takes_its_worker_out_of_service_before_it_leav
     job = claimed(session)
     stuck = Exit(None, None, False, (1,), "stuck")
     runner.runner._unkillable(job, stuck)
-    assert runner.left == [True]
+    assert runner.drain.requested.is_set()
     assert session.stuck == {job.token: (1,)}
     (row,) = client.workers(name="w")
     assert (row.reboot_needed, client.job(id=id).state) == (True, "running")

@@ -232,6 +232,43 @@ def forgets(ctx):
         assert said in job.error["message"]
 
 
+@pytest.mark.parametrize("isolate", [False, True], ids=["inline", "in a child"])
+def test_a_task_says_which_errors_are_tried_again_and_when(
+    client: Client, fleet: Fleet, isolate: bool
+) -> None:
+    fleet.define(f"""
+import gangq
+
+policy = gangq.Retry(3, backoff="50ms", on=(OSError, KeyError), never=(FileNotFoundError,))
+
+@app.task(isolate={isolate}, retry=policy)
+def raises(ctx, kind):
+    if kind == "later" and ctx.attempt == 1:
+        raise gangq.RetryLater("100ms", "no licence")
+    if kind == "fail":
+        raise gangq.Fail("bad input")
+    if kind != "later":
+        raise dict(os=OSError, key=KeyError, file=FileNotFoundError, value=ValueError)[kind]("no")
+    return ctx.attempt
+""")
+    fleet.start()
+    jobs = {
+        kind: submit(client, "raises", {"kind": kind}) for kind in ("os", "file", "value", "fail", "later")
+    }
+    ended = {kind: until_state(client, job, "failed", "done") for kind, job in jobs.items()}
+    assert {kind: (job.state, job.attempts, job.max_attempts) for kind, job in ended.items()} == {
+        "os": ("failed", 3, 3),
+        "file": ("failed", 1, 3),
+        "value": ("failed", 1, 3),
+        "fail": ("failed", 1, 3),
+        "later": ("done", 2, 3),
+    }
+    assert ended["fail"].error is not None
+    assert (ended["fail"].error["type"], ended["fail"].error["message"]) == ("Fail", "bad input")
+    retried = [event for event in client.events(job_id=jobs["later"], limit=None) if event.kind == "retry"]
+    assert [event.reason for event in retried] == ["RetryLater"]
+
+
 def test_beats_reach_the_database(client: Client, fleet: Fleet) -> None:
     fleet.define("""
 @app.task

@@ -26,10 +26,10 @@ from gangq.client.verb import Query, Verb
 from gangq.client.verbs import Verbs
 from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleToken, Stopped
-from gangq.gpu import detect, device_sampler
+from gangq.gpu import SamplerProcess, detect
 from gangq.proc.clock import boottime
 from gangq.watchdogs.deadman import Deadman
-from gangq.worker import facts, jobs
+from gangq.worker import handler_info, jobs
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.claims import ClaimSource, Wakes
 from gangq.worker.context_impl import InlineContext, StopFlag
@@ -103,7 +103,7 @@ def source_of(session: Session, keeper: LeaseKeeper | None = None) -> ClaimSourc
 
 
 def claimed(session: Session, source: ClaimSource[Wakes]) -> ActiveJob:
-    job = ActiveJob(source.take(1)[0])
+    job = ActiveJob(session.main_client.execute(source.taking(1))[0])
     session.table.add(job)
     return job
 
@@ -147,9 +147,9 @@ def test_a_claim_that_arrives_once_its_incarnation_has_ended_is_never_begun(
     client.submit(task="t")
     session = session_of(client, tmp_path)
     source = source_of(session)
-    rows = source.take(1)
+    rows = session.main_client.execute(source.taking(1))
     session.end("reaped")
-    intake = Intake(session, Drain(0.0), device_sampler(detect("none"), {}), lambda: None)
+    intake = Intake(session, Drain(0.0), SamplerProcess(detect("none"), {}))
     (job,) = intake.add(source, rows)
     assert not job.start(RecordedWork())
 
@@ -256,7 +256,7 @@ def test_what_one_thread_of_a_handler_saw_of_the_stop_is_seen(client: Client, tm
     client.submit(task="t")
     session = session_of(client, tmp_path)
     job = claimed(session, source_of(session))
-    context = InlineContext(session, job, None, lambda: None)
+    context = InlineContext(session, job, None)
     assert not context.stopping
     job.tell_stop("drain", 0.0)
     looker = threading.Thread(target=lambda: context.wait_stopping(10))
@@ -315,10 +315,10 @@ def test_a_claim_whose_reply_was_lost_is_asked_for_again_and_burns_nothing(
     lossy = LossyClient(client, "claim", times=2)
     session = session_of(lossy, tmp_path)
     source = source_of(session)
-    assert source.take(1) == []
+    assert session.main_client.execute(source.taking(1)) == []
     assert source.unsure
-    assert source.take(1) == []
-    rows = source.take(1)
+    assert session.main_client.execute(source.taking(1)) == []
+    rows = session.main_client.execute(source.taking(1))
     assert [row.job_id for row in rows] == ids[:1]
     assert [(client.job(id=i).state, client.job(id=i).attempts) for i in ids] == [
         ("running", 1),
@@ -334,14 +334,14 @@ def test_who_would_have_to_hand_it_back_at_once_claims_nothing_until_the_lease_i
     source = source_of(session)
     job = claimed(session, source)
     monkeypatch.setattr(session, "lapsing", lambda: True)
-    assert source.take(1) == []
+    assert session.main_client.execute(source.taking(1)) == []
     assert source.wait_s > 0
     assert source.unsure, "it has not heard that there is nothing"
-    assert session.client.execute(source.taking_along([job], 1)) is None
+    assert session.main_client.execute(source.completing_and_claiming([job], 1)) is None
     assert client.job_states(ids=ids) == dict(zip(ids, ("running", "pending"), strict=True))
     monkeypatch.setattr(session, "lapsing", lambda: False)
     client.complete(job_ids=[job.id], tokens=[job.token])
-    assert [row.job_id for row in source.take(1)] == ids[1:]
+    assert [row.job_id for row in session.main_client.execute(source.taking(1))] == ids[1:]
     assert not source.unsure
 
 
@@ -373,7 +373,7 @@ def test_a_last_word_whose_reply_was_lost_is_repeated_and_doubles_nothing(
         ("complete", "bigint[], bigint[], jsonb[], boolean", lambda r, job: r.done(job, {"n": 1}), "done"),
         (
             "fail",
-            "bigint, bigint, jsonb, boolean, text",
+            "bigint, bigint, jsonb, boolean, text, real",
             lambda r, job: r.failed(job, {"type": "E", "message": "m"}),
             "scheduled",
         ),
@@ -414,7 +414,7 @@ def next_along(session: Session, source: ClaimSource[Wakes], reporter: Reporter)
     got: list[int] = []
 
     def along(finished: Any) -> Any:
-        answer = session.client.execute(source.taking_along(finished, 1))
+        answer = session.main_client.execute(source.completing_and_claiming(finished, 1))
         if answer is None:
             return None
         for row in answer[1]:
@@ -422,7 +422,7 @@ def next_along(session: Session, source: ClaimSource[Wakes], reporter: Reporter)
             got.append(row.job_id)
         return answer[0]
 
-    reporter.along = along
+    reporter.complete_and_claim = along
     return got
 
 
@@ -441,7 +441,7 @@ def test_a_report_takes_the_next_claim_along(client: Client, tmp_path: Path) -> 
     reporter.done(claimed(session, source), None)
     assert (counted.calls, got, client.job(id=ids[1]).state) == (1, [], "done")
     assert source.unsure, "nothing was claimed: the same request is asked again before anybody sleeps"
-    assert source.take(1) == []
+    assert session.main_client.execute(source.taking(1)) == []
     assert not source.unsure
 
 
@@ -470,7 +470,7 @@ def test_a_report_whose_reply_was_lost_with_its_claim_is_made_alone_and_the_clai
     reporter.done(claimed(session, source), {"n": 1})
     assert (lossy.calls, got) == (1, [])
     assert client.job(id=ids[0]).result == {"n": 1}
-    assert [row.job_id for row in source.take(1)] == [ids[1]]
+    assert [row.job_id for row in session.main_client.execute(source.taking(1))] == [ids[1]]
     assert client.job_states(ids=ids) == dict(zip(ids, ("done", "running", "pending"), strict=True))
     assert client.violations() == []
 
@@ -487,7 +487,7 @@ def test_a_result_that_is_refused_with_the_claim_leaves_a_note_and_keeps_the_cla
     row = client.job(id=ids[0])
     assert (row.state, list(row.result)) == ("done", ["gangq_note"])
     assert got == []
-    assert [row.job_id for row in source.take(1)] == [ids[1]]
+    assert [row.job_id for row in session.main_client.execute(source.taking(1))] == [ids[1]]
 
 
 def test_an_ack_whose_reply_was_lost_is_repeated(client: Client, tmp_path: Path) -> None:
@@ -600,20 +600,20 @@ def test_empty_claims_keep_their_distance_unless_work_is_kept_for_this_worker(
         return time.monotonic() - began
 
     assert waited() < 0.04
-    assert source.take(1) == []
+    assert session.main_client.execute(source.taking(1)) == []
     source.awake()
     assert waited() > 0.04, "a hint to all is no reason to ask at once"
-    assert source.take(1) == []
+    assert session.main_client.execute(source.taking(1)) == []
     source.awake(kept=True)
     assert waited() < 0.04
-    assert source.take(1) == []
+    assert session.main_client.execute(source.taking(1)) == []
     # That was not true: it is not believed again before a claim has brought something.
     source.awake(kept=True)
     assert waited() > 0.04
     client.submit(task="t")
-    (claim,) = source.take(1)
+    (claim,) = session.main_client.execute(source.taking(1))
     client.complete(job_ids=[claim.job_id], tokens=[claim.token])
-    assert source.take(1) == []
+    assert session.main_client.execute(source.taking(1)) == []
     source.awake(kept=True)
     assert waited() < 0.04
 
@@ -667,7 +667,7 @@ def test_the_listener_comes_back_after_its_connection_was_cut_and_polls_at_once(
     db.execute("select pg_notify('gangq_wake', 'default')")
     eventually(lambda: heard, "it hears that somebody submitted")
     assert heard == ["wake"]
-    assert not listener.deaf
+    assert not listener.notifications_lost
 
 
 def test_a_signal_is_counted_once_on_whichever_way_it_comes(client: Client) -> None:
@@ -756,7 +756,7 @@ def test_a_checkpoint_that_was_not_stored_is_an_error_inline_over_the_socket_and
     ):
         InlineContext(session, job, None).save_checkpoint(5, b"abc")
     server = SocketServer(session, tmp_path / "s")
-    server.announce(job, facts.as_wire(facts.job_info(job), None, (), None))
+    server.announce(job, handler_info.as_wire(handler_info.job_info(job), None, (), None))
     session.control.wait(server.start())
     try:
         monkeypatch.setenv("GANGQ_SOCKET", str(server.path))
@@ -782,7 +782,7 @@ def test_a_child_told_to_stop_before_its_checkpoint_is_loaded_does_not_begin_ane
     job = claimed(session, source_of(session))
     job.gang = GangInfo(1, 1, 0, 2, 0, 0, 1, (), "h", 1)
     server = SocketServer(session, tmp_path / "s")
-    server.announce(job, facts.as_wire(facts.job_info(job), job.gang, (), None))
+    server.announce(job, handler_info.as_wire(handler_info.job_info(job), job.gang, (), None))
     session.control.wait(server.start())
     try:
         with Link(str(server.path), job.key) as link:
@@ -831,7 +831,12 @@ def test_facts_survive_the_wire() -> None:
     info = JobInfo(1, 2, 1, 3, "q", "t", 5, {"a": 1}, 2.0)
     gang = GangInfo(7, 2, 0, 1, 0, 0, 1, (Peer(0, 1, "h", "w"),), "h", 20000)
     devices = (DeviceInfo("u", 0, 1024, "nvml"),)
-    assert facts.from_wire(facts.as_wire(info, gang, devices, None)) == (info, gang, devices, None)
+    assert handler_info.from_wire(handler_info.as_wire(info, gang, devices, None)) == (
+        info,
+        gang,
+        devices,
+        None,
+    )
 
 
 def test_a_command_of_a_shell_is_one_string() -> None:

@@ -29,7 +29,7 @@ if options.pop("with_tasks"):
     sys.path.insert(0, options.pop("path"))
     import tasks
     app, target = tasks.app, "tasks:app"
-from gangq.worker.leave import end_soon
+from gangq.worker.shutdown import end_soon
 from gangq.worker.main import run_worker
 code = run_worker(app, target=target, **options)
 end_soon(code)

@@ -22,7 +22,7 @@ from psycopg.conninfo import make_conninfo
 from gangq import schema
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
 from gangq.client import Client, core
 from gangq.errors import GangqError, NotAllowed
 
@@ -47,11 +47,9 @@ class Measured:
     unit: str
 
 
-_COLUMNS = [
-    Column("measure", lambda m: m.measure),
-    Column("value", lambda m: f"{m.value:,.2f}" if m.value < 100 else f"{m.value:,.0f}", right=True),
-    Column("unit", lambda m: m.unit),
-]
+_COLUMNS = columns(
+    "measure >value unit", {"value": lambda m: f"{m.value:,.2f}" if m.value < 100 else f"{m.value:,.0f}"}
+)
 
 
 @click.command()

@@ -109,7 +109,7 @@ def bounce(
         host=names.check("--host", host, "name the host as its workers do") if host else names.host_name(),
         choose=chosen,
         prove=deaths.prove,
-        bury=deaths.bury,
+        report_death=deaths.bury,
         kill_after_s=kill_after_s,
         verify_s=verify_s,
         report_only=report_only,

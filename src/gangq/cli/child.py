@@ -47,10 +47,10 @@ def beat(
 
     gangq beat --step 120 --total 400 --phase run --loss 0.3 lr=0.01
     """
-    from gangq.client.encoding import as_progress
     from gangq.worker.child_context import Link
     from gangq.worker.context_impl import progress
     from gangq.worker.jobs import BEAT_BYTES
+    from gangq.worker.results import as_progress
 
     more = dict(data)
     if loss is not None:
@@ -136,7 +136,7 @@ def gang(session: Session) -> None:
     """
     from gangq.worker.child_context import Link
     from gangq.worker.environment import for_gang
-    from gangq.worker.facts import gang_from_wire
+    from gangq.worker.handler_info import gang_from_wire
 
     with Link.from_environ() as worker:
         told = worker.ask("gang")["gang"]

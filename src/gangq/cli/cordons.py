@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
 
 import click
 
-from gangq.cli import queries
+from gangq.cli import options, queries
 from gangq.cli.group import EXIT_INTERRUPTED, EXIT_REFUSED
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import when
@@ -18,33 +16,24 @@ from gangq.client import Client
 from gangq.client.encoding import counted
 from gangq.client.rows import CordonRow
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _POLL_S = 0.5
 _PRESENT = ("live", "draining", "silent")
 
-_reason = click.option("--reason", help="Whoever lifts it will want to know [operator].")
-
-
-def _draining(command: F) -> F:
-    options = [
-        click.option(
-            "--deadline",
-            type=Seconds(),
-            metavar="DURATION",
-            help="From now: then what has found no other place is told to stop [never].",
-        ),
-        _reason,
-        click.option("--wait", is_flag=True, help="Wait until nothing runs there, and show what still does."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_draining = options.chained(
+    click.option(
+        "--deadline",
+        type=Seconds(),
+        metavar="DURATION",
+        help="From now: then what has found no other place is told to stop [never].",
+    ),
+    options.reason,
+    click.option("--wait", is_flag=True, help="Wait until nothing runs there, and show what still does."),
+)
 
 
 @click.command()
 @click.argument("host")
-@_reason
+@options.reason
 @common_options
 @pass_session
 def cordon(session: Session, host: str, reason: str | None) -> None:
@@ -89,7 +78,7 @@ def undrain(session: Session, host: str) -> None:
 
 @click.command(name="off")
 @click.argument("name")
-@_reason
+@options.reason
 @common_options
 @pass_session
 def worker_off(session: Session, name: str, reason: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gangq.client import Client
 from gangq.errors import IncarnationEnded
-from gangq.host.bouncer import GLANCE_S, Proof
+from gangq.host.bouncer import CHECK_S, Proof
 from gangq.proc import procfs
 from gangq.proc.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
 from gangq.worker import host_record
@@ -79,7 +79,7 @@ def prove(identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Pr
     if any(procfs.dying(entry.pid) for entry in left):
         # Killed and not dead yet. Who has much memory to give back takes long for it.
         stuck = procfs.await_end(left)
-        evidence = look(min(within_s, GLANCE_S))
+        evidence = look(min(within_s, CHECK_S))
     if not (evidence.proves_death or evidence.survivors):
         return None
     return Proof(

@@ -13,8 +13,9 @@ import click
 from gangq.cli import output
 from gangq.cli.parsing import from_json, read_file
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
 from gangq.client.encoding import counted
+from gangq.errors import GangqError
 from gangq.placement.board import Board
 from gangq.placement.decide import decide as decide_on
 from gangq.placement.decisions import Decision
@@ -121,14 +122,14 @@ class _Row:
         return cls(one.ask, one.action, where, list(one.stop), why, unblocks)
 
 
-_COLUMNS = [
-    Column("ask", lambda r: r.ask),
-    Column("action", lambda r: r.action),
-    Column("where", lambda r: " ".join(f"{worker}:{members}" for worker, members in r.where.items())),
-    Column("stops", lambda r: " ".join(r.stop), rank=2),
-    Column("why", lambda r: r.why),
-    Column("what would help", lambda r: r.unblocks, rank=1),
-]
+_COLUMNS = columns(
+    "ask action where stops:2 why what_would_help:1",
+    {
+        "where": lambda row: " ".join(f"{worker}:{members}" for worker, members in row.where.items()),
+        "stops": lambda row: " ".join(row.stop),
+        "what_would_help": lambda row: row.unblocks,
+    },
+)
 
 
 @click.command()
@@ -144,10 +145,13 @@ def decide(session: Session, file: str) -> None:
     what = "the board" if file == "-" else f"board {file!r}"
     try:
         seen = Board.from_json(from_json(read_file(file, what), what))
-        decided = decide_on(seen)
-    except ValueError as problem:
+    except GangqError as problem:
         raise click.UsageError(f"{what}: {problem}") from None
-    except KeyError as missing:
-        raise click.UsageError(f"{what} refers to {missing}, which is not on it") from None
+    kinds = {kind.id for kind in seen.kinds}
+    if missing := [ask for ask in seen.asks if ask.kind not in kinds]:
+        raise click.UsageError(
+            f"{what}: ask {missing[0].id} is of kind {missing[0].kind}, which is not on the board"
+        )
+    decided = decide_on(seen)
     names = {worker.id: worker.name for worker in seen.workers}
     session.rows([_Row.of(one, names) for one in decided], _COLUMNS, "nothing waits on this board")

@@ -23,6 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gangq import schema
+from gangq.cli import output
+from gangq.cli.look import TIMELINE
 from gangq.client import Client
 from gangq.client.rows import GangRow, JobRow
 from gangq.embedded import Server
@@ -195,17 +197,10 @@ def _verdict(
     accuracy = float(result.get("accuracy") or 0)
     resumed = int(result.get("resumed_from") or 0)
     table = Table(title=f"life of gang g{gang_id}", title_justify="left")
-    for column in ("time", "epoch", "what", "rank", "worker", "why"):
-        table.add_column(column)
+    for column in TIMELINE:
+        table.add_column(column.title)
     for event in client.timeline(gang_id=gang_id):
-        table.add_row(
-            event.at.astimezone().strftime("%H:%M:%S.%f")[:-3],
-            str(event.epoch if event.epoch is not None else ""),
-            event.what,
-            "" if event.rank is None else str(event.rank),
-            event.worker or "",
-            event.reason or "",
-        )
+        table.add_row(*(output.plain(column.cell(event)) for column in TIMELINE))
     console.print(table)
     checks = {
         f"the worker of rank {VICTIM_RANK} was killed half way": bool(killed),

@@ -10,10 +10,11 @@ what is not known by name here is printed all the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gangq.cli import output
-from gangq.cli.tables import Column, table
+from gangq.cli.tables import Column, columns, table
 from gangq.client.rows import EventRow, EvidenceRow
 
 KINDS = ("suspect", "trip", "notify", "held", "poison", "straggler")
@@ -71,17 +72,15 @@ def history(events: Sequence[EventRow], seen: Sequence[EvidenceRow] | None) -> l
     if not found:
         return []
     evidence = by_event(seen or ())
-    columns = [
-        Column("at", lambda e: output.instant(e.at)),
-        Column("what", lambda e: e.kind, state=True),
-        Column("class", lambda e: _of(e, "class"), rank=2),
-        Column("code", lambda e: _of(e, "code"), right=True, rank=2),
-        Column("worker", lambda e: e.worker),
-        Column("host", lambda e: _of(e, "host"), rank=3),
-        Column("outcome", lambda e: _of(e, "outcome"), rank=1),
-        Column("reason", lambda e: said(e, evidence.get((e.at, e.kind)))),
-    ]
-    table(found, columns)
+    shown = columns(
+        "at what class:2 code:2 worker host:3 outcome:1 reason",
+        {
+            "what": lambda event: event.kind,
+            **{name: partial(_of, key=name) for name in ("class", "code", "host", "outcome")},
+            "reason": lambda event: said(event, evidence.get((event.at, event.kind))),
+        },
+    )
+    table(found, shown)
     decided = [event for event in found if event.kind in _CONVICT]
     return decided[::-1] or [event for event in found if event.kind == "suspect"][-1:]
 
@@ -185,15 +184,11 @@ def _table(found: Sequence[Any]) -> None:
             return f"{value - latest:.1f}s"
         return "?" if value is None else _value(name, value)
 
-    columns = [_column(name, found, cell) for name in names]
-    table(found, columns)
+    table(found, [_column(name, cell) for name in names])
 
 
-def _column(
-    name: str, found: Sequence[Mapping[str, Any]], cell: Callable[[Mapping[str, Any], str], object]
-) -> Column:
-    numbers = all(_is_number(row.get(name)) for row in found)
-    return Column(_SHORT.get(name, _name(name)), lambda row: cell(row, name), right=numbers)
+def _column(name: str, cell: Callable[[Mapping[str, Any], str], object]) -> Column:
+    return Column(_SHORT.get(name, _name(name)), lambda row: cell(row, name))
 
 
 def _value(name: str, value: Any) -> object:

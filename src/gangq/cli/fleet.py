@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from gangq.cli import queries
-from gangq.cli.output import known, megabytes, seconds, when, words
+from gangq.cli.output import known, megabytes, seconds, words
 from gangq.cli.session import Session, common_options, pass_session
-from gangq.cli.tables import Column
+from gangq.cli.tables import Column, columns
 from gangq.client.rows import DeviceRow, WorkerRow
 
 STALE_S = 60.0
@@ -41,26 +41,25 @@ def workers(session: Session, host: str | None, name: str | None) -> None:
 
 
 def _worker_columns(now: datetime | None, held: Mapping[str, Sequence[DeviceRow]]) -> list[Column]:
-    return [
-        Column("name", lambda w: w.name),
-        Column("state", _state, state=True),
-        Column("host", lambda w: w.host),
-        Column("slots", lambda w: f"{w.used_slots}/{w.slots}", right=True),
-        Column("light", lambda w: f"{w.used_light}/{w.light}", right=True, rank=6),
-        Column("gpus", lambda w: w.gpus, right=True, rank=3),
-        Column("gpu", lambda w: _busy(held.get(w.name, ()), now)),
-        Column("memory", lambda w: megabytes(w.memory_mb), right=True, rank=7),
-        Column("cpus", lambda w: f"{w.cpus:g}", right=True, rank=8),
-        Column("queues", lambda w: words(w.queues), rank=4),
-        Column("labels", lambda w: words([f"{k}={v}" for k, v in w.labels.items()]), rank=7),
-        Column("heard", lambda w: seconds(w.silent_s), right=True),
-        Column("lease left", lambda w: seconds(w.lease_left_s), right=True, rank=6),
-        Column("beat", lambda w: _age(w.last_beat_at, now), right=True, rank=5),
-        Column("steps/s", lambda w: "" if w.step_rate is None else f"{w.step_rate:.3g}", right=True, rank=5),
-        Column("model", lambda w: w.model, rank=6),
-        Column("pid", lambda w: w.pid, right=True, rank=9),
-        Column("why", why),
-    ]
+    return columns(
+        "name state host >slots >light:6 gpus:3 gpu >memory:7 >cpus:8 queues:4 labels:7 >heard >lease_left:6 >beat:5 "
+        ">steps/s:5 model:6 pid:9 why",
+        {
+            "state": _state,
+            "slots": lambda w: f"{w.used_slots}/{w.slots}",
+            "light": lambda w: f"{w.used_light}/{w.light}",
+            "gpu": lambda w: _busy(held.get(w.name, ()), now),
+            "memory": lambda w: megabytes(w.memory_mb),
+            "cpus": lambda w: f"{w.cpus:g}",
+            "queues": lambda w: words(w.queues),
+            "labels": lambda w: words([f"{k}={v}" for k, v in w.labels.items()]),
+            "heard": lambda w: seconds(w.silent_s),
+            "lease_left": lambda w: seconds(w.lease_left_s),
+            "beat": lambda w: _age(w.last_beat_at, now),
+            "steps/s": lambda w: "" if w.step_rate is None else f"{w.step_rate:.3g}",
+            "why": why,
+        },
+    )
 
 
 def _state(worker: WorkerRow) -> str:
@@ -110,28 +109,20 @@ def devices(session: Session, host: str | None, state: str | None) -> None:
 
 
 def _device_columns(now: datetime | None) -> list[Column]:
-    return [
-        Column("host", lambda d: d.host),
-        Column("index", lambda d: d.index, right=True),
-        Column("state", lambda d: d.state, state=True),
-        Column("health", lambda d: d.health, state=True, rank=2),
-        Column("trips", lambda d: d.trips_day, right=True, rank=3),
-        Column("busy", lambda d: known(_of(d, "gpu_pct"), "%"), right=True),
-        Column("memory", _memory, right=True, rank=7),
-        Column("temp", lambda d: known(_of(d, "temperature_c"), "C"), right=True, rank=5),
-        Column("power", lambda d: known(_of(d, "power_w"), "W"), right=True, rank=5),
-        Column("throttle", _throttle, rank=5),
-        Column("read", lambda d: _age(d.read_at, now) or "never", right=True, rank=4),
-        Column("vram", lambda d: megabytes(d.vram_mb), right=True, rank=6),
-        Column("model", lambda d: d.model, rank=6),
-        Column("link", lambda d: d.link, right=True, rank=4),
-        Column("source", lambda d: d.source, rank=8),
-        Column("worker", lambda d: d.worker, rank=1),
-        Column("job", lambda d: d.job_id, right=True),
-        Column("since", lambda d: when(d.since), rank=6),
-        Column("reason", lambda d: d.reason),
-        Column("uuid", lambda d: d.uuid, rank=9),
-    ]
+    return columns(
+        "host index state health:2 trips:3 >busy >memory:7 >temp:5 >power:5 throttle:5 >read:4 >vram:6 model:6 "
+        "link:4 source:8 worker:1 job since:6 reason uuid:9",
+        {
+            "trips": lambda d: d.trips_day,
+            "busy": lambda d: known(_of(d, "gpu_pct"), "%"),
+            "memory": _memory,
+            "temp": lambda d: known(_of(d, "temperature_c"), "C"),
+            "power": lambda d: known(_of(d, "power_w"), "W"),
+            "throttle": _throttle,
+            "read": lambda d: _age(d.read_at, now) or "never",
+            "vram": lambda d: megabytes(d.vram_mb),
+        },
+    )
 
 
 def _of(device: DeviceRow, name: str) -> Any:

@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import click
 
-from gangq.cli import output, parsing, queries
+from gangq.cli import output, queries
 from gangq.cli.output import gang
-from gangq.cli.parsing import Which
 from gangq.cli.queries import Position
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
+from gangq.cli.which import Which, takes_one
 from gangq.client import Client
 from gangq.client.rows import EventRow, LogRow
 from gangq.errors import WHO_READS, NotAllowed
@@ -24,18 +24,13 @@ _POLL_S = 0.3
 _OVERLAP = timedelta(seconds=10)
 _LATEST_EVENTS = 1000
 
-_EVENTS = [
-    Column("at", lambda e: output.instant(e.at)),
-    Column("event", lambda e: e.kind),
-    Column("gang", lambda e: gang(e.gang_id), right=True),
-    Column("epoch", lambda e: e.epoch, right=True, rank=3),
-    Column("job", lambda e: e.job_id, right=True),
-    Column("worker", lambda e: e.worker),
-    Column("reason", lambda e: e.reason),
-    Column(
-        "data", lambda e: {k: v for k, v in (e.data or {}).items() if v not in (None, [], {})} or "", rank=4
-    ),
-]
+_EVENTS = columns(
+    "at event >gang epoch:3 job worker reason data:4",
+    {
+        "event": lambda e: e.kind,
+        "data": lambda e: {k: v for k, v in (e.data or {}).items() if v not in (None, [], {})} or "",
+    },
+)
 
 
 class LogReader:
@@ -81,11 +76,7 @@ class Tagger:
 
 def ranks_of(client: Client, target: Which) -> dict[int, int | None]:
     """The jobs of a target with their ranks; a solo job has none, nor has a member asked for alone."""
-    if not target.gang:
-        return {client.job(id=target.id).id: None}
-    client.gang(id=target.id)
-    members = sorted(client.jobs(gang_id=target.id, limit=None), key=lambda member: member.rank or 0)
-    return {member.id: member.rank for member in members}
+    return {job.id: job.rank if target.gang else None for job in target.jobs(client)}
 
 
 def may_read(client: Client, job_ids: Sequence[int]) -> None:
@@ -95,25 +86,22 @@ def may_read(client: Client, job_ids: Sequence[int]) -> None:
         raise NotAllowed(f"this login may not read the output of job {hidden[0].id}. {WHO_READS}")
 
 
-def has_ended(client: Client, target: Which) -> bool:
-    """Whether the job or gang has ended."""
-    states = client.gang_states(ids=[target.id]) if target.gang else client.job_states(ids=[target.id])
-    return states.get(target.id, "done") in ENDED
+def _has_ended(client: Client, target: Which) -> bool:
+    return (target.state(client) or "done") in ENDED
 
 
 @click.command()
-@parsing.takes_one
+@takes_one()
 @click.option("-f", "--follow", is_flag=True, help="Go on until it has ended.")
 @click.option("--all", "all_attempts", is_flag=True, help="Of all attempts, not only the latest.")
 @common_options
 @pass_session
-def logs(session: Session, which: Which | None, gang: int | None, follow: bool, all_attempts: bool) -> None:
+def logs(session: Session, target: Which, follow: bool, all_attempts: bool) -> None:
     """Print the output of a job or gang.
 
     A gang's lines are tagged with the rank.
     With --json one object per piece: {"job_id", "token", "seq", "at", "chunk", "rank"}.
     """
-    target = parsing.one_of(which, gang)
     client = session.client()
     ranks = ranks_of(client, target)
     may_read(client, list(ranks))
@@ -122,7 +110,7 @@ def logs(session: Session, which: Which | None, gang: int | None, follow: bool, 
     nothing_yet = True
     while True:
         # Asked before reading: what an ended job has printed is stored before its end is.
-        last = not follow or has_ended(client, target)
+        last = not follow or _has_ended(client, target)
         for row in reader.read(latest_only):
             nothing_yet = False
             if session.json:
@@ -147,7 +135,7 @@ def _fields(row: LogRow) -> dict[str, object]:
 
 
 @click.command()
-@parsing.takes_one
+@takes_one(optional=True)
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on: of a job or gang until it has ended, else until Ctrl-C."
 )
@@ -160,14 +148,12 @@ def _fields(row: LogRow) -> dict[str, object]:
 )
 @common_options
 @pass_session
-def events(session: Session, which: Which | None, gang: int | None, follow: bool, limit: int) -> None:
+def events(session: Session, target: Which | None, follow: bool, limit: int) -> None:
     """Print what happened: to one, or everywhere.
 
     Only what is out of the ordinary. With --json one object per event: the columns of gangq.events.
     """
     client = session.client()
-    everywhere = which is None and gang is None
-    target = None if everywhere else parsing.one_of(which, gang)
     batches = _all_events(client, limit) if target is None else _events_of(client, target)
     for number, (rows, last) in enumerate(batches):
         if session.json or (number == 0 and not follow):
@@ -193,13 +179,10 @@ def event_line(row: EventRow) -> str:
 def _events_of(client: Client, target: Which) -> Iterator[tuple[list[EventRow], bool]]:
     """Batches of new events, and whether that was the last one."""
     after = None
-    ranks_of(client, target)  # it exists
+    target.jobs(client)  # it exists
     while True:
-        ended = has_ended(client, target)
-        if target.gang:
-            rows = client.events(gang_id=target.id, after_id=after, limit=None)
-        else:
-            rows = client.events(job_id=target.id, after_id=after, limit=None)
+        ended = _has_ended(client, target)
+        rows = target.events(client, after)
         after = max((row.id for row in rows), default=after)
         yield rows, ended
 

@@ -12,85 +12,50 @@ from typing import Any
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import output, parsing, queries
+from gangq.cli import options, output, queries
 from gangq.cli.output import gang, megabytes, seconds, when, words
-from gangq.cli.parsing import Which, WhichType
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column, table
+from gangq.cli.tables import columns, table
+from gangq.cli.which import Which, WhichType, takes_one
 from gangq.client import Client
 from gangq.client.encoding import counted
-from gangq.client.rows import DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason, TimelineRow
+from gangq.client.rows import AttemptRow, DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason
 
-_JOBS = [
-    Column("id", lambda j: j.id, right=True),
-    Column("state", lambda j: j.state, state=True),
-    Column("task", lambda j: j.task),
-    Column("queue", lambda j: j.queue, rank=3),
-    Column("prio", lambda j: j.priority, right=True, rank=4),
-    Column("gang", lambda j: gang(j.gang_id), rank=2),
-    Column("rank", lambda j: j.rank, right=True, rank=2),
-    Column("worker", lambda j: j.worker, rank=1),
-    Column("tries", lambda j: f"{j.attempts}/{j.max_attempts}", right=True, rank=4),
-    Column("submitted", lambda j: when(j.submitted_at), rank=5),
-    Column("ended", lambda j: when(j.finished_at), rank=5),
-    Column("what", lambda j: _what(j)),
-]
-_MEMBERS = [
-    Column("rank", lambda j: j.rank, right=True),
-    Column("job", lambda j: j.id, right=True),
-    Column("state", lambda j: j.state, state=True),
-    Column("host", lambda j: j.host),
-    Column("worker", lambda j: j.worker, rank=1),
-    Column("tries", lambda j: f"{j.attempts}/{j.max_attempts}", right=True, rank=4),
-    Column("crashes", lambda j: j.crashes, right=True, rank=4),
-    Column("what", lambda j: _what(j)),
-]
-_GANGS = [
-    Column("id", lambda g: gang(g.id), right=True),
-    Column("state", lambda g: g.state, state=True),
-    Column("size", lambda g: g.size, right=True, rank=1),
-    Column("epoch", lambda g: g.epoch, right=True, rank=3),
-    Column("task", lambda g: g.task),
-    Column("name", lambda g: g.name, rank=2),
-    Column("queue", lambda g: g.queue, rank=3),
-    Column("prio", lambda g: g.priority, right=True, rank=4),
-    Column("hosts", lambda g: words(g.hosts), rank=2),
-    Column("submitted", lambda g: when(g.submitted_at), rank=5),
-    Column("ended", lambda g: when(g.finished_at), rank=5),
-    Column("what", lambda g: g.reason or g.drain_cause or g.note),
-]
-_DRAINS = [
-    Column("gang", lambda d: gang(d.gang_id), right=True),
-    Column("epoch", lambda d: d.epoch, right=True, rank=3),
-    Column("cause", lambda d: d.cause),
-    Column("trigger job", lambda d: d.trigger_job, right=True, rank=3),
-    Column("told", lambda d: d.moved, right=True, rank=4),
-    Column("acked", lambda d: d.acked, right=True, rank=4),
-    Column("forced", lambda d: d.forced, right=True, rank=4),
-    Column("outcome", lambda d: d.outcome or "draining", state=True),
-    Column("started", lambda d: when(d.started_at), rank=3),
-    Column(
-        "took", lambda d: seconds((d.ended_at - d.started_at).total_seconds()) if d.ended_at else "", rank=2
-    ),
-]
-_ATTEMPTS = [
-    Column("started", lambda a: when(a.started_at)),
-    Column("took", lambda a: seconds((a.ended_at - a.started_at).total_seconds()) if a.ended_at else ""),
-    Column("ended", lambda a: a.cause or "runs"),
-    Column("host", lambda a: a.host),
-    Column("worker", lambda a: a.worker, rank=1),
-    Column("epoch", lambda a: a.epoch, right=True, rank=2),
-    Column("devices", lambda a: words(a.devices), rank=3),
-]
-_TIMELINE = [
-    Column("at", lambda t: output.instant(t.at)),
-    Column("epoch", lambda t: t.epoch, right=True, rank=3),
-    Column("what", lambda t: t.what),
-    Column("job", lambda t: t.job_id, right=True),
-    Column("rank", lambda t: t.rank, right=True, rank=2),
-    Column("worker", lambda t: t.worker, rank=1),
-    Column("reason", lambda t: t.reason),
-]
+_JOBS = columns(
+    "id state task queue:3 prio:4 >gang:2 rank:2 worker:1 >tries:4 submitted:5 ended:5 what",
+    {"what": lambda job: _what(job)},
+)
+_MEMBERS = columns(
+    "rank job state host worker:1 >tries:4 crashes:4 what",
+    {"job": lambda job: job.id, "what": lambda job: _what(job)},
+)
+_GANGS = columns(
+    ">id state size:1 epoch:3 task name:2 queue:3 prio:4 hosts:2 submitted:5 ended:5 what",
+    {
+        "id": lambda row: gang(row.id),
+        "hosts": lambda row: words(row.hosts),
+        "what": lambda row: row.reason or row.drain_cause or row.note,
+    },
+)
+_DRAINS = columns(
+    ">gang epoch:3 cause trigger_job:3 told:4 acked:4 forced:4 outcome started:3 took:2",
+    {
+        "told": lambda drain: drain.moved,
+        "outcome": lambda drain: drain.outcome or "draining",
+        "started": lambda drain: when(drain.started_at),
+        "took": lambda drain: _took(drain),
+    },
+)
+_ATTEMPTS = columns(
+    "started took ended host worker:1 epoch:2 devices:3",
+    {
+        "started": lambda attempt: when(attempt.started_at),
+        "took": lambda attempt: _took(attempt),
+        "ended": lambda attempt: attempt.cause or "runs",
+        "devices": lambda attempt: words(attempt.devices),
+    },
+)
+TIMELINE = columns("at epoch:3 what job rank:2 worker:1 reason")
 
 
 _STATES = (
@@ -125,7 +90,7 @@ _STATES = (
 @click.option(
     "--gang", "gang_id", type=WhichType(gangs_only=True), metavar="gN", help="Only members of this gang."
 )
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many.")
+@options.limit
 @common_options
 @pass_session
 def ls(
@@ -163,13 +128,13 @@ def ls(
 
 
 @click.command()
-@parsing.takes_one
+@takes_one()
 @click.option(
     "--evidence", "whole", is_flag=True, help="All that the watchdogs saw, not only what comes first."
 )
 @common_options
 @pass_session
-def show(session: Session, which: Which | None, gang: int | None, whole: bool) -> None:
+def show(session: Session, target: Which, whole: bool) -> None:
     """Show a job (12) or a gang (g12).
 
     Of a job that tripped a watchdog, also a sentence that says where it waited, and the stack of its handler, newest
@@ -177,46 +142,52 @@ def show(session: Session, which: Which | None, gang: int | None, whole: bool) -
     output. With --json one object: {"job", "attempts", "events", "evidence"} (evidence is null
     for a login that may not see it), or {"gang", "members", "timeline", "drains"}.
     """
-    target = parsing.one_of(which, gang)
+    if target.gang:
+        _show_gang(session, target)
+    else:
+        _show_job(session, target, whole)
+
+
+def _show_job(session: Session, target: Which, whole: bool) -> None:
     client = session.client()
-    if not target.gang:
-        job = client.job(id=target.id)
-        attempts = client.attempts(job_id=job.id, limit=None)
-        events = client.events(job_id=job.id, limit=None)
-        evidence = _evidence(client, job, events)
-        if session.json:
-            session.answer({"job": job, "attempts": attempts, "events": events, "evidence": evidence})
-            return
-        output.pairs(_job_pairs(job, _cancelled_by(client, job)))
-        if job.error and job.state not in ("failed", "cancelled"):
-            # It is of an attempt before the one that the state is about.
-            spent = job.attempts - 1 if job.state in ("done", "running", "preempting") else job.attempts
-            output.write(f"\nlast failed attempt ({max(1, spent)} of {job.max_attempts}):")
-        _error(job.error)
-        if attempts:
-            output.write()
-            table(attempts, _ATTEMPTS)
-        _show_trips(job.id, events, evidence, whole)
+    (job,) = target.jobs(client)
+    attempts = client.attempts(job_id=job.id, limit=None)
+    events = target.events(client)
+    evidence = _evidence(client, job, events)
+    if session.json:
+        session.answer({"job": job, "attempts": attempts, "events": events, "evidence": evidence})
         return
-    row = client.gang(id=target.id)
-    members = sorted(client.jobs(gang_id=row.id, limit=None), key=lambda member: member.rank or 0)
+    output.pairs(_job_pairs(job, _cancelled_by(client, job)))
+    if job.error and job.state not in ("failed", "cancelled"):
+        # It is of an attempt before the one that the state is about.
+        spent = job.attempts - 1 if job.state in ("done", "running", "preempting") else job.attempts
+        output.write(f"\nlast failed attempt ({max(1, spent)} of {job.max_attempts}):")
+    _error(job.error)
+    if attempts:
+        output.write()
+        table(attempts, _ATTEMPTS)
+    _show_trips(job.id, events, evidence, whole)
+
+
+def _show_gang(session: Session, target: Which) -> None:
+    client = session.client()
+    row, members = client.gang(id=target.id), target.jobs(client)
     timeline, drains = client.timeline(gang_id=row.id), client.drains(gang_id=row.id)
     if session.json:
         session.answer({"gang": row, "members": members, "timeline": timeline, "drains": drains})
         return
     output.pairs(_gang_pairs(row, _cancelled_by(client, row)))
-    output.write()
-    table(members, _MEMBERS)
-    _show_history(timeline, drains)
+    for rows, shown in ((members, _MEMBERS), (timeline, TIMELINE), (drains, _DRAINS)):
+        if rows or shown is _MEMBERS:
+            output.write()
+            table(rows, shown)
     failed = culprit(members)
     if failed is not None:
         output.write(f"\nrank {failed.rank}:")
         _error(failed.error)
-    tripped = list(
-        dict.fromkeys(trip.job_id for trip in session.client().execute(queries.trips(gang_id=row.id)))
-    )
+    tripped = dict.fromkeys(str(trip.job_id) for trip in client.execute(queries.trips(gang_id=row.id)))
     if tripped:
-        output.write(f"\nwhat the watchdogs saw: gangq show {' or '.join(map(str, tripped))}")
+        output.write(f"\nwhat the watchdogs saw: gangq show {' or '.join(tripped)}")
 
 
 def _evidence(client: Client, job: JobRow, events: Sequence[EventRow]) -> list[EvidenceRow] | None:
@@ -249,37 +220,22 @@ def _show_trips(
         output.write(f"\nall that was seen: gangq show {job_id} --evidence")
 
 
-def _show_history(timeline: list[TimelineRow], drains: list[DrainRow]) -> None:
-    if timeline:
-        output.write()
-        table(timeline, _TIMELINE)
-    if drains:
-        output.write()
-        table(drains, _DRAINS)
-
-
 @click.command()
-@parsing.takes_one
+@takes_one()
 @click.option(
     "--now", "now", is_flag=True, help="Decide again, without effects: not what the last pass found."
 )
 @common_options
 @pass_session
-def explain(session: Session, which: Which | None, gang: int | None, now: bool) -> None:
+def explain(session: Session, target: Which, now: bool) -> None:
     """Say why a job or gang is not running.
 
     What the last pass found, with numbers, and how long ago that was: ok is passed, no is what holds it. Then its
     place in line, when it is to start and what that rests on, and what would help. Of a job that is claimed by
     whoever has room: what a claim needs. With --json one object per row: {"gate", "ok", "detail", "numbers"}.
     """
-    target = parsing.one_of(which, gang)
     client = session.client()
-    if now:
-        reasons = client.explain_now(**{"gang_id" if target.gang else "job_id": target.id})
-    elif target.gang:
-        reasons = client.explain_gang(gang_id=target.id)
-    else:
-        reasons = client.explain_job(job_id=target.id)
+    reasons = client.explain_now(**target.named) if now else target.explain(client)
     if session.json:
         session.rows(reasons, [], "")
         return
@@ -311,17 +267,20 @@ def _detail(reason: Reason) -> str:
 
 
 @click.command()
-@click.argument("gang_id", type=WhichType(gangs_only=True), required=False, metavar="[gN]")
-@click.option("--gang", type=click.IntRange(min=1), metavar="N", help="The same as gN.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many.")
+@takes_one(optional=True, gangs_only=True)
+@options.limit
 @common_options
 @pass_session
-def drains(session: Session, gang_id: Which | None, gang: int | None, limit: int) -> None:
+def drains(session: Session, target: Which | None, limit: int) -> None:
     """List drains: their causes and outcomes."""
-    wanted = gang_id.id if gang_id else gang
-    if wanted is not None:
-        session.client().gang(id=wanted)
-    session.rows(session.client().drains(gang_id=wanted, limit=limit), _DRAINS, "no drains")
+    if target is not None:
+        session.client().gang(id=target.id)
+    found = session.client().drains(gang_id=target.id if target else None, limit=limit)
+    session.rows(found, _DRAINS, "no drains")
+
+
+def _took(row: DrainRow | AttemptRow) -> str:
+    return seconds((row.ended_at - row.started_at).total_seconds()) if row.ended_at else ""
 
 
 def culprit(members: Sequence[JobRow]) -> JobRow | None:
@@ -378,18 +337,11 @@ def _needs(job: JobRow) -> str:
 _NOT_SHOWN = "(not shown to you: it is neither yours nor in a shared queue)"
 
 
-_COUNTS = ("none is", "one is", "two are", "three are", "four are", "five are")
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
-
-
 def _trips(job: JobRow) -> str | None:
     """How many, and what the next one does."""
     if not job.trips:
         return None
-    most = job.max_trips
-    if most >= len(_COUNTS):
-        return f"{job.trips} ({most} are sent back, the next one ends the job)"
-    return f"{job.trips} ({_COUNTS[most]} sent back, the {_ORDINALS[most]} ends the job)"
+    return f"{job.trips} ({job.max_trips} are sent back, number {job.max_trips + 1} ends the job)"
 
 
 def _cancelled_by(client: Client, row: JobRow | GangRow) -> str | None:

@@ -15,7 +15,7 @@ from gangq.cli.listening import Listener
 from gangq.cli.output import when, words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
 from gangq.client.encoding import counted
 from gangq.errors import GangqError, InvalidInput, NotFound, translate
 from gangq.notify import Deliver, Outcome, Post, Program, Runner
@@ -28,19 +28,15 @@ _PACE_S = 0.05
 _SECRET_LEAST = 16
 _FILE_MOST = 1 << 16
 
-_TARGETS = [
-    Column("target", lambda t: t.target),
-    Column("waiting", lambda t: t.waiting, right=True),
-    Column("dead", lambda t: t.dead, right=True),
-    Column("dropped", lambda t: t.dropped, right=True, rank=1),
-    Column("delivered", lambda t: t.delivered, right=True, rank=1),
-    Column("last", lambda t: when(t.delivered_at), rank=2),
-    Column("queue", lambda t: t.queue, rank=3),
-    Column("user", lambda t: t.submitter, rank=3),
-    Column("task", lambda t: t.task, rank=3),
-    Column("of", lambda t: words(t.kinds)),
-    Column("problem", lambda t: t.error or t.dead_error),
-]
+_TARGETS = columns(
+    "target waiting dead dropped:1 delivered:1 last:2 queue:3 user:3 task:3 of problem",
+    {
+        "last": lambda row: when(row.delivered_at),
+        "user": lambda row: row.submitter,
+        "of": lambda row: words(row.kinds),
+        "problem": lambda row: row.error or row.dead_error,
+    },
+)
 
 
 @click.group()

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gangq.cli import options
 from gangq.cli.session import Session, common_options, json_option, pass_session
 from gangq.errors import GangqError
 
@@ -21,14 +22,14 @@ def _whose(given: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.option("--device", metavar="UUID", help="A device, as gangq devices shows it.")
-@click.option("--worker", metavar="NAME", help="A worker by name; it lasts over restarts.")
-@click.option("--reason", default="operator", show_default=True, help="Whoever lifts it will want to know.")
+@options.device
+@options.worker
+@options.reason
 @common_options
 @pass_session
-def quarantine(session: Session, device: str | None, worker: str | None, reason: str) -> None:
+def quarantine(session: Session, device: str | None, worker: str | None, reason: str | None) -> None:
     """Keep a device or a worker from taking work. What runs on a worker goes on."""
-    given = _one(device, worker)
+    given, reason = _one(device, worker), reason or "operator"
     session.client().quarantine(**given, reason=reason)
     session.answer(
         {**given, "quarantined": True, "reason": reason}, f"{_whose(given)} is quarantined: {reason}"
@@ -36,8 +37,8 @@ def quarantine(session: Session, device: str | None, worker: str | None, reason:
 
 
 @click.command()
-@click.option("--device", metavar="UUID", help="A device, as gangq devices shows it.")
-@click.option("--worker", metavar="NAME", help="A worker by name.")
+@options.device
+@options.worker
 @common_options
 @pass_session
 def unquarantine(session: Session, device: str | None, worker: str | None) -> None:

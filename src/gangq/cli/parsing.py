@@ -1,4 +1,4 @@
-"""What people type: ids, lengths of time, times, key=value."""
+"""What people type: lengths of time, times, key=value."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, AnyStr, TypeVar
+from typing import TYPE_CHECKING, Any, AnyStr
 
 import click
 
 from gangq.durations import parse_seconds
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 if TYPE_CHECKING:
-    _ParamType = click.ParamType[Any]
+    ParamType = click.ParamType[Any]
 else:
-    # Generic only in newer releases of click.
-    _ParamType = click.ParamType
+    # Not generic in older releases of click.
+    ParamType = click.ParamType
 
 MOST_BYTES = 64 << 20
 """Of a file or of standard input: more is somebody's mistake, or /dev/zero."""
@@ -28,41 +25,7 @@ _LONGEST_S = 100 * 365.25 * 86400
 _NEW_WORKERS = re.compile(r"(\d+)(?:x(\d+))?x([^,\s]+)((?:,[^,=\s]+=[^,\s]+)*)", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Which:
-    """A job (`12`) or a gang (`g12`)."""
-
-    id: int
-    gang: bool
-
-    def __str__(self) -> str:
-        return f"g{self.id}" if self.gang else str(self.id)
-
-    @property
-    def phrase(self) -> str:
-        """How it is written in a sentence."""
-        return f"{'gang' if self.gang else 'job'} {self}"
-
-
-class WhichType(_ParamType):
-    """`12` is a job, `g12` a gang; with `gangs_only` `12` is one too."""
-
-    name = "id"
-
-    def __init__(self, gangs_only: bool = False) -> None:
-        self._gangs_only = gangs_only
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Which:
-        """Read an id."""
-        if isinstance(value, Which):
-            return value
-        match = re.fullmatch(r"(g?)(\d{1,18})", str(value).strip(), re.ASCII)
-        if match is None:
-            self.fail(f"{value!r} is no id: a job is written 12, a gang g12", param, ctx)
-        return Which(int(match[2]), bool(match[1]) or self._gangs_only)
-
-
-class Seconds(_ParamType):
+class Seconds(ParamType):
     """A length of time: 90, 90s, 1.5h, 1h30m. Becomes seconds."""
 
     name = "duration"
@@ -77,7 +40,7 @@ class Seconds(_ParamType):
         return float(found)
 
 
-class Due(_ParamType):
+class Due(ParamType):
     """A time, or a length of time from now: becomes a datetime with a zone, or a timedelta."""
 
     name = "when"
@@ -105,7 +68,7 @@ class Due(_ParamType):
             )
 
 
-class NewWorkers(_ParamType):
+class NewWorkers(ParamType):
     """2x8xH100: two workers of eight devices whose label gpu is h100; 2xw1: two like worker w1."""
 
     name = "workers"
@@ -134,7 +97,7 @@ class NewWorkers(_ParamType):
         return {**change, **{key: typed(text) for key, text in more.items()}}
 
 
-class KeyValue(_ParamType):
+class KeyValue(ParamType):
     """key=value. Becomes a pair; the value stays text, or is JSON where it parses as such (`typed`)."""
 
     name = "key=value"
@@ -154,7 +117,7 @@ class KeyValue(_ParamType):
         return key, typed(text) if self._typed else text
 
 
-class Resources(_ParamType):
+class Resources(ParamType):
     """gpus=8,cpus=2.5. Becomes a dict of numbers; which names there are the database says."""
 
     name = "gpus=N,..."
@@ -175,7 +138,7 @@ class Resources(_ParamType):
         return found
 
 
-class Ceilings(_ParamType):
+class Ceilings(ParamType):
     """alice=100,gangq_submitter=10. Becomes a dict of priorities; which roles there are the database says."""
 
     name = "role=N,..."
@@ -196,7 +159,7 @@ class Ceilings(_ParamType):
         return found
 
 
-class RoleType(_ParamType):
+class RoleType(ParamType):
     """A role of a gang: name=executor,count=10,gpus=8, or a JSON object. Becomes a `gangq.Role`."""
 
     name = "role"
@@ -324,37 +287,3 @@ def payload_of(words: Sequence[str]) -> dict[str, Any]:
         return _once([KeyValue(typed=True).convert(word, None, None) for word in words])
     except ValueError as e:
         raise click.UsageError(f"the payload is ambiguous: {e}") from None
-
-
-def one_of(given: Which | None, gang: int | None) -> Which:
-    """The one id of a command that takes `ID` or `--gang N`."""
-    ids = list_of((given,) if given else (), (gang,) if gang is not None else ())
-    if len(ids) != 1:
-        raise click.UsageError("name one job (12) or one gang (g12)")
-    return ids[0]
-
-
-def list_of(given: Sequence[Which], gangs: Sequence[int]) -> list[Which]:
-    """The ids of a command that takes `ID...` and `--gang N`."""
-    return [*given, *(Which(id, True) for id in gangs)]
-
-
-def split(ids: Sequence[Which]) -> tuple[list[int], list[int]]:
-    """Ids of jobs, ids of gangs."""
-    if not ids:
-        raise click.UsageError("name at least one job (12) or gang (g12)")
-    return [w.id for w in ids if not w.gang], [w.id for w in ids if w.gang]
-
-
-def takes_one(command: F) -> F:
-    """Arguments of a command about one job or gang: `which` and `gang`."""
-    option = click.option("--gang", type=click.IntRange(min=1), metavar="N", help="The same as gN.")
-    return click.argument("which", type=WhichType(), required=False, metavar="ID")(option(command))
-
-
-def takes_several(command: F) -> F:
-    """Arguments of a command about jobs and gangs: `which` and `gang`."""
-    option = click.option(
-        "--gang", type=click.IntRange(min=1), multiple=True, metavar="N", help="The same as gN."
-    )
-    return click.argument("which", type=WhichType(), nargs=-1, metavar="ID...")(option(command))

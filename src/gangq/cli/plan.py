@@ -8,22 +8,19 @@ from typing import Any
 
 import click
 
-from gangq.cli import output, queries
+from gangq.cli import queries
 from gangq.cli.group import EXIT_REFUSED
 from gangq.cli.output import gang, seconds
-from gangq.cli.parsing import Due, NewWorkers, WhichType, from_json, read_file, typed
+from gangq.cli.parsing import Due, NewWorkers, from_json, read_file, typed
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
+from gangq.cli.which import WhichType
 from gangq.client.encoding import counted
 from gangq.client.rows import PlanRow
 
-_REPLAYED = [
-    Column("at", lambda r: output.instant(r.at)),
-    Column("decisions", lambda r: r.decisions, right=True),
-    Column("same", lambda r: {True: "yes", False: "no", None: "?"}[r.same]),
-    Column("difference", lambda r: r.difference),
-    Column("digest", lambda r: r.digest, rank=5),
-]
+_REPLAYED = columns(
+    "at decisions same difference digest:5", {"same": lambda r: {True: "yes", False: "no", None: "?"}[r.same]}
+)
 
 
 def _pair(text: str, option: str, example: str) -> tuple[str, str]:
@@ -108,18 +105,17 @@ def plan(
         return
     now = client.execute(queries.database_time())
     shown = rows if everything or not changes else [row for row in rows if row.changed]
-    columns = [
-        Column("gang", lambda r: gang(r.gang_id) or "new", right=True),
-        Column("task", lambda r: r.task),
-        Column("queue", lambda r: r.queue, rank=2),
-        Column("prio", lambda r: r.priority, right=True, rank=3),
-        Column("size", lambda r: r.size, right=True, rank=1),
-        *([Column("now", lambda r: _cell(r.before, r.starts_before, now))] if changes else []),
-        Column("then" if changes else "next pass", lambda r: _cell(r.after, r.starts_after, now)),
-        Column("hosts", _hosts, rank=2),
-        Column("why", lambda r: r.why),
-    ]
-    session.rows(shown, columns, "nothing changes" if changes else "no gang waits")
+    moves = "now then" if changes else "next_pass"
+    table = columns(
+        f">gang task queue:2 prio:3 size:1 {moves} hosts:2 why",
+        {
+            "gang": lambda r: gang(r.gang_id) or "new",
+            "now": lambda r: _cell(r.before, r.starts_before, now),
+            **dict.fromkeys(("then", "next_pass"), lambda r: _cell(r.after, r.starts_after, now)),
+            "hosts": _hosts,
+        },
+    )
+    session.rows(shown, table, "nothing changes" if changes else "no gang waits")
     if len(shown) < len(rows):
         say(f"not shown: {counted(len(rows) - len(shown), 'gang')} whose wait is as before; --all lists them")
 

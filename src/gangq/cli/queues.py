@@ -3,46 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from gangq.cli import options
 from gangq.cli.output import seconds
-from gangq.cli.parsing import Ceilings, Resources, Seconds
+from gangq.cli.parsing import Ceilings
 from gangq.cli.session import Session, common_options, pass_session
-from gangq.cli.tables import Column
+from gangq.cli.tables import Cell, Column, columns
 from gangq.client.rows import QueueRow
+from gangq.client.settings import QueueSettings
 from gangq.errors import InvalidInput, NotFound
-from gangq.placement.order import ORDERS
+from gangq.placement.order import POLICIES
 
-F = TypeVar("F", bound=Callable[..., Any])
+_COLUMNS = columns(
+    "name paused policy:2 attempts:3 crashes:5 trips:5 backoff:4 budget:3 payload_bytes:6 keep_done:6 keep_failed:6",
+    {
+        "paused": lambda q: "paused" if q.paused else "",
+        "attempts": lambda q: q.max_attempts,
+        "crashes": lambda q: q.max_crashes,
+        "trips": lambda q: q.max_trips,
+        "backoff": lambda q: f"{seconds(q.backoff_s)}..{seconds(q.backoff_max_s)}",
+        "budget": lambda q: seconds(q.budget_s) or "-",
+        "payload_bytes": lambda q: q.max_payload_bytes,
+        "keep_done": lambda q: q.retention_done,
+        "keep_failed": lambda q: q.retention_failed,
+    },
+)
 
-_COLUMNS = [
-    Column("name", lambda q: q.name),
-    Column("paused", lambda q: "paused" if q.paused else ""),
-    Column("policy", lambda q: q.policy, rank=2),
-    Column("attempts", lambda q: q.max_attempts, right=True, rank=3),
-    Column("crashes", lambda q: q.max_crashes, right=True, rank=5),
-    Column("trips", lambda q: q.max_trips, right=True, rank=5),
-    Column("backoff", lambda q: f"{seconds(q.backoff_s)}..{seconds(q.backoff_max_s)}", rank=4),
-    Column("budget", lambda q: seconds(q.budget_s) or "-", rank=3),
-    Column("payload bytes", lambda q: q.max_payload_bytes, right=True, rank=6),
-    Column("keep done", lambda q: q.retention_done, rank=6),
-    Column("keep failed", lambda q: q.retention_failed, rank=6),
-]
 
-
-_RESETTABLE = [
-    "budget_s",
-    "guaranteed",
-    "maximum",
-    "max_running_gangs",
-    "max_running_jobs",
-    "submitter_maximum",
-    "placement_timeout_s",
-    "timeout_style",
-    "ceilings",
-]
+_RETENTION = click.Choice(["short", "long", "forever"])
+_settings = options.settings(
+    QueueSettings,
+    {
+        "policy": (click.Choice([*POLICIES]), "Order of what waits in it [priority]."),
+        "max_attempts": "Attempts a job may spend.",
+        "max_crashes": "Workers a job may lose.",
+        "max_trips": "Watchdog trips a job may cause.",
+        "backoff_s": "First delay before a retry; doubles.",
+        "backoff_max_s": "Longest such delay.",
+        "budget_s": "Wall-clock budget of an attempt.",
+        "max_payload_bytes": "Largest payload or result.",
+        "retention_done": (_RETENTION, "How long done jobs are kept."),
+        "retention_failed": (_RETENTION, "How long failed and cancelled jobs are kept."),
+        "guaranteed": "What it may claim back from others.",
+        "maximum": "What it may hold at once: gpus, memory_mb, cpus, jobs.",
+        "weight": "Its share beside its siblings below a fair parent [1].",
+        "max_running_gangs": "Gangs placed at once.",
+        "max_running_jobs": "Jobs placed at once, members included.",
+        "submitter_maximum": "What one submitter may hold: gpus, jobs, gangs.",
+        "placement_timeout_s": "How long its gangs wait for placement.",
+        "timeout_style": (options.TIMEOUT_STYLE, f"What happens then: {options.THEN}."),
+        "preempts": "Whether it may displace others.",
+        "preemptible": "Whether its work may be displaced.",
+        "min_run_s": "How long its work runs undisturbed.",
+        "others": (
+            click.Choice(["owner", "shared"]),
+            "Who may act on and read the work of others in it: admins only, or every submitter [owner].",
+        ),
+        "ceilings": (Ceilings(), "The highest priority by role, of it and its children."),
+    },
+)
 
 
 def _name(q: QueueRow) -> str:
@@ -62,10 +84,6 @@ def _amounts(used: float, guaranteed: float | None, maximum: float | None) -> st
     return "/".join("-" if n is None else f"{n:.12g}" for n in (used, guaranteed, maximum))
 
 
-def _resource(name: str, used: Callable[[QueueRow], float]) -> Column:
-    return Column(name, lambda q: _amounts(used(q), q.guaranteed.get(name), q.maximum.get(name)), right=True)
-
-
 def _ceilings(q: QueueRow) -> str:
     return ", ".join(f"{role} {most}" for role, most in sorted(q.ceilings.items()))
 
@@ -76,90 +94,37 @@ def _most_jobs(q: QueueRow) -> float | None:
 
 
 def _tree(queues: Sequence[QueueRow]) -> list[Column]:
-    """The columns of the tree: memory and CPUs only where some queue uses or limits them."""
-    resources: dict[str, Callable[[QueueRow], float]] = {
-        "gpus": lambda q: q.used_gpus,
-        "memory_mb": lambda q: q.used_memory_mb,
-        "cpus": lambda q: q.used_cpus,
-    }
-    return [
-        Column("queue", _name),
-        Column("state", _state),
-        Column("policy", lambda q: q.policy, rank=2),
-        *(
-            _resource(name, used)
-            for name, used in resources.items()
-            if name == "gpus" or any(used(q) or name in q.guaranteed or name in q.maximum for q in queues)
-        ),
-        Column(
-            "jobs", lambda q: _amounts(q.running_jobs, q.guaranteed.get("jobs"), _most_jobs(q)), right=True
-        ),
-        Column("gangs", lambda q: _amounts(q.running_gangs, None, q.max_running_gangs), right=True),
-        Column(
-            "each submitter", lambda q: ", ".join(f"{k} {n}" for k, n in q.submitter_maximum.items()), rank=4
-        ),
-        *([Column("others", lambda q: q.others)] if any(q.others != "owner" for q in queues) else []),
-        *([Column("ceilings", _ceilings)] if any(q.ceilings for q in queues) else []),
-        Column("waiting jobs", lambda q: q.waiting_jobs, right=True),
-        Column("waiting gangs", lambda q: q.waiting_gangs, right=True),
-    ]
+    """The columns of the tree: what no queue has, uses or limits is not one."""
 
+    def if_any(name: str, has: Callable[[QueueRow], object]) -> str:
+        return name if any(map(has, queues)) else ""
 
-def _settings(command: F) -> F:
-    retention = click.Choice(["short", "long", "forever"])
-    options = [
-        click.option(
-            "--policy",
-            type=click.Choice([*ORDERS]),
-            help="Order of what waits in it [priority].",
-        ),
-        click.option("--max-attempts", type=int, help="Attempts a job may spend."),
-        click.option("--max-crashes", type=int, help="Workers a job may lose."),
-        click.option("--max-trips", type=int, help="Watchdog trips a job may cause."),
-        click.option("--backoff", "backoff_s", type=Seconds(), help="First delay before a retry; doubles."),
-        click.option("--backoff-max", "backoff_max_s", type=Seconds(), help="Longest such delay."),
-        click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock budget of an attempt."),
-        click.option("--max-payload-bytes", type=int, help="Largest payload or result."),
-        click.option("--retention-done", type=retention, help="How long done jobs are kept."),
-        click.option(
-            "--retention-failed", type=retention, help="How long failed and cancelled jobs are kept."
-        ),
-        click.option("--guaranteed", type=Resources(), help="What it may claim back from others."),
-        click.option(
-            "--maximum", type=Resources(), help="What it may hold at once: gpus, memory_mb, cpus, jobs."
-        ),
-        click.option("--weight", type=float, help="Its share beside its siblings below a fair parent [1]."),
-        click.option("--max-running-gangs", type=int, help="Gangs placed at once."),
-        click.option("--max-running-jobs", type=int, help="Jobs placed at once, members included."),
-        click.option(
-            "--submitter-maximum", type=Resources(), help="What one submitter may hold: gpus, jobs, gangs."
-        ),
-        click.option(
-            "--timeout", "placement_timeout_s", type=Seconds(), help="How long its gangs wait for placement."
-        ),
-        click.option(
-            "--timeout-style",
-            type=click.Choice(["requeue", "hard", "soft"]),
-            help="What happens then: requeue (back off, if no worker could hold it or its planned start is "
-            "overdue; a gang that waits for capacity just waits on), hard (fail) or soft (run as single jobs).",
-        ),
-        click.option("--preempts/--no-preempts", default=None, help="Whether it may displace others."),
-        click.option(
-            "--preemptible/--no-preemptible", default=None, help="Whether its work may be displaced."
-        ),
-        click.option("--min-run", "min_run_s", type=Seconds(), help="How long its work runs undisturbed."),
-        click.option(
-            "--others",
-            type=click.Choice(["owner", "shared"]),
-            help="Who may act on and read the work of others in it: admins only, or every submitter [owner].",
-        ),
-        click.option(
-            "--ceilings", type=Ceilings(), help="The highest priority by role, of it and its children."
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    def amount(name: str) -> Cell:
+        return lambda q: _amounts(getattr(q, f"used_{name}"), q.guaranteed.get(name), q.maximum.get(name))
+
+    def used_or_limited(name: str) -> str:
+        return if_any(
+            f">{name}", lambda q: getattr(q, f"used_{name}") or name in q.guaranteed or name in q.maximum
+        )
+
+    memory, cpus = used_or_limited("memory_mb"), used_or_limited("cpus")
+    others, ceilings = (
+        if_any("others", lambda q: q.others != "owner"),
+        if_any("ceilings", lambda q: q.ceilings),
+    )
+    return columns(
+        f"queue state policy:2 >gpus {memory} {cpus} >jobs >gangs each_submitter:4 {others} {ceilings} waiting_jobs "
+        "waiting_gangs",
+        {
+            "queue": _name,
+            "state": _state,
+            **{name: amount(name) for name in ("gpus", "memory_mb", "cpus")},
+            "jobs": lambda q: _amounts(q.running_jobs, q.guaranteed.get("jobs"), _most_jobs(q)),
+            "gangs": lambda q: _amounts(q.running_gangs, None, q.max_running_gangs),
+            "each_submitter": lambda q: ", ".join(f"{k} {n}" for k, n in q.submitter_maximum.items()),
+            "ceilings": _ceilings,
+        },
+    )
 
 
 @click.group(invoke_without_command=True)
@@ -194,7 +159,7 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
 @_settings
 @click.option(
     "--reset",
-    type=click.Choice(_RESETTABLE),
+    type=click.Choice(options.resettable(QueueSettings)),
     multiple=True,
     help="Put a setting back to none; may be repeated.",
 )

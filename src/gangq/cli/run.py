@@ -16,8 +16,9 @@ from gangq.cli import look, output
 from gangq.cli.follow import LogReader, Tagger
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import seconds
-from gangq.cli.parsing import KeyValue, Which
+from gangq.cli.parsing import KeyValue
 from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.which import Which
 from gangq.cli.work import is_gang, notes_aloud, submission, work_options
 from gangq.client import Client
 from gangq.client.rows import EventRow, JobRow, LogRow
@@ -200,8 +201,7 @@ class _Watcher:
         return self._end()
 
     def _cancel(self) -> None:
-        ids: dict[str, Any] = {"gang_ids" if self._target.gang else "job_ids": [self._target.id]}
-        self._client.cancel(**ids, reason="interrupted in gangq run")
+        self._target.cancel(self._client, "interrupted in gangq run")
         self._cancelled = True
         say(f"cancelling {self._target.phrase}; Ctrl-C again leaves it to itself")
 
@@ -222,17 +222,8 @@ class _Watcher:
 
     def _states(self) -> bool:
         """Tell what changed; whether it has ended."""
-        if self._target.gang:
-            state = self._client.gang_states(ids=[self._target.id]).get(self._target.id, "")
-            events = self._client.events(
-                gang_id=self._target.id, after_id=self._watched.after_event, limit=None
-            )
-        else:
-            state = self._client.job_states(ids=[self._target.id]).get(self._target.id, "")
-            events = self._client.events(
-                job_id=self._target.id, after_id=self._watched.after_event, limit=None
-            )
-        for event in events:
+        state = self._target.state(self._client)
+        for event in self._target.events(self._client, self._watched.after_event):
             self._watched.after_event = event.id
             self._happened(event)
         if state != self._watched.state:
@@ -327,11 +318,7 @@ class _Watcher:
         if self._waits_since is None or now < self._explain_at:
             return
         self._explain_at = now + _EXPLAIN_EVERY_S
-        if self._target.gang:
-            reasons = self._client.explain_gang(gang_id=self._target.id)
-        else:
-            reasons = self._client.explain_job(job_id=self._target.id)
-        held = [r for r in reasons if not r.ok]
+        held = [r for r in self._target.explain(self._client) if not r.ok]
         # The state alone says nothing, unless nothing else holds it.
         held = [r for r in held if r.gate != "state"] or held
         why = "; ".join(r.detail for r in held) or "about to start"

@@ -76,10 +76,9 @@ class Session:
         from gangq.client import Client
 
         if self._client is None and self.inside_job:
-            from gangq.client.inside import JobClient
             from gangq.context import current
 
-            self._client = JobClient(current())
+            self._client = Client(through=current())
         if self._client is None:
             # One thread: it never waits for a connection, only for the database.
             self._client = Client(self.dsn(), max_size=2, connect_s=2, timeout_s=_ANSWER_S)

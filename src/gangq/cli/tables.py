@@ -6,11 +6,13 @@ ends of long texts, columns of higher rank, and the ends of texts again. Standar
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from gangq.cli import output
@@ -22,22 +24,54 @@ _LEAST = 10
 """And at least so many."""
 
 
+Cell = Callable[[Any], object]
+"""Makes what a cell shows of a row."""
+
+_CELLS: Mapping[str, Cell] = {
+    "at": lambda row: output.instant(row.at),
+    "ended": lambda row: output.when(row.finished_at),
+    "gang": lambda row: output.gang(row.gang_id),
+    "job": lambda row: row.job_id,
+    "prio": lambda row: row.priority,
+    "since": lambda row: output.when(row.since),
+    "submitted": lambda row: output.when(row.submitted_at),
+    "tries": lambda row: f"{row.attempts}/{row.max_attempts}",
+}
+"""Columns that look alike in every table, where that is not the attribute of their name."""
+_COLOURED = ("state", "health", "outcome")
+
+
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its title, and the cell's text of a row. `state`: coloured by its value. `rank`: in a
-    terminal that is too narrow the columns of the highest rank are left out first, those of rank 0 never.
+    """One column of a table. `right`: its texts are at the right, as numbers always are. `rank`: where a terminal is
+    too narrow the columns of the highest rank are left out first, those of rank 0 never.
     """
 
     title: str
-    cell: Callable[[Any], object]
+    cell: Cell
     right: bool = False
-    state: bool = False
     rank: int = 0
+
+
+def columns(names: str, cells: Mapping[str, Cell] | None = None) -> list[Column]:
+    """Return the columns of these names, each as `cells` has it, else as in every table, else the attribute of its
+    name. `>name` is at the right, `name:2` has rank 2, an underscore is a blank of the title.
+    """
+    found = []
+    for right, name, rank in re.findall(r"(>?)([^\s:>]+):?(\d*)", names):
+        cell = {**_CELLS, **(cells or {})}.get(name) or attrgetter(name)
+        found.append(Column(name.replace("_", " "), cell, bool(right), int(rank or 0)))
+    return found
 
 
 def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
     """Print a table: all of it to a pipe, what fits to a terminal."""
-    cells = [[output.plain(column.cell(row)) for column in columns] for row in rows]
+    values = [[column.cell(row) for column in columns] for row in rows]
+    cells = [[output.plain(value) for value in row] for row in values]
+    columns = [
+        replace(column, right=column.right or all(map(_is_number, told)))
+        for column, *told in zip(columns, *values, strict=True)
+    ]
     titles = [output.plain(column.title).upper() for column in columns]
     widths = [max(map(_width, texts)) for texts in zip(titles, *cells, strict=True)]
     shown = list(range(len(columns)))
@@ -51,7 +85,7 @@ def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
             pad = " " * (widths[i] - _width(text))
             if not number:
                 text = output.bold(text)
-            elif column.state:
+            elif column.title in _COLOURED:
                 text = output.coloured(text, output.STATE_COLOURS.get(text))
             last = i == shown[-1] and not column.right
             parts += [pad, text] if column.right else [text, "" if last else pad]
@@ -73,7 +107,11 @@ def _fit(widths: list[int], shown: list[int], columns: Sequence[Column], most: i
 
     def shorten(least: int) -> None:
         while over() > 0:
-            texts = [i for i in shown if not columns[i].right and not columns[i].state and widths[i] > least]
+            texts = [
+                i
+                for i in shown
+                if not columns[i].right and columns[i].title not in _COLOURED and widths[i] > least
+            ]
             if not texts:
                 return
             longest = max(texts, key=widths.__getitem__)
@@ -83,6 +121,10 @@ def _fit(widths: list[int], shown: list[int], columns: Sequence[Column], most: i
     while over() > 0 and any(columns[i].rank for i in shown):
         shown.remove(max(shown, key=lambda i: columns[i].rank))
     shorten(_LEAST)
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 def _cut(text: str, width: int) -> str:

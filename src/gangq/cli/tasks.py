@@ -7,29 +7,32 @@ from typing import Any
 
 import click
 
+from gangq.cli import options
 from gangq.cli.output import seconds
-from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
 from gangq.client.rows import TaskRow
+from gangq.client.settings import TaskSettings
 from gangq.watchdogs.codes import NOTIFY_CLASSES
 
 _NONE = "none"
 _NOTHING_SET = TaskRow("", *[None] * (len(TaskRow._fields) - 1))
 
-_COLUMNS = [
-    Column("task", lambda t: t.task),
-    Column("declared", lambda t: _declared(t.declared), rank=1),
-    Column("budget", lambda t: seconds(t.budget_s) or "-", right=True),
-    Column("stall timeout", lambda t: _stall(t), right=True),
-    Column("load grace", lambda t: seconds(t.load_grace_s) or "-", right=True, rank=3),
-    Column("health window", lambda t: seconds(t.health_window_s) or "-", right=True, rank=4),
-    Column("long phase", lambda t: seconds(t.long_phase_s) or "-", right=True, rank=5),
-    Column("notify only", lambda t: _classes(t.notify_only), rank=4),
-    Column("devices", lambda t: "none" if t.device_class == "" else t.device_class),
-    Column("longest gap", lambda t: seconds(t.longest_gap_s), right=True, rank=2),
-    Column("beats", lambda t: t.beats, right=True, rank=6),
-]
+_COLUMNS = columns(
+    "task declared:1 >budget >stall_timeout >load_grace:3 >health_window:4 >long_phase:5 notify_only:4 devices "
+    ">longest_gap:2 beats:6",
+    {
+        "declared": lambda t: _declared(t.declared),
+        "budget": lambda t: seconds(t.budget_s) or "-",
+        "stall_timeout": lambda t: _stall(t),
+        "load_grace": lambda t: seconds(t.load_grace_s) or "-",
+        "health_window": lambda t: seconds(t.health_window_s) or "-",
+        "long_phase": lambda t: seconds(t.long_phase_s) or "-",
+        "notify_only": lambda t: _classes(t.notify_only),
+        "devices": lambda t: "none" if t.device_class == "" else t.device_class,
+        "longest_gap": lambda t: seconds(t.longest_gap_s),
+    },
+)
 
 
 def _stall(task: TaskRow) -> str:
@@ -56,11 +59,16 @@ def task() -> None:
 
 @task.command(name="set")
 @click.argument("name")
-@click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take.")
-@click.option("--stall-timeout", "stall_timeout_s", type=Seconds(), help="Time without a beat [learned].")
-@click.option("--load-grace", "load_grace_s", type=Seconds(), help="Time to load before idle devices count.")
-@click.option("--health-window", "health_window_s", type=Seconds(), help="Time of wholly idle devices.")
-@click.option("--long-phase", "long_phase_s", type=Seconds(), help="Longest exempt phase long.")
+@options.settings(
+    TaskSettings,
+    {
+        "budget_s": "Wall-clock time an attempt may take.",
+        "stall_timeout_s": "Time without a beat [learned].",
+        "load_grace_s": "Time to load before idle devices count.",
+        "health_window_s": "Time of wholly idle devices.",
+        "long_phase_s": "Longest exempt phase long.",
+    },
+)
 @click.option(
     "--notify",
     "notify",

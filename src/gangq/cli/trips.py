@@ -5,31 +5,25 @@ from __future__ import annotations
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import output, queries
-from gangq.cli.output import gang, words
+from gangq.cli import options, output, queries
+from gangq.cli.output import words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
 from gangq.client.rows import TripRow
 from gangq.watchdogs.codes import NOTIFY_CLASSES, ExitCode
 
 CLASSES = tuple(dict.fromkeys([*(code.word for code in ExitCode), *NOTIFY_CLASSES]))
 """The words a trip may have: those of the codes, and gang."""
 
-COLUMNS = [
-    Column("at", lambda t: output.when(t.at)),
-    Column("code", lambda t: code_and_word(t.code, t.class_)),
-    Column("outcome", lambda t: t.outcome, state=True),
-    Column("job", lambda t: t.job_id, right=True),
-    Column("gang", lambda t: gang(t.gang_id), rank=3),
-    Column("rank", lambda t: t.rank, right=True, rank=4),
-    Column("task", lambda t: t.task, rank=2),
-    Column("trips", lambda t: t.trips, right=True, rank=5),
-    Column("worker", lambda t: t.worker, rank=1),
-    Column("host", lambda t: t.host, rank=4),
-    Column("reason", lambda t: f"{t.reason or ''}{', poison' if t.poison else ''}"),
-    Column("devices", lambda t: words(t.devices), rank=6),
-]
+COLUMNS = columns(
+    "at code outcome job >gang:3 rank:4 task:2 trips:5 worker:1 host:4 reason devices:6",
+    {
+        "code": lambda t: code_and_word(t.code, t.class_),
+        "reason": lambda t: f"{t.reason or ''}{', poison' if t.poison else ''}",
+        "devices": lambda t: words(t.devices),
+    },
+)
 
 
 def code_and_word(code: int | None, word: str | None) -> str:
@@ -44,7 +38,7 @@ def code_and_word(code: int | None, word: str | None) -> str:
 @click.option("--device", metavar="UUID", help="Only jobs that held this device.")
 @click.option("--host", help="Only on this host.")
 @click.option("--since", "within_s", type=Seconds(), default="7d", show_default=True, help="How far back.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many.")
+@options.limit
 @click.option("--evidence", is_flag=True, help="With what was seen, as gangq show JOB prints it.")
 @common_options
 @pass_session

@@ -8,16 +8,10 @@ import click
 
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session
-from gangq.cli.tables import Column
-from gangq.client.rows import UsageRow
+from gangq.cli.tables import Cell, columns
 
 _GROUPS = {"user": "submitter", "queue": "queue", "task": "task"}
-_HOURS = [
-    Column("attempts", lambda row: row.attempts, right=True, rank=1),
-    Column("GPU hours", lambda row: f"{row.gpu_hours:.2f}", right=True),
-    Column("wasted", lambda row: _share(row.wasted_hours, row.gpu_hours), right=True),
-    Column("displaced", lambda row: _share(row.displaced_hours, row.gpu_hours), right=True),
-]
+_HOURS = "attempts:1 >GPU_hours >wasted >displaced"
 
 
 @click.command()
@@ -48,15 +42,14 @@ def usage(session: Session, by: str, since_s: float) -> None:
     rows = session.client().usage(
         since=timedelta(seconds=since_s), by=[_GROUPS[group] for group in dict.fromkeys(groups)]
     )
-    columns = [_column(group) for group in dict.fromkeys(groups)]
-    session.rows(rows, [*columns, *_HOURS], "no attempt held a GPU in that time")
-
-
-def _column(group: str) -> Column:
-    def cell(row: UsageRow) -> object:
-        return getattr(row, _GROUPS[group])
-
-    return Column(group, cell)
+    cells: dict[str, Cell] = {
+        "user": lambda row: row.submitter,
+        "GPU_hours": lambda row: f"{row.gpu_hours:.2f}",
+        "wasted": lambda row: _share(row.wasted_hours, row.gpu_hours),
+        "displaced": lambda row: _share(row.displaced_hours, row.gpu_hours),
+    }
+    names = " ".join([*dict.fromkeys(groups), _HOURS])
+    session.rows(rows, columns(names, cells), "no attempt held a GPU in that time")
 
 
 def _share(hours: float, of: float) -> str:

@@ -5,52 +5,37 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 from uuid import UUID
 
 import click
-from click.core import ParameterSource
 
 from gangq.cli import parsing, queries
+from gangq.cli.options import THEN, TIMEOUT_STYLE, chained
 from gangq.cli.output import gang
-from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds, Which, WhichType
+from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import Column
-from gangq.client.options import SubmitGangOptions
+from gangq.cli.tables import columns
+from gangq.cli.which import Which, WhichType, takes_several
+from gangq.client.options import GANG_ONLY, SubmitGangOptions
 from gangq.client.rows import StateChange
 from gangq.client.verbs import Verbs
 from gangq.errors import NotFound
 from gangq.placement.strategies import STRATEGIES
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_CHANGES = [
-    Column("job", lambda c: "" if c.job_id is None else c.job_id, right=True),
-    Column("gang", lambda c: gang(c.gang_id)),
-    Column("state", lambda c: c.state, state=True),
-]
+_CHANGES = columns("job >gang state")
 
 
-class _Option:
-    """An option of `submit` and `run`."""
-
-    def __init__(self, *names: str, **attributes: Any) -> None:
-        self.attach = click.option(*names, **attributes)
-        made = click.Option(names, **attributes)
-        self.name = str(made.name)
-        self.flag = made.opts[0]
-
-
-_OF_A_JOB = (
-    _Option("--queue", help="Where it waits [as its task is declared, else default]."),
-    _Option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
-    _Option("--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."),
-    _Option("--vram-mb", type=int, help="Memory needed on each device, MiB [as declared]."),
-    _Option("--memory-mb", type=int, help="Host memory needed, MiB [as declared]."),
-    _Option("--cpus", type=float, help="CPUs needed; may be fractional [as declared]."),
-    _Option(
+work_options = chained(
+    click.option("--queue", help="Where it waits [as its task is declared, else default]."),
+    click.option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
+    click.option("--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."),
+    click.option("--vram-mb", type=int, help="Memory needed on each device, MiB [as declared]."),
+    click.option("--memory-mb", type=int, help="Host memory needed, MiB [as declared]."),
+    click.option("--cpus", type=float, help="CPUs needed; may be fractional [as declared]."),
+    click.option(
         "--label",
         "labels",
         type=KeyValue(),
@@ -58,46 +43,51 @@ _OF_A_JOB = (
         metavar="K=V",
         help="A label the worker must carry.",
     ),
-    _Option("--model", help="What it needs loaded: a worker that has it is preferred, any other may do."),
-    _Option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
-    _Option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
-    _Option("--due", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
-    _Option(
+    click.option(
+        "--model", help="What it needs loaded: a worker that has it is preferred, any other may do."
+    ),
+    click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
+    click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
+    click.option("--due", "due_at", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
+    click.option(
         "--after",
         type=WhichType(),
         multiple=True,
         metavar="ID",
         help="A job (12) or a gang (g12) that must be done first; may be repeated.",
     ),
-    _Option(
+    click.option(
         "--select",
         "selectors",
         multiple=True,
         metavar="COND[,COND...]",
         help="Conditions on the worker: gpu=h100,zone!=eu,rack in (a,b),nvme,!spot,driver>=550.",
     ),
-    _Option(
+    click.option(
         "--tolerate", "tolerates", multiple=True, metavar="K[=V]", help="A taint it may run in spite of."
     ),
-    _Option("--avoid-host", "avoid_hosts", multiple=True, metavar="HOST", help="A host it must not run on."),
-    _Option(
+    click.option(
+        "--avoid-host", "avoid_hosts", multiple=True, metavar="HOST", help="A host it must not run on."
+    ),
+    click.option(
         "--spec",
         type=click.File(),
         metavar="FILE",
         help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
     ),
-    _Option(
+    click.option(
         "--wait-for-hardware",
         flag_value=True,
         type=bool,
         default=None,
         help="Take it though no known worker could ever run it: one is still to come.",
     ),
-)
-_OF_A_GANG = (
-    _Option("--gang", "size", type=int, metavar="N", help="N members that start together or not at all."),
-    _Option("--min", "min_size", type=int, metavar="N", help="So many of them are enough to start."),
-    _Option(
+    # Of a gang:
+    click.option(
+        "--gang", "size", type=int, metavar="N", help="N members that start together or not at all."
+    ),
+    click.option("--min", "min_size", type=int, metavar="N", help="So many of them are enough to start."),
+    click.option(
         "--role",
         "roles",
         type=RoleType(),
@@ -106,34 +96,36 @@ _OF_A_GANG = (
         help="Instead of --gang, members of one role: name=executor,count=10,min=6,gpus=8,label.site=a, or a "
         "JSON object. Keys are the fields of gangq.Role; may be repeated.",
     ),
-    _Option(
+    click.option(
         "--strategy",
         type=click.Choice([*STRATEGIES]),
-        help="Fewest hosts, most, one, or a host for each member [pack].",
+        help="Fewest hosts, most, one, a host for each member, or fewest with all GPUs of a member joined by one "
+        "NVLink or XGMI [pack].",
     ),
-    _Option("--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."),
-    _Option("--prefer", metavar="LEVEL", help="Topology level of which it should share one domain."),
-    _Option("--balanced", is_flag=True, default=None, help="Evenly many members on each host used."),
-    _Option("--apart", metavar="NAME", help="Gangs of one such name never share a host."),
-    _Option(
+    click.option(
+        "--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."
+    ),
+    click.option("--prefer", metavar="LEVEL", help="Topology level of which it should share one domain."),
+    click.option("--balanced", is_flag=True, default=None, help="Evenly many members on each host used."),
+    click.option("--apart", metavar="NAME", help="Gangs of one such name never share a host."),
+    click.option(
         "--failure-policy",
         type=click.Choice(["restart_gang", "restart_member", "shrink", "fail"]),
         help="What a lost or failed member means [restart_gang].",
     ),
-    _Option("--completion", metavar="ROLE", help="The role whose end is the gang's [all members']."),
-    _Option(
+    click.option("--completion", metavar="ROLE", help="The role whose end is the gang's [all members']."),
+    click.option(
         "--timeout",
         "timeout_s",
         type=Seconds(),
         help="How long the gang may wait for its place while eligible [the queue's].",
     ),
-    _Option(
+    click.option(
         "--timeout-style",
-        type=click.Choice(["requeue", "hard", "soft"]),
-        help="And then: requeue (back off, if no worker could hold it or its planned start is overdue; "
-        "a gang that waits for capacity just waits on), hard (fail) or soft (run as single jobs) [the queue's].",
+        type=TIMEOUT_STYLE,
+        help=f"And then: {THEN} [the queue's].",
     ),
-    _Option(
+    click.option(
         "--no-preempt",
         "preemptible",
         flag_value=False,
@@ -141,29 +133,20 @@ _OF_A_GANG = (
         default=None,
         help="Others may not displace it.",
     ),
-    _Option("--name", help="A name for the gang."),
-    _Option(
+    click.option("--name", help="A name for the gang."),
+    click.option(
         "--checkpoint-mode",
         type=click.Choice(["each", "rank0"]),
         help="Whether every member of the gang saves its part, or rank 0 all of it.",
     ),
-    _Option(
+    click.option(
         "--claim-deadline",
         "claim_deadline_s",
         type=Seconds(),
         help="How long the gang may stay reserved.",
     ),
 )
-
-
-_NOT_OF_A_JOB = {option.name for option in _OF_A_GANG}
-
-
-def work_options(command: F) -> F:
-    """What a job needs and how it is treated: the options of submit and run."""
-    for option in reversed(_OF_A_JOB + _OF_A_GANG):
-        command = option.attach(command)
-    return command
+"""What a job needs and how it is treated: the options of submit and run."""
 
 
 class _Aloud(logging.Handler):
@@ -195,7 +178,7 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
     `own`: arguments that the command itself gives, and a --spec must not.
     """
     spec = options.pop("spec")
-    due, selectors, avoided = (options.pop(key) for key in ("due", "selectors", "avoid_hosts"))
+    selectors, avoided = options.pop("selectors"), options.pop("avoid_hosts")
     avoid = [{"key": "host", "op": "notin", "values": list(avoided)}] if avoided else []
     given = {
         **options,
@@ -204,17 +187,17 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
         "selector": [*selectors, *avoid] or None,
         "tolerates": list(options["tolerates"]) or None,
         "roles": list(options["roles"]) or None,
-        "due_at": _due_at(session, due),
+        "due_at": _due_at(session, options["due_at"]),
     }
+    said = {key: value for key, value in given.items() if value is not None}
     if spec is not None:
-        return _over(_read_spec(spec, own), given)
-    of_a_gang = [option for option in _OF_A_GANG if given[option.name] is not None]
-    if given["size"] is None and given["roles"] is None:
-        if of_a_gang:
-            flag = of_a_gang[0].flag
-            raise click.UsageError(f"{flag} is for gangs: add --gang N or --role, or leave it out")
-        return {key: value for key, value in given.items() if key not in _NOT_OF_A_JOB}
-    return {key: value for key, value in given.items() if value is not None or key not in _NOT_OF_A_JOB}
+        return _over(_read_spec(spec, own), said)
+    of_a_gang = said.keys() & {"size", *GANG_ONLY}
+    if of_a_gang and not of_a_gang & {"size", "roles"}:
+        params = click.get_current_context().command.params
+        flag = next(param.opts[0] for param in params if param.name in of_a_gang)
+        raise click.UsageError(f"{flag} is for gangs: add --gang N or --role, or leave it out")
+    return said
 
 
 def _awaited(session: Session, after: Sequence[Which]) -> list[int]:
@@ -257,16 +240,8 @@ def _read_spec(file: IO[str], own: Collection[str]) -> dict[str, Any]:
     return spec
 
 
-def _over(spec: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The options that the command line names, over what the file says."""
-    context = click.get_current_context()
-    source = context.get_parameter_source
-    named = {
-        p.name for p in context.command.params if p.name and source(p.name) is ParameterSource.COMMANDLINE
-    }
-    # What one option is made of has another name than the argument it becomes.
-    made_of = {"selector": {"selectors", "avoid_hosts"}, "due_at": {"due"}}
-    said = {key: value for key, value in options.items() if made_of.get(key, {key}) & named}
+def _over(spec: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What the command line says, over what the file says."""
     if said.keys() & {"size", "roles"}:
         spec = {key: value for key, value in spec.items() if key not in ("size", "min_size", "roles")}
     found = {**spec, **said}
@@ -361,42 +336,39 @@ def _no_object(line: str) -> dict[str, Any]:
 
 
 @click.command()
-@parsing.takes_several
+@takes_several
 @click.option("--reason", help="Why; kept in the events.")
 @common_options
 @pass_session
-def cancel(session: Session, which: tuple[Which, ...], gang: tuple[int, ...], reason: str | None) -> None:
+def cancel(session: Session, ids: dict[str, list[int]], reason: str | None) -> None:
     """Cancel jobs and gangs. What runs is told to stop, and is cancelled once it has."""
-    job_ids, gang_ids = parsing.split(parsing.list_of(which, gang))
-    _changed(session, session.client().cancel(job_ids=job_ids, gang_ids=gang_ids, reason=reason))
+    _changed(session, session.client().cancel(**ids, reason=reason))
 
 
 @click.command()
-@parsing.takes_several
+@takes_several
 @common_options
 @pass_session
-def retry(session: Session, which: tuple[Which, ...], gang: tuple[int, ...]) -> None:
+def retry(session: Session, ids: dict[str, list[int]]) -> None:
     """Run what has ended once more, under its id.
 
     A failed gang resumes from its last checkpoint.
     """
-    job_ids, gang_ids = parsing.split(parsing.list_of(which, gang))
-    _changed(session, session.client().retry(job_ids=job_ids, gang_ids=gang_ids))
+    _changed(session, session.client().retry(**ids))
 
 
 # A priority may be negative, and -5 would be an option.
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("priority", type=int)
-@parsing.takes_several
+@takes_several
 @common_options
 @pass_session
-def priority(session: Session, priority: int, which: tuple[Which, ...], gang: tuple[int, ...]) -> None:
+def priority(session: Session, priority: int, ids: dict[str, list[int]]) -> None:
     """Change the priority of what waits.
 
     gangq priority 10 12 g3: -1000 to 1000, higher first. Nothing that runs is stopped.
     """
-    job_ids, gang_ids = parsing.split(parsing.list_of(which, gang))
-    _changed(session, session.client().set_priority(priority=priority, job_ids=job_ids, gang_ids=gang_ids))
+    _changed(session, session.client().set_priority(priority=priority, **ids))
 
 
 def _changed(session: Session, changes: Sequence[StateChange]) -> None:

@@ -198,8 +198,8 @@ def worker(
     for library in ("psycopg", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
     # Not at the top: no other command needs watchdogs and device libraries.
-    from gangq.worker.leave import end_soon
     from gangq.worker.main import run_worker
+    from gangq.worker.shutdown import end_soon
 
     options["queues"] = options["queues"] or ("default",)
     options["labels"] = dict(options["labels"])

@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
-from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
 
 from gangq.client import core
-from gangq.client.base import Attempts, BaseClient
+from gangq.client.base import Attempts, BaseClient, Calls
 from gangq.client.verb import Query, Steps
 from gangq.client.verbs import Verbs
-from gangq.errors import GangqError
 
 R = TypeVar("R")
 
@@ -54,6 +53,23 @@ async def run(conn: psycopg.AsyncConnection[Any], query: Query[R]) -> R:
         return query.read(await cursor.fetchall())
 
 
+async def finish(calls: Calls[R]) -> R:
+    """Carry out what both clients do."""
+    result: Any = None
+    problem: BaseException | None = None
+    while True:
+        try:
+            call = calls.send(result) if problem is None else calls.throw(problem)
+        except StopIteration as end:
+            returned: R = end.value
+            return returned
+        result = problem = None
+        try:
+            result = await call
+        except BaseException as e:
+            problem = e
+
+
 class AsyncClient(Verbs, BaseClient):
     """`Client` for asyncio: the same constructor, the same methods, awaited. Close it before its event loop
     ends.
@@ -63,7 +79,9 @@ class AsyncClient(Verbs, BaseClient):
     """
 
     _pool: AsyncConnectionPool[AsyncConnection] | None
-    _opening: asyncio.Task[AsyncConnectionPool[AsyncConnection]] | None
+    _opening: asyncio.Task[AsyncConnectionPool[AsyncConnection]] | None = None
+    _execute_on = staticmethod(run)
+    _pause = staticmethod(asyncio.sleep)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -75,10 +93,10 @@ class AsyncClient(Verbs, BaseClient):
 
     async def close(self) -> None:
         """Close the connections; calls in progress finish. A later call connects again."""
-        pool, self._pool = self._pool, None
-        self._closed = pool
-        if pool is not None:
-            await pool.close()
+        if self._opening is not None and self._home == _home():
+            # Calls wait for this attempt to connect, or have left it behind when they were cancelled.
+            await asyncio.gather(self._opening, return_exceptions=True)
+        await finish(self._shut())
 
     async def connect_listener(self) -> AsyncConnection:
         """Return a new connection of its own, autocommit, for LISTEN; the caller closes it."""
@@ -95,86 +113,32 @@ class AsyncClient(Verbs, BaseClient):
 
     async def execute(self, query: Query[R] | Steps[R]) -> R:
         """Carry out a query of `gangq.client.verbs`, or several in steps; the verbs do just this."""
-        if not isinstance(query, Query):
-            return await self._in_steps(query)
-        if query.steps is not None:
-            return await self._in_steps(query.steps())
-        if query.connection is not None:
-            given: Any = query.connection
-            if hasattr(given, "sync_session"):  # SQLAlchemy AsyncSession: its connection() has to be awaited
-                given = await given.connection()
-            conn = core.unwrap(given, psycopg.AsyncConnection)
-            try:
-                return await run(conn, query)
-            except psycopg.Error as e:
-                raise self.target.failed(e, query.name) from e
-        attempts = Attempts(self, query)
-        while True:
-            try:
-                async with self._lent() as lent:
-                    lent.deadline = attempts.begin()
-                    return await run(lent, query)
-            except (psycopg.Error, GangqError) as e:
-                attempts.failed(e)
+        return await finish(self._carry_out(query))
 
-    async def _in_steps(self, steps: Steps[R]) -> R:
-        answer: Any = None
-        problem: GangqError | None = None
-        while True:
-            try:
-                step = steps.send(answer) if problem is None else steps.throw(problem)
-            except StopIteration as end:
-                result: R = end.value
-                return result
-            answer = problem = None
-            try:
-                answer = await (asyncio.sleep(step) if isinstance(step, float) else self.execute(step))
-            except GangqError as e:
-                problem = e
+    async def _execute_pooled(self, query: Query[R], attempts: Attempts) -> R:
+        async with self._lent() as lent:
+            lent.deadline = attempts.begin()
+            return await run(lent, query)
+
+    async def _unwrap(self, given: Any) -> Any:
+        if hasattr(given, "sync_session"):  # SQLAlchemy AsyncSession: its connection() has to be awaited
+            given = await given.connection()
+        return core.unwrap(given, psycopg.AsyncConnection)
+
+    async def _wait_for(self, function: Callable[..., R], *args: Any) -> R:
+        return await asyncio.to_thread(function, *args)
 
     @contextlib.asynccontextmanager
     async def _lent(self) -> AsyncIterator[AsyncConnection]:
-        pool, conn = await self._borrow()
+        pool, conn = await finish(self._borrow())
         try:
             yield conn
         finally:
-            conn.deadline = None
-            await pool.putconn(conn)
-            if conn.closed:
-                await self._drop(pool)
-
-    async def _borrow(self) -> tuple[AsyncConnectionPool[AsyncConnection], AsyncConnection]:
-        while True:
-            try:
-                pool = await self._open()
-                conn = await pool.getconn()
-            except PoolTimeout:
-                raise await self._no_connection() from None
-            except PoolClosed:
-                if pool is self._closed:
-                    raise self._closed_meanwhile() from None
-                continue  # Another call has found a connection of it broken.
-            if not self._prepare:
-                conn.prepare_threshold = None
-            try:
-                if core.doubtful(conn, conn.used_at):
-                    conn.deadline = core.Deadline(self._connect_s)
-                    await conn.execute("")
-                return pool, conn
-            except psycopg.Error:
-                await pool.putconn(conn)
-                await self._drop(pool)
-
-    async def _drop(self, pool: AsyncConnectionPool[AsyncConnection]) -> None:
-        # See Client.
-        if self._pool is pool:
-            self._pool = None
-        await pool.close(timeout=0.1)
+            await finish(self._give_back(pool, conn))
 
     async def _open(self) -> AsyncConnectionPool[AsyncConnection]:
-        home = (os.getpid(), asyncio.get_running_loop())
-        if self._home != home:
-            self._pool, self._home, self._opening = None, home, None
+        if self._home != _home():
+            self._pool, self._home, self._opening = None, _home(), None
         if self._pool is not None:
             return self._pool
         if self._opening is None or self._opening.done():
@@ -198,10 +162,6 @@ class AsyncClient(Verbs, BaseClient):
         except psycopg.Error as e:
             raise self.target.unreachable(e) from e
 
-    async def _no_connection(self) -> GangqError:
-        """Why the pool had none: ask the server itself, since the pool does not tell."""
-        try:
-            await (await self._connect(connect_timeout=3)).close()
-        except GangqError as e:
-            return e
-        return self._exhausted()
+
+def _home() -> object:
+    return os.getpid(), asyncio.get_running_loop()

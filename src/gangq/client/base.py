@@ -1,4 +1,8 @@
-"""What `Client` and `AsyncClient` share: their options, and what becomes of a call that failed."""
+"""What `Client` and `AsyncClient` share: their options, and all that they do, written once.
+
+What they do is written as generators (:data:`Calls`). Each `yield` gives what a function of psycopg or of its pool
+has returned, and receives the result of that: `Client` sends back what it is given, `AsyncClient` awaits it first.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,69 @@ import logging
 import math
 import os
 import threading
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
 from gangq.client import core
-from gangq.client.verb import Query
+from gangq.client.inside import through_worker
+from gangq.client.verb import Query, Steps
 from gangq.errors import DatabaseUnreachable, GangqError
+
+if TYPE_CHECKING:
+    from gangq.context import Context
 
 log = logging.getLogger("gangq.client")
 
+R = TypeVar("R")
+
+Calls = Generator[Any, Any, R]
+"""Yields what each call returned, is sent its result, and returns the result of all."""
+
+
+def in_steps(
+    send: Callable[[Query[Any]], Any], pause: Callable[[float], Any], steps: Steps[R], answer: Any = None
+) -> Calls[R]:
+    """Send one query after the other, each made from the answers to those before; errors are raised in `steps`.
+    `answer`: to a query that `steps` has given already.
+    """
+    problem: GangqError | None = None
+    while True:
+        try:
+            step = steps.send(answer) if problem is None else steps.throw(problem)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+        answer = problem = None
+        try:
+            answer = yield pause(step) if isinstance(step, float) else send(step)
+        except GangqError as e:
+            problem = e
+
+
+def probe(conn: Any, seconds: float) -> Calls[None]:
+    """Have the server answer within `seconds`, if the connection may be broken. Raises psycopg's Error."""
+    if core.doubtful(conn, conn.used_at):
+        conn.deadline = core.Deadline(seconds)
+        try:
+            yield conn.execute("")
+        finally:
+            conn.deadline = None
+
 
 class BaseClient:
-    """The options of a client, and what it has learned of its connections."""
+    """The options of a client, what it has learned of its connections, and what becomes of a call."""
+
+    # What is a function in one client and a coroutine in the other.
+    _connect: Callable[..., Any]
+    _execute_on: Callable[..., Any]
+    _execute_pooled: Callable[..., Any]
+    _open: Callable[[], Any]
+    _pause: Callable[[float], Any]
+    _unwrap: Callable[[object], Any]
+    _wait_for: Callable[..., Any]
+    execute: Callable[..., Any]
 
     def __init__(
         self,
@@ -30,10 +84,12 @@ class BaseClient:
         connect_s: float = 10.0,
         max_idle_s: float = 10.0,
         prepare: bool | None = None,
+        through: Context | None = None,
         **parameters: Any,
     ) -> None:
         self.target = core.target(dsn, parameters, prepare)
         self.timeout_s = timeout_s
+        self.through = through
         self._connect_s = min(connect_s, timeout_s)
         self._prepare = self.target.prepare
         self._sizes = (min(min_size, max_size), max_size)
@@ -75,10 +131,91 @@ class BaseClient:
             "name": "gangq-client",
         }
 
-    def _closed_meanwhile(self) -> GangqError:
-        return DatabaseUnreachable(f"the client of {self.target} was closed while this call waited")
+    # A call
 
-    def _exhausted(self) -> GangqError:
+    def _carry_out(self, query: Query[R] | Steps[R]) -> Calls[R]:
+        """A query, or several in steps."""
+        result: R
+        if not isinstance(query, Query):
+            return (yield from in_steps(self.execute, self._pause, query))
+        if self.through is not None and query.connection is None:
+            result = yield self._wait_for(through_worker, self.through, query)
+            return result
+        if query.steps is not None:
+            return (yield from in_steps(self.execute, self._pause, query.steps()))
+        if query.connection is not None:
+            conn = yield self._unwrap(query.connection)
+            try:
+                result = yield self._execute_on(conn, query)
+                return result
+            except psycopg.Error as e:
+                raise self.target.failed(e, query.name) from e
+        attempts = Attempts(self, query)
+        while True:
+            try:
+                result = yield self._execute_pooled(query, attempts)
+                return result
+            except (psycopg.Error, GangqError) as e:
+                attempts.failed(e)
+
+    # Connections of the pool
+
+    def _borrow(self) -> Calls[tuple[Any, Any]]:
+        """The pool, and a connection of it that works."""
+        from psycopg_pool import PoolClosed, PoolTimeout
+
+        while True:
+            try:
+                pool = yield self._open()
+                conn = yield pool.getconn()
+            except PoolTimeout:
+                raise (yield from self._why_none()) from None
+            except PoolClosed:
+                if pool is self._closed:
+                    raise DatabaseUnreachable(
+                        f"the client of {self.target} was closed while this call waited"
+                    ) from None
+                continue  # Another call has found a connection of it broken.
+            if not self._prepare:
+                conn.prepare_threshold = None
+            try:
+                yield from probe(conn, self._connect_s)
+                return pool, conn
+            except BaseException as e:
+                yield pool.putconn(conn)
+                if not isinstance(e, psycopg.Error):
+                    raise
+                yield from self._drop(pool)
+
+    def _give_back(self, pool: Any, conn: Any) -> Calls[None]:
+        conn.deadline = None
+        yield pool.putconn(conn)
+        if conn.closed:
+            yield from self._drop(pool)
+
+    def _drop(self, pool: Any) -> Calls[None]:
+        """Close a pool one of whose connections broke, because the idle ones have most likely broken too. The next
+        call opens a new pool, and learns at once whether the server answers; in this one it would wait.
+        """
+        with self._lock:
+            if self._pool is pool:
+                self._pool = None
+        yield pool.close(timeout=0.1)
+
+    def _shut(self) -> Calls[None]:
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._closed = pool
+        if pool is not None:
+            yield pool.close()
+
+    def _why_none(self) -> Calls[GangqError]:
+        """Why the pool had no connection: ask the server itself, since the pool does not tell."""
+        try:
+            conn = yield self._connect(connect_timeout=3)
+        except GangqError as e:
+            return e
+        yield conn.close()
         return DatabaseUnreachable(
             f"none of the {self._sizes[1]} connections to {self.target} became free in {self._connect_s:g} s; the "
             "server answers: use a larger max_size, or find what holds them"
@@ -104,7 +241,7 @@ class Attempts:
         """Return if the call is to be made again; raise its error otherwise."""
         client, query = self._client, self._query
         if self._lost is not None:
-            # Nor does a refusal say what came of the first call: it may still be under way.
+            # The first call may still be carried out, whatever this one was told: its outcome remains unknown.
             raise client.target.failed(self._lost, query.name) from problem
         if isinstance(problem, GangqError):
             raise problem

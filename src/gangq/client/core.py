@@ -108,26 +108,31 @@ def target(dsn: str | None, parameters: dict[str, Any], prepare: bool | None = N
 
     `prepare` None: prepared statements are used unless GANGQ_PREPARE=off. Raises `InvalidInput`.
     """
-    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
-    unknown = sorted(set(parameters) - known)
+    libpq = psycopg.pq.Conninfo.get_defaults()
+    unknown = sorted(set(parameters) - {option.keyword.decode() for option in libpq})
     if unknown:
         raise InvalidInput(
             f"there is no option {unknown[0]!r}: neither the client nor libpq has one of that name (the pool's are "
             "min_size and max_size, libpq's host, port, user, sslmode and others)"
         )
+    given, conninfo = _parsed(dsn or "", parameters)
+    seen = {option.keyword.decode(): option.val.decode() for option in libpq if option.val}
+    seen |= {key: str(value) for key, value in given.items() if value is not None}
+    if prepare is None:
+        prepare = os.environ.get("GANGQ_PREPARE", "on").strip().lower() not in ("off", "0", "false", "no")
+    return Target(conninfo, _named(seen), seen.get("password"), prepare)
+
+
+def _parsed(dsn: str, parameters: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """What is given, and the conninfo with our defaults for what is not."""
     try:
-        given = conninfo_to_dict(dsn or "", **parameters)
-        defaults = {
-            option.keyword.decode(): option.val.decode()
-            for option in psycopg.pq.Conninfo.get_defaults()
-            if option.val
-        }
-        wanted = {**{k: v for k, v in _DEFAULTS.items() if k not in given}, **given}
+        given = conninfo_to_dict(dsn, **parameters)
+        wanted = {**_DEFAULTS, **given}
         if "," in str(given.get("host", "")):
             # Several hosts are a cluster with failover: without this we would stay on a demoted primary.
             wanted.setdefault("target_session_attrs", "read-write")
         conninfo = make_conninfo(**wanted)
-        if _misread(dsn or "", given):
+        if _misread(dsn, given):
             raise psycopg.ProgrammingError
     except (psycopg.ProgrammingError, psycopg.OperationalError):
         # Not chained and not quoted: with an unescaped character in the password, libpq's message holds a
@@ -142,15 +147,7 @@ def target(dsn: str | None, parameters: dict[str, Any], prepare: bool | None = N
         int(timeout or 0)
     except ValueError:
         raise InvalidInput(f"connect_timeout is {timeout!r}: it is a whole number of seconds") from None
-    seen = {**defaults, **{k: str(v) for k, v in given.items() if v is not None}}
-    user = seen.get("user", "")
-    host = seen.get("host") or seen.get("hostaddr") or "the local socket"
-    name = f"database {seen.get('dbname') or user or '(default)'} at {host}:{seen.get('port', '5432')}"
-    if user:
-        name += f" as {user}"
-    if prepare is None:
-        prepare = os.environ.get("GANGQ_PREPARE", "on").strip().lower() not in ("off", "0", "false", "no")
-    return Target(conninfo, name, seen.get("password"), prepare)
+    return given, conninfo
 
 
 def _misread(dsn: str, given: dict[str, Any]) -> bool:
@@ -158,6 +155,14 @@ def _misread(dsn: str, given: dict[str, Any]) -> bool:
     ports = str(given.get("port", "")).replace(",", "")
     stray = any("@" in str(given.get(key, "")) for key in ("host", "dbname"))
     return (ports != "" and not ports.isdigit()) or ("://" in dsn and stray)
+
+
+def _named(seen: dict[str, str]) -> str:
+    """A database as messages call it."""
+    user = seen.get("user", "")
+    host = seen.get("host") or seen.get("hostaddr") or "the local socket"
+    name = f"database {seen.get('dbname') or user or '(default)'} at {host}:{seen.get('port', '5432')}"
+    return f"{name} as {user}" if user else name
 
 
 class NoAnswer(psycopg.OperationalError):
@@ -215,7 +220,8 @@ def number_statements_apart(connection: psycopg.Connection[Any] | psycopg.AsyncC
     """Have the prepared statements of `connection` numbered from a random number on.
 
     psycopg calls them _pg3_0, _pg3_1, ... on every connection. Behind a pooler that hands connections on between
-    transactions, one client would execute what another has prepared under the same name.
+    transactions, one client would execute what another has prepared under the same name. The counter is private to
+    psycopg, which has no setting for this: where it is called otherwise, nothing changes, and a test fails.
     """
     statements = getattr(connection, "_prepared", None)
     if hasattr(statements, "_prepared_idx"):

@@ -29,11 +29,14 @@ def dumps(value: object, what: str) -> str:
     None. No NaN or infinity (jsonb has none) and no key of another type (json would silently make it a
     string). Raises `NotSerializable` naming the type and the path to it.
     """
+
+    def refuse(_value: object, problem: str) -> object:
+        raise NotSerializable(f"{what} {problem}")
+
     # Checked before, not after a failure: json.dumps turns keys such as 1 and None into strings and says
     # nothing.
     try:
-        _check(value, what, "$", ())
-        return _encode(value)
+        return _encode(walk(value, refuse))
     except RecursionError:
         raise NotSerializable(f"{what} is nested too deeply: flatten it") from None
     except ValueError as problem:
@@ -43,168 +46,61 @@ def dumps(value: object, what: str) -> str:
         raise NotSerializable(f"{what} cannot be written as JSON: {problem}") from None
 
 
-NOTE = "gangq_note"
-"""The one key of what stands in place of a result that could not be stored; its value says why."""
+def dumps_each(values: Sequence[object], what: str) -> list[str]:
+    """Return each of `values` as JSON text; errors name the position, e.g. `payloads[3]`."""
+    return [dumps(value, f"{what}[{index}]") for index, value in enumerate(values)]
 
 
-def dumps_result(value: object, what: str) -> Encoded:
-    """Return the result of finished work as JSON text. Never raises: the work is done, whatever it returned.
-
-    NaN and infinity become null, scalars of numpy and torch numbers. What then is not JSON is replaced by
-    `note_for` the reason.
-    """
-    try:
-        return Encoded(dumps(value, what))
-    except NotSerializable:
-        pass
-    try:
-        return Encoded(dumps(_plain(value, lambda other: other), what))
-    except Exception as refused:
-        return note_for(refused, what)
-
-
-def note_for(refused: Exception, what: str) -> Encoded:
-    """Return what stands in place of a result that could not be stored; `Handle.result` raises its text."""
-    try:
-        why = str(refused)
-        return Encoded(dumps({NOTE: why}, what))
-    except Exception:
-        return Encoded(dumps({NOTE: f"{what} could not be stored ({type(refused).__name__})"}, what))
-
-
-def note_of(result: object) -> str | None:
-    """Return why a result was not stored; None for a result that was."""
-    if isinstance(result, dict) and len(result) == 1 and isinstance(result.get(NOTE), str):
-        return str(result[NOTE])
-    return None
-
-
-def as_progress(data: Mapping[str, object], most_bytes: int) -> tuple[dict[str, object], list[str]]:
-    """Return a beat as it can be stored, and the names of the fields that are not as they were given.
-
-    NaN and infinity become null, scalars of numpy and torch numbers; neither is named. Other values that JSON
-    does not have become their repr, cut short. The largest fields are left out until the rest has at most
-    `most_bytes`. Never raises: progress must not end the work that it is about.
-    """
-    changed: list[str] = []
-    try:
-        found = dict(data)
-        if len(dumps(found, "a beat")) <= most_bytes:
-            return found, []
-    except Exception:
-        found = {}  # What is wrong is found field by field.
-    texts: dict[str, str] = {}
-    for name, value in data.items():
-        replaced: list[object] = []
-
-        def shown(other: object, replaced: list[object] = replaced) -> str:
-            replaced.append(other)
-            return _shown(other)
-
-        try:
-            texts[name] = dumps(_plain(value, shown), name)
-        except Exception:
-            replaced.append(value)
-            texts[name] = dumps(_shown(value), name)
-        if replaced:
-            changed.append(name)
-    while sum(len(name) + len(text) for name, text in texts.items()) + 4 * len(texts) + 2 > most_bytes:
-        largest = max(texts, key=lambda name: len(texts[name]) + len(name))
-        del texts[largest]
-        changed.append(largest[:_SHOWN_CHARS])
-    return {_storable(name): json.loads(text) for name, text in texts.items()}, changed
-
-
-_SHOWN_CHARS = 200
-
-
-def _shown(value: object) -> str:
-    """The repr of `value`, cut short; what has none is named by its type."""
-    try:
-        return _storable(repr(value)[:_SHOWN_CHARS])
-    except Exception:
-        return f"<{_type_name(value)}>"
-
-
-def _storable(text: str) -> str:
-    """`text` as PostgreSQL can store it."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-
-
-def _plain(value: object, otherwise: Callable[[object], object], parents: tuple[int, ...] = ()) -> object:
-    """`value` with None for NaN and infinity, and Python's numbers for scalars that have `.item()`.
-
-    What is not JSON even so is replaced by `otherwise` of it.
+def walk(
+    value: object, bad: Callable[[object, str], object], path: str = "$", parents: tuple[int, ...] = ()
+) -> object:
+    """Return `value` with `bad(part, problem)` in place of each part that JSON does not have or PostgreSQL cannot
+    store.
     """
     if value is None or isinstance(value, (bool, int)):
         return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
     if isinstance(value, str):
-        return value if "\x00" not in value and _encodable(value) else otherwise(value)
+        # Both are legal in JSON and in Python, and PostgreSQL stores neither.
+        if "\x00" in value or not _encodable(value):
+            return bad(
+                value,
+                f"has text at {path} that PostgreSQL cannot store (a NUL character or half of a surrogate pair): "
+                "remove it, or encode the bytes as base64",
+            )
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return bad(value, f"has {value} at {path}: JSON knows only finite numbers; pass None instead")
+        return value
     if id(value) in parents:
-        return otherwise(value)
+        return bad(value, f"contains itself at {path}")
     inside = (*parents, id(value))
     if isinstance(value, dict):
-        return {
-            key if isinstance(key, str) else otherwise(key): _plain(item, otherwise, inside)
-            for key, item in value.items()
-        }
+        found = {}
+        for key, item in value.items():
+            if isinstance(key, str):
+                name = walk(key, bad, path)
+            else:
+                name = bad(key, f"has a key of type {type_name(key)} ({key!r}) at {path}: use str")
+            found[name] = walk(item, bad, f"{path}.{key}", inside)
+        return found
     if isinstance(value, (list, tuple)):
-        return [_plain(item, otherwise, inside) for item in value]
-    try:
-        scalar = value.item()  # type: ignore[attr-defined]
-    except Exception:
-        return otherwise(value)
-    return _plain(scalar, otherwise) if isinstance(scalar, (bool, int, float, str)) else otherwise(value)
+        return [walk(item, bad, f"{path}[{index}]", inside) for index, item in enumerate(value)]
+    return bad(
+        value,
+        f"has {type_name(value)} at {path}, which is not JSON: convert it to str, int, float, bool, None, list or "
+        "dict first",
+    )
 
 
 def as_object(value: object, what: str) -> dict[str, object]:
     """Return `value` as a dict; raises `NotSerializable` when it is no mapping."""
     if not isinstance(value, Mapping):
         raise NotSerializable(
-            f"{what} is {_type_name(value)}, and must be a JSON object: its keys become the handler's "
+            f"{what} is {type_name(value)}, and must be a JSON object: its keys become the handler's "
             'keyword arguments, e.g. {"n": 1}'
         )
     return dict(value)
-
-
-def _check(value: object, what: str, path: str, parents: tuple[int, ...]) -> None:
-    if value is None or isinstance(value, (bool, int)):
-        return
-    if isinstance(value, str):
-        # Both are legal in JSON and in Python, and PostgreSQL stores neither.
-        if "\x00" in value or not _encodable(value):
-            raise NotSerializable(
-                f"{what} has text at {path} that PostgreSQL cannot store (a NUL character or half of a "
-                "surrogate pair): remove it, or encode the bytes as base64"
-            )
-        return
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise NotSerializable(
-                f"{what} has {value} at {path}: JSON knows only finite numbers; pass None instead"
-            )
-        return
-    if id(value) in parents:
-        raise NotSerializable(f"{what} contains itself at {path}")
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise NotSerializable(
-                    f"{what} has a key of type {_type_name(key)} ({key!r}) at {path}: use str"
-                )
-            _check(key, what, path, ())
-            _check(item, what, f"{path}.{key}", (*parents, id(value)))
-        return
-    if isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            _check(item, what, f"{path}[{index}]", (*parents, id(value)))
-        return
-    raise NotSerializable(
-        f"{what} has {_type_name(value)} at {path}, which is not JSON: convert it to str, int, float, bool, "
-        "None, list or dict first"
-    )
 
 
 def _encodable(text: str) -> bool:
@@ -215,14 +111,10 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def _type_name(value: object) -> str:
+def type_name(value: object) -> str:
+    """Return the type of `value` as people write it."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def dumps_each(values: Sequence[object], what: str) -> list[str]:
-    """Return each of `values` as JSON text; errors name the position, e.g. `payloads[3]`."""
-    return [dumps(value, f"{what}[{index}]") for index, value in enumerate(values)]
 
 
 class Awaited(Protocol):

@@ -19,6 +19,8 @@ from gangq.client.settings import InstallationSettings, QueueSettings, TaskSetti
 from gangq.client.verb import (
     BigInt,
     BigInts,
+    Integers,
+    Json,
     Object,
     Objects,
     Query,
@@ -29,12 +31,10 @@ from gangq.client.verb import (
     Time,
     Verb,
     always,
-    aware,
     function_call,
-    in_steps,
     verb,
-    verb_with,
 )
+from gangq.client.views import Views
 from gangq.errors import InvalidInput
 
 _OF_FUNCTION = """
@@ -50,7 +50,7 @@ def _then_decide(
     report = yield from replace(first, steps=None)
     if not report.decide:
         return report
-    from gangq.client.passes import run_passes
+    from gangq.decider.passes import run_passes
 
     more = yield from run_passes()
     return report._replace(again=report.again or more)
@@ -173,7 +173,7 @@ class OperatorVerbs:
         `NotFound`.
         """
 
-    @in_steps
+    @verb
     def board(self) -> Steps[str]:
         """What a pass decides from, as JSON: `gangq.placement.board.Board.from_json` reads it."""
         found = yield Query("gangq.board", "select gangq.board()::text", {}, list, factory=tuple_row)
@@ -195,7 +195,13 @@ class OperatorVerbs:
         places that nothing of it uses. Raises `InvalidInput`, `WrongIsolation`.
         """
 
-    @verb_with(before=always(decides=True), then=_then_decide)
+    @verb
+    def preview(self, *, changes: Json, kinds: Integers) -> Any:
+        """What `plan` needs to edit a board as `changes` say, and does not find there: an object for each of them.
+        `kinds`: those that are on the board. Raises `InvalidInput`, `NotFound`.
+        """
+
+    @verb(before=always(decides=True), then=_then_decide)
     def tick(
         self, *, force: bool | None = None, turn: BigInt | None = None, decides: bool = True
     ) -> rows.TickReport:
@@ -214,14 +220,14 @@ class OperatorVerbs:
     def explain_job(self, *, job_id: BigInt) -> list[rows.Reason]:
         """Why a job does or does not run: what the last pass found, or what a claim needs. Raises `NotFound`."""
 
-    @in_steps
+    @verb
     def explain_now(
         self, *, gang_id: int | None = None, job_id: int | None = None
     ) -> Steps[list[rows.Reason]]:
         """The same as `explain_gang` or `explain_job`, with a decision made now, without effects, in place of the
         last pass's. Raises `NotFound`.
         """
-        from gangq.client.plans import explain_now_steps
+        from gangq.decider.previews import explain_now_steps
 
         if gang_id is not None:
             return (yield from explain_now_steps(OperatorVerbs.explain_gang(gang_id=gang_id)))
@@ -229,7 +235,7 @@ class OperatorVerbs:
             return (yield from explain_now_steps(OperatorVerbs.explain_job(job_id=job_id)))
         raise InvalidInput("explain_now: gang_id or job_id says which")
 
-    @in_steps
+    @verb
     def plan(self, *, changes: Sequence[Mapping[str, object]] | None = None) -> Steps[list[rows.PlanRow]]:
         """What the next pass would do after these changes, and without them: the same decision on another board,
         without effects. A change is an object: `{"add_workers": 2, "like": "w1"}` (or with `gpus`, `vram_mb`,
@@ -238,27 +244,18 @@ class OperatorVerbs:
         "maximum": {"gpus": 8}}}` (or `guaranteed`, `max_running_gangs`, `max_running_jobs`, `paused`), `{"submit":
         {...}}` with the arguments of `submit_gang`. Raises `InvalidInput`, `NotFound`.
         """
-        from gangq.client.plans import plan_steps
+        from gangq.decider.previews import plan_steps
 
         return (yield from plan_steps(list(changes or ())))
 
-    @in_steps
+    @verb
     def replay(
         self, *, since: datetime | None = None, until: datetime | None = None
     ) -> Steps[list[rows.ReplayRow]]:
         """Decide on the recorded boards of a stretch of time once more, here, and compare. For gangq_admin."""
-        from gangq.client.passes import ReplayedPass, again
+        from gangq.decider.passes import replayed
 
-        text = (
-            "select min(at) as at, min(digest) as digest, jsonb_agg(decisions order by at) as parts, "
-            "(array_agg(board) filter (where board is not null))[1] as board from gangq.passes "
-            "where at >= coalesce(%(since)s::timestamptz, '-infinity') "
-            "and at <= coalesce(%(until)s::timestamptz, 'infinity') "
-            "group by pass order by min(at)"
-        )
-        given = {"since": since and aware(since, "since"), "until": until and aware(until, "until")}
-        found = yield Query("gangq.passes", text, given, list)
-        return [again(ReplayedPass(**row)) for row in found]
+        return replayed((yield from Views.passes(since=since, until=until)))
 
     @verb
     def schema_version(
@@ -266,7 +263,7 @@ class OperatorVerbs:
     ) -> str:
         """Name of the newest applied migration."""
 
-    @in_steps
+    @verb
     def call(self, name: str, /, **arguments: object) -> Steps[Any]:
         """Call the SQL function `gangq.<name>` with arguments by its names for them, as psql does: for those that
         have no method here. Returns its value, or for one that returns rows a list of dicts.

@@ -33,23 +33,16 @@ class _Options(TypedDict, total=False):
 
 
 class SubmitOptions(_Options, total=False):
-    """Of jobs. None is as if it were left out.
-
-    - `vram_mb` (MiB on each GPU), `memory_mb`, `cpus`, `labels` (which the worker must carry): what a job needs.
-    - `selector`: conditions on the worker, such as "gpu=h100,!spot" (see `gangq.parse_selector`). `tolerates`: taints
-      it may run in spite of: "key", "key=value", "*".
-    - `model`: what it needs loaded; a worker that has it is preferred, any other may take it.
-    - `wait_for_hardware`: take it though no known worker of the queue could ever run it: one is still to come.
-    - `budget_s`: wall-clock seconds of an attempt. `max_attempts`, `max_crashes`, `max_trips`: then it fails.
-    """
+    """Of jobs, as `gangq.TaskOptions` explains them; `budget_s` is its `budget`. None is as if it were left out."""
 
 
 class SubmitGangOptions(_Options, total=False):
-    """Of a gang. None is as if it were left out. What `SubmitOptions` says holds for each member.
+    """Of a gang. None is as if it were left out. What `SubmitOptions` has holds for each member.
 
     - `payloads`: one to each rank. `roles`: in place of a size. `min_size`: how many of size are enough to start
       [size]. `name` of the gang.
-    - `strategy` [pack]: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each).
+    - `strategy` [pack]: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each),
+      linked (as pack; all GPUs of each member joined by NVLink or XGMI: it waits for such GPUs).
       `require`, `prefer`: a topology level (`configure`) of which all members must, or should, share one domain.
       `balanced`: evenly many on each host used. `apart`: gangs of one such name never share a host.
     - `failure_policy` [restart_gang]: restart_gang, restart_member (same rank, the others are told), shrink
@@ -81,18 +74,12 @@ class SubmitGangOptions(_Options, total=False):
     request_id: UUID | str | None
 
 
-class RegisterOptions(TypedDict, total=False):
-    """Of a worker. None is as if it were left out.
+GANG_ONLY = frozenset(SubmitGangOptions.__annotations__.keys() - SubmitOptions.__annotations__.keys())
+"""The options of a gang that single jobs do not have."""
 
-    - `light` [1]: how many light jobs run at once. `prefetch` [1]: how many light jobs it may hold. `labels` it
-      carries. `tasks` it can run [any].
-    - `taints` ("key" or "key=value") keep off every job that does not tolerate them; an operator's are added to them
-      (`set_taints`).
-    - `task_options`: per task, what it is declared with; submissions that do not say take it, and the newest
-      registration wins.
-    - `address` [the host]: where members of a gang reach it. `boot_id`, `pid`, `identity`: what proves it dead later.
-      `lease_s`: its own lease [the installation's].
-    """
+
+class RegisterOptions(TypedDict, total=False):
+    """Of a worker. None is as if it were left out."""
 
     light: int | None
     prefetch: int | None

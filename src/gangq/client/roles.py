@@ -9,7 +9,6 @@ from typing import Any
 from gangq.client.encoding import counted, dumps
 from gangq.client.selectors import Selector, as_selector
 from gangq.errors import InvalidInput
-from gangq.placement.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,8 @@ class Role:
     - `payload` goes to every member, or `payloads` one to each.
     - `gpus`, `vram_mb` (MiB on each), `memory_mb`, `cpus`, `labels`, `selector`, `tolerates`, `model`: what each
       member needs, as for a job.
-    - `strategy`: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each).
+    - `strategy`: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each),
+      linked (as pack; all GPUs of each member joined by NVLink or XGMI: it waits for such GPUs).
       `require`, `prefer`: a topology level of which the members of this role must, or should, share one domain.
       `balanced`: evenly many on each host used.
     - `budget_s`: wall-clock seconds an attempt may take.
@@ -56,10 +56,6 @@ class Role:
         if self.min is not None and not (isinstance(self.min, int) and 1 <= self.min <= self.count):
             raise InvalidInput(
                 f"role {self.name!r} has min {self.min!r} of {self.count}: 1 to count, or None for count"
-            )
-        if self.strategy is not None and self.strategy not in STRATEGIES:
-            raise InvalidInput(
-                f"role {self.name!r} has the strategy {self.strategy!r}: one of {', '.join(STRATEGIES)}"
             )
         if self.payload is not None and self.payloads is not None:
             raise InvalidInput(

@@ -680,6 +680,16 @@ class EventRow(NamedTuple):
     actor: str | None
 
 
+class PassRow(NamedTuple):
+    """A part of a pass that decided something. `board`: what was seen, in the first part and if it was recorded."""
+
+    at: datetime
+    pass_: int
+    digest: str | None
+    decisions: list[dict[str, Any]]
+    board: dict[str, Any] | None
+
+
 class LogRow(NamedTuple):
     """A piece of an attempt's output, in the order of `seq`."""
 

@@ -7,7 +7,7 @@ must hold. As data, the list of conditions that SQL takes: [{"key": "gpu", "op":
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from gangq.errors import InvalidInput
@@ -17,9 +17,8 @@ Selector = str | Sequence[str | Mapping[str, Any]]
 
 OPERATORS = ("=", "!=", "in", "notin", "exists", "absent", "<", "<=", ">", ">=")
 
-_TOKEN = re.compile(
-    r'(?P<sign>!=|==|<=|>=|[=<>!(),])|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<word>[^\s=<>!(),"]+)|(?P<wrong>\S)'
-)
+_BARE = r"[^\s=<>!(),\"]"
+_WORD = re.compile(rf'"(?:[^"\\]|\\.)*"|{_BARE}+')
 _EXAMPLE = '"gpu=h100,zone!=eu,rack in (a,b),nvme,!spot,driver>=550"'
 
 
@@ -53,96 +52,75 @@ def parse_selector(text: str, what: str = "selector") -> list[dict[str, Any]]:
     `key in (a, b)`, `key notin (a, b)`, or `key>=number` with <, <=, >, >=. What has blanks, commas or signs in
     it stands in double quotes. `host` and `worker` are keys too. Raises `InvalidInput`, naming the place.
     """
-    return _Reader(text, what).conditions()
+    left = _Text(text, what)
+    found = [left.condition()]
+    while left.take(","):
+        found.append(left.condition())
+    if left.rest:
+        left.fail("a comma missing, or quotation marks around a value with blanks")
+    return found
 
 
-class _Reader:
-    """Reads one text; a token is its kind (sign, word or quoted), its text and where it starts."""
+class _Text:
+    """A selector as text, read from the left: what was taken is no longer part of `rest`."""
 
     def __init__(self, text: str, what: str) -> None:
         self._text = text
         self._what = what
-        self._tokens = list(self._scan())
-        self._at = 0
+        self.rest = text.lstrip()
 
-    def _scan(self) -> Iterator[tuple[str, str, int]]:
-        for match in _TOKEN.finditer(self._text):
-            kind, token = str(match.lastgroup), match[str(match.lastgroup)]
-            if kind == "wrong":
-                self._fail("a quotation mark that is never closed", match.start())
-            yield kind, re.sub(r"\\(.)", r"\1", token) if kind == "quoted" else token, match.start()
-
-    def conditions(self) -> list[dict[str, Any]]:
-        found = [self._condition()]
-        while self._sign(","):
-            found.append(self._condition())
-        if self._at < len(self._tokens):
-            self._fail("a comma missing, or quotation marks around a value with blanks")
+    def take(self, pattern: str | re.Pattern[str]) -> str:
+        match = re.match(pattern, self.rest)
+        found = match[0] if match else ""
+        self.rest = self.rest[len(found) :].lstrip()
         return found
 
-    def _condition(self) -> dict[str, Any]:
-        if self._sign("!"):
-            return _condition(self._name("a key"), "absent")
-        key = self._name("a key")
-        negated = self._word("not")
-        if self._word("in"):
-            return _condition(key, "notin" if negated else "in", *self._list())
+    def condition(self) -> dict[str, Any]:
+        if self.take("!(?!=)"):
+            return _condition(self.word("a key"), "absent")
+        key = self.word("a key")
+        negated = self.take(rf"not(?!{_BARE})")
+        if self.take(rf"in(?!{_BARE})"):
+            return _condition(key, "notin" if negated else "in", *self.words())
         if negated:
-            self._fail("'in' missing after 'not'")
-        if self._word("notin"):
-            return _condition(key, "notin", *self._list())
-        for sign in ("=", "==", "!="):
-            if self._sign(sign):
-                return _condition(key, "!=" if sign == "!=" else "=", self._name("a value"))
-        for sign in ("<=", ">=", "<", ">"):
-            if self._sign(sign):
-                return _condition(key, sign, self._number())
-        return _condition(key, "exists")
+            self.fail("'in' missing after 'not'")
+        if self.take(rf"notin(?!{_BARE})"):
+            return _condition(key, "notin", *self.words())
+        sign = self.take("==|!=|<=|>=|[=<>]")
+        if sign in ("=", "==", "!="):
+            return _condition(key, "!=" if sign == "!=" else "=", self.word("a value"))
+        return _condition(key, sign, self.number()) if sign else _condition(key, "exists")
 
-    def _list(self) -> list[str]:
-        if not self._sign("("):
-            self._fail("'(' missing: in takes a list, as in rack in (a, b)")
-        values = [self._name("a value")]
-        while self._sign(","):
-            values.append(self._name("a value"))
-        if not self._sign(")"):
-            self._fail("')' missing")
+    def words(self) -> list[str]:
+        if not self.take(r"\("):
+            self.fail("'(' missing: in takes a list, as in rack in (a, b)")
+        values = [self.word("a value")]
+        while self.take(","):
+            values.append(self.word("a value"))
+        if not self.take(r"\)"):
+            self.fail("')' missing")
         return values
 
-    def _number(self) -> int | float:
-        at = self._at
-        text = self._name("a number")
+    def number(self) -> int | float:
+        before = self.rest
+        text = self.word("a number")
         if re.fullmatch(r"[+-]?\d+", text, re.ASCII):
             return int(text)
         if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", text, re.ASCII):
-            self._at = at
-            self._fail(f"{text!r} where a number belongs: only numbers are compared; text has = and in")
+            self.rest = before
+            self.fail(f"{text!r} where a number belongs: only numbers are compared; text has = and in")
         return float(text)
 
-    def _name(self, what: str) -> str:
-        kind, token, _ = self._peek()
-        if kind not in ("word", "quoted"):
-            self._fail(f"{what} missing")
-        self._at += 1
-        return token
+    def word(self, what: str) -> str:
+        found = self.take(_WORD)
+        if not found:
+            self.fail(f"{what} missing")
+        return re.sub(r"\\(.)", r"\1", found[1:-1]) if found[0] == '"' else found
 
-    def _sign(self, sign: str) -> bool:
-        return self._take("sign", sign)
-
-    def _word(self, word: str) -> bool:
-        return self._take("word", word)
-
-    def _take(self, kind: str, token: str) -> bool:
-        found = self._peek()[:2] == (kind, token)
-        self._at += found
-        return found
-
-    def _peek(self) -> tuple[str, str, int]:
-        return self._tokens[self._at] if self._at < len(self._tokens) else ("end", "", len(self._text))
-
-    def _fail(self, problem: str, at: int | None = None) -> NoReturn:
-        at = self._peek()[2] if at is None else at
-        where = "at its end" if at >= len(self._text) else f"at {self._text[at : at + 20]!r}"
+    def fail(self, problem: str) -> NoReturn:
+        if self.rest[:1] == '"' and not _WORD.match(self.rest):
+            problem = "a quotation mark that is never closed"
+        where = f"at {self.rest[:20]!r}" if self.rest else "at its end"
         raise InvalidInput(f"{self._what} {self._text!r} has {problem} {where}; write it like {_EXAMPLE}")
 
 

@@ -14,24 +14,24 @@ from dataclasses import replace
 from typing import Any, Unpack
 from uuid import UUID
 
-from psycopg.rows import tuple_row
-
 from gangq.client import rows
-from gangq.client.encoding import dumps
 from gangq.client.options import SubmitGangOptions, SubmitOptions
 from gangq.client.verb import (
     After,
+    BigInt,
     BigInts,
     Json,
     Payloads,
     Query,
     Real,
+    SentIds,
+    SentJson,
+    SentJsons,
+    SentTime,
     Steps,
     Time,
     Verb,
-    function_call,
-    in_steps,
-    verb_with,
+    verb,
 )
 from gangq.errors import Busy, InvalidInput
 
@@ -105,49 +105,24 @@ def _in_batches(
         asked = verb.build(**{**given, "job_ids": jobs, "gang_ids": gangs})
 
 
-def _of_a_child(verb: Verb[..., Any], arguments: Mapping[str, object]) -> dict[str, object]:
-    """What a job sent, as arguments of the SQL function: it may send anything."""
-    known = verb.parameters.keys() - {"connection"}
-    unknown = sorted(arguments.keys() - known)
-    if unknown:
-        raise InvalidInput(f"{verb.name} has no argument {unknown[0]!r}")
-    options = arguments.get("options")
+def _before_submit_child(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
+    given["request_id"] = given.get("request_id") or new_request_id()
+
+
+def _before_submit_child_gang(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
+    options = given.get("options") or {}
     try:
         options = json.loads(options) if isinstance(options, str) else options
-    except ValueError as problem:
-        raise InvalidInput(f"the options of {verb.name} are not JSON: {problem}") from problem
-    if not isinstance(options, dict | None):
-        raise InvalidInput(f"the options of {verb.name} are no JSON object")
-    options = options or {}
-    said = arguments if "request_id" in known else options
-    asked = {"request_id": said.get("request_id") or new_request_id()}
-    sent = {name: value for name, value in arguments.items() if value is not None}
-    if said is arguments:
-        return {**sent, **asked, "options": dumps(options, "options")}
-    return {**sent, "options": dumps({**options, **asked}, "options")}
-
-
-def _submit_child(
-    verb: Verb[..., Any], arguments: Mapping[str, object], job_id: int, token: int
-) -> Query[Any]:
-    given = {**_of_a_child(verb, arguments), "job_id": job_id, "token": token}
-    types = {name: verb.types[name].type if name in verb.types else "bigint" for name in given}
-    name = verb.name.replace("submit", "submit_child")
-    if name == "submit_child":
-        text = function_call(name, name, types)
-        return Query(
-            f"gangq.{name}", text, given, lambda found: [row[0] for row in found], None, tuple_row, True
-        )
-    text = function_call(name, rows.columns(rows.GangSubmitted), types)
-    return Query(
-        f"gangq.{name}", text, given, lambda found: rows.GangSubmitted(*found[0]), None, tuple_row, True
-    )
+    except ValueError:
+        return  # The database refuses it.
+    if isinstance(options, dict):
+        given["options"] = {**options, "request_id": options.get("request_id") or new_request_id()}
 
 
 class SubmitterVerbs:
     """Verbs of submitters: work enters, and is called off."""
 
-    @verb_with(before=_before_submit, repeatable=True)
+    @verb(before=_before_submit, repeatable=True)
     def submit(
         self,
         *,
@@ -175,7 +150,7 @@ class SubmitterVerbs:
         not READ COMMITTED).
         """
 
-    @verb_with(before=_before_submit_gang, repeatable=True)
+    @verb(before=_before_submit_gang, repeatable=True)
     def submit_gang(
         self,
         *,
@@ -201,7 +176,7 @@ class SubmitterVerbs:
         all hardware known), `NotFound`, `TooLarge`, `WrongState` (the queue is draining), `Busy`, `WrongIsolation`.
         """
 
-    @verb_with(before=_before_submit, repeatable=True)
+    @verb(before=_before_submit, repeatable=True)
     def submit_unique(
         self,
         *,
@@ -227,7 +202,7 @@ class SubmitterVerbs:
         and what is raised, is as in `submit`.
         """
 
-    @verb_with(before=_before_submit_gang, repeatable=True)
+    @verb(before=_before_submit_gang, repeatable=True)
     def submit_unique_gang(
         self,
         *,
@@ -246,26 +221,47 @@ class SubmitterVerbs:
     ) -> rows.UniqueGangSubmitted:
         """Submit a gang, unless `unique_key` stands for one already; see `submit_unique` and `submit_gang`."""
 
-    @in_steps
-    def submit_child(self, *, job_id: int, token: int, arguments: Mapping[str, object]) -> Steps[list[int]]:
+    @verb(before=_before_submit_child, repeatable=True)
+    def submit_child(
+        self,
+        *,
+        job_id: BigInt,
+        token: BigInt,
+        task: str,
+        queue: str | None = None,
+        payloads: SentJsons | None = None,
+        priority: int | None = None,
+        gpus: int | None = None,
+        due_at: SentTime | None = None,
+        after: SentIds | None = None,
+        request_id: UUID | str | None = None,
+        options: SentJson | None = None,
+    ) -> list[int]:
         """Submit jobs for a job that this worker runs, on behalf of its submitter; return their ids.
 
-        `arguments`: those of the SQL function submit. Raises `StaleToken`, and what `submit` raises.
+        The job has encoded the arguments: they are the parameters of its own query. Raises `StaleToken`, and what
+        `submit` raises.
         """
-        ids: list[int] = yield from _submit_child(SubmitterVerbs.submit, arguments, job_id, token)
-        return ids
 
-    @in_steps
+    @verb(before=_before_submit_child_gang, repeatable=True)
     def submit_child_gang(
-        self, *, job_id: int, token: int, arguments: Mapping[str, object]
-    ) -> Steps[rows.GangSubmitted]:
-        """Submit a gang for a job that this worker runs; see `submit_child`, and the SQL function submit_gang."""
-        gang: rows.GangSubmitted = yield from _submit_child(
-            SubmitterVerbs.submit_gang, arguments, job_id, token
-        )
-        return gang
+        self,
+        *,
+        job_id: BigInt,
+        token: BigInt,
+        task: str | None = None,
+        size: int | None = None,
+        queue: str | None = None,
+        payload: SentJson | None = None,
+        priority: int | None = None,
+        gpus: int | None = None,
+        due_at: SentTime | None = None,
+        after: SentIds | None = None,
+        options: SentJson | None = None,
+    ) -> rows.GangSubmitted:
+        """Submit a gang for a job that this worker runs; see `submit_child`."""
 
-    @verb_with(then=_in_batches)
+    @verb(then=_in_batches)
     def cancel(
         self,
         *,
@@ -279,14 +275,14 @@ class SubmitterVerbs:
         given.
         """
 
-    @verb_with(then=_in_batches)
+    @verb(then=_in_batches)
     def retry(self, *, job_ids: BigInts = (), gang_ids: BigInts = ()) -> list[rows.StateChange]:
         """Run jobs and gangs that failed or were cancelled again, under their ids. Raises `NotFound`,
         `WrongState`, and `Busy` for what another transaction holds for 2 s. Some hundreds at a time, each in a
         transaction of its own.
         """
 
-    @verb_with(then=_in_batches)
+    @verb(then=_in_batches)
     def set_priority(
         self, *, priority: int, job_ids: BigInts = (), gang_ids: BigInts = ()
     ) -> list[rows.StateChange]:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 from psycopg.abc import PQGen
 
-from gangq.client import core
-from gangq.client.base import Attempts, BaseClient
+from gangq.client import base, core
+from gangq.client.base import Attempts, BaseClient, Calls
 from gangq.client.verb import Query, Steps
 from gangq.client.verbs import Verbs
-from gangq.errors import GangqError
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
@@ -48,15 +47,6 @@ class Connection(psycopg.Connection[Any]):
         self.used_at = time.time()
         return answer
 
-    @contextlib.contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """Statements here have `seconds` from now on to be answered."""
-        self.deadline = core.Deadline(seconds)
-        try:
-            yield
-        finally:
-            self.deadline = None
-
 
 def run(conn: psycopg.Connection[Any], query: Query[R]) -> R:
     """Send one query over a connection."""
@@ -65,27 +55,25 @@ def run(conn: psycopg.Connection[Any], query: Query[R]) -> R:
         return query.read(cursor.execute(query.text.encode(), query.params).fetchall())
 
 
+def finish(calls: Calls[R]) -> R:
+    """Carry out what both clients do."""
+    result: Any = None
+    try:
+        while True:
+            result = calls.send(result)
+    except StopIteration as end:
+        returned: R = end.value
+        return returned
+
+
 def in_steps(
     send: Callable[[Query[Any]], Any],
     steps: Steps[R],
     answer: Any = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> R:
-    """Send one query after the other, each made from the answers to those before; errors are raised in `steps`.
-    `answer`: to the last query of it.
-    """
-    problem: GangqError | None = None
-    while True:
-        try:
-            step = steps.send(answer) if problem is None else steps.throw(problem)
-        except StopIteration as end:
-            result: R = end.value
-            return result
-        answer = problem = None
-        try:
-            answer = pause(step) if isinstance(step, float) else send(step)
-        except GangqError as e:
-            problem = e
+    """Carry out `steps`, whose queries `send` sends. `answer`: to a query that they have given already."""
+    return finish(base.in_steps(send, pause, steps, answer))
 
 
 class Client(Verbs, BaseClient):
@@ -103,6 +91,8 @@ class Client(Verbs, BaseClient):
       `request_id` keeps it from being carried out twice.
     - `prepare`: use prepared statements; None: unless GANGQ_PREPARE=off. Where they turn out not to last (PgBouncer
       in transaction mode before 1.21) the client goes on without them by itself.
+    - `through`: the context of a job. `submit` and `submit_gang` then go through the job's worker, on behalf of
+      whoever submitted the job, and every other verb raises `InvalidInput`, unless it is given a `connection`.
 
     Connects at the first call and reconnects by itself. Methods are named as the SQL functions, take their
     arguments by keyword, and return named tuples (`gangq.client.rows`). Every error is a `GangqError`:
@@ -111,6 +101,8 @@ class Client(Verbs, BaseClient):
     """
 
     _pool: ConnectionPool[Connection] | None
+    _execute_on = staticmethod(run)
+    _pause = staticmethod(time.sleep)
 
     def __enter__(self) -> Client:
         return self
@@ -122,11 +114,7 @@ class Client(Verbs, BaseClient):
 
     def close(self) -> None:
         """Close the connections; calls in progress finish. A later call connects again."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-            self._closed = pool
-        if pool is not None:
-            pool.close()
+        finish(self._shut())
 
     def connect_listener(self) -> Connection:
         """Return a new connection of its own, autocommit, for LISTEN; the caller closes it."""
@@ -143,24 +131,18 @@ class Client(Verbs, BaseClient):
 
     def execute(self, query: Query[R] | Steps[R]) -> R:
         """Carry out a query of `gangq.client.verbs`, or several in steps; the verbs do just this."""
-        if not isinstance(query, Query):
-            return in_steps(self.execute, query)
-        if query.steps is not None:
-            return in_steps(self.execute, query.steps())
-        if query.connection is not None:
-            conn = core.unwrap(query.connection, psycopg.Connection)
-            try:
-                return run(conn, query)
-            except psycopg.Error as e:
-                raise self.target.failed(e, query.name) from e
-        attempts = Attempts(self, query)
-        while True:
-            try:
-                with self._lent() as lent:
-                    lent.deadline = attempts.begin()
-                    return run(lent, query)
-            except (psycopg.Error, GangqError) as e:
-                attempts.failed(e)
+        return finish(self._carry_out(query))
+
+    def _execute_pooled(self, query: Query[R], attempts: Attempts) -> R:
+        with self._lent() as lent:
+            lent.deadline = attempts.begin()
+            return run(lent, query)
+
+    def _unwrap(self, given: object) -> Any:
+        return core.unwrap(given, psycopg.Connection)
+
+    def _wait_for(self, function: Callable[..., R], *args: Any) -> R:
+        return function(*args)
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[Connection]:
@@ -173,49 +155,13 @@ class Client(Verbs, BaseClient):
         if self._sizes[1] == 1:
             self._busy.add(me)
         try:
-            pool, conn = self._borrow()
+            pool, conn = finish(self._borrow())
             try:
                 yield conn
             finally:
-                conn.deadline = None
-                pool.putconn(conn)
-                if conn.closed:
-                    self._drop(pool)
+                finish(self._give_back(pool, conn))
         finally:
             self._busy.discard(me)
-
-    def _borrow(self) -> tuple[ConnectionPool[Connection], Connection]:
-        from psycopg_pool import PoolClosed, PoolTimeout
-
-        while True:
-            pool = self._open()
-            try:
-                conn = pool.getconn()
-            except PoolTimeout:
-                raise self._no_connection() from None
-            except PoolClosed:
-                if pool is self._closed:
-                    raise self._closed_meanwhile() from None
-                continue  # Another call has found a connection of it broken.
-            if not self._prepare:
-                conn.prepare_threshold = None
-            try:
-                if core.doubtful(conn, conn.used_at):
-                    with conn.within(self._connect_s):
-                        conn.execute("")
-                return pool, conn
-            except psycopg.Error:
-                pool.putconn(conn)
-                self._drop(pool)
-
-    def _drop(self, pool: ConnectionPool[Connection]) -> None:
-        """What broke one connection broke those that are idle. The next call says at once whether there is a server,
-        for which it would wait in this pool.
-        """
-        with self._lock:
-            if self._pool is pool:
-                self._pool = None
-        pool.close(timeout=0.1)
 
     def _open(self) -> ConnectionPool[Connection]:
         from psycopg_pool import ConnectionPool
@@ -237,11 +183,3 @@ class Client(Verbs, BaseClient):
             return Connection.connect(**{**self._connect_args, **more})
         except psycopg.Error as e:
             raise self.target.unreachable(e) from e
-
-    def _no_connection(self) -> GangqError:
-        """Why the pool had none: ask the server itself, since the pool does not tell."""
-        try:
-            self._connect(connect_timeout=3).close()
-        except GangqError as e:
-            return e
-        return self._exhausted()

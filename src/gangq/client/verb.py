@@ -1,8 +1,9 @@
 """What a declaration of a verb means: its SQL text, its casts and its answer come from the annotations.
 
-A verb is declared as a method of `gangq.client.verbs.Verbs`, by name and arguments of the SQL function or the view.
-Called on a client it is carried out; called on the class it only builds the `Query`. An argument left at None is not
-sent, so that the database's default holds and an older schema that lacks it still answers.
+A verb is declared with :func:`verb` as a method of `gangq.client.verbs.Verbs`, by the name and the arguments of the
+SQL function, or with the conditions on a view. Called on a client it is carried out; called on the class it only
+builds the `Query`. An argument left at None is not sent, so that the database's default holds and an older schema
+that lacks it still answers.
 """
 
 from __future__ import annotations
@@ -74,10 +75,14 @@ class Query(Generic[R]):
 
 
 class Sql(NamedTuple):
-    """The SQL type of an argument, and what makes its value of Python's (None: it is sent as it is)."""
+    """The SQL type of an argument, and what makes its value of Python's (None: it is sent as it is).
+
+    `condition`: what an argument of a view means (None: the column of its name equals it, or is one of a list).
+    """
 
     type: str
     encode: Callable[[Any, str], object] | None = None
+    condition: str | None = None
 
 
 def integers(values: Sequence[int], _what: str) -> str:
@@ -86,7 +91,7 @@ def integers(values: Sequence[int], _what: str) -> str:
 
 
 def _results(values: Sequence[object | None], what: str) -> list[str | None] | None:
-    # None at all are said by leaving them out: most jobs have none, and an array of them takes its time.
+    # Most jobs return nothing. Then the argument is left out, because an array of nulls takes time.
     if all(value is None for value in values):
         return None
     return [
@@ -126,6 +131,16 @@ def _storable(chunks: Sequence[str], _what: str) -> list[str]:
     return [chunk.replace("\x00", "\N{REPLACEMENT CHARACTER}") for chunk in chunks]
 
 
+def _one_or_several(values: str | Sequence[str], _what: str) -> str | list[str] | None:
+    # Of one state an index knows the newest; of several it only knows which there are.
+    found = [values] if isinstance(values, str) else [*values]
+    return found if found[1:] else next(iter(found), None)
+
+
+def _sent(value: Any, what: str) -> str:
+    return value if isinstance(value, str) else dumps(value, what)
+
+
 BigInt = Annotated[int, Sql("bigint")]
 Real = Annotated[float, Sql("real")]
 Numeric = Annotated[float, Sql("numeric")]
@@ -137,11 +152,24 @@ Objects = Annotated[Sequence[Mapping[str, Any]], Sql("jsonb", _objects)]
 Payloads = Annotated[Sequence[object], Sql("jsonb[]", dumps_each)]
 Results = Annotated[Sequence[object | None], Sql("jsonb[]", _results)]
 BigInts = Annotated[Sequence[int], Sql("bigint[]", integers)]
-State = Annotated[str | Sequence[str], Sql("text")]
+State = Annotated[str | Sequence[str], Sql("text", _one_or_several)]
 Integers = Annotated[Sequence[int], Sql("integer[]", integers)]
 Texts = Annotated[Sequence[str], Sql("text[]", texts)]
 Chunks = Annotated[Sequence[str], Sql("text[]", _storable)]
 After = Annotated[Sequence[int | Awaited], Sql("bigint[]", awaited_ids)]
+
+# Conditions on a view.
+Ids = Annotated[Sequence[int], Sql("bigint[]", integers, "id = any ({})")]
+AfterId = Annotated[int, Sql("bigint", None, "id > {}")]
+AfterSeq = Annotated[int, Sql("integer", None, "seq > {}")]
+Since = Annotated[datetime, Sql("timestamptz", aware, "at >= {}")]
+Until = Annotated[datetime, Sql("timestamptz", aware, "at <= {}")]
+
+# What a job has encoded before it sent it to its worker.
+SentTime = Annotated[datetime | str, Sql("timestamptz")]
+SentJson = Annotated[Mapping[str, Any] | str, Sql("jsonb", _sent)]
+SentJsons = Annotated[Sequence[str], Sql("jsonb[]")]
+SentIds = Annotated[str, Sql("bigint[]")]
 
 _PLAIN = {int: "integer", str: "text", bool: "boolean", bytes: "bytea", UUID: "uuid"}
 _OF_MORE = {"options": Sql("jsonb", _options), "settings": Sql("jsonb", _settings)}
@@ -175,7 +203,22 @@ def always(**values: object) -> Before:
 
 
 class Verb(Generic[P, R]):
-    """A declared verb. Called on `Verbs`, it builds its `Query`."""
+    """A declared verb. Called on `Verbs`, it builds its `Query`.
+
+    What it returns is declared, and decides what is selected and how the rows are read:
+
+    ======================  =========================  ================================
+    declared                selected                   returned
+    ======================  =========================  ================================
+    a row type              its columns                the first row, None if there is none
+    a list of a row type    its columns                all rows
+    one with `of_rows`      its `select_list()`        what `of_rows` makes of the rows
+    a dict                  id and state               a dict of them
+    None                    1                          None
+    a list of values        the column of the function a list of them
+    a value                 the column of the function the value, None if there is none
+    ======================  =========================  ================================
+    """
 
     def __init__(
         self,
@@ -307,13 +350,13 @@ class Verb(Generic[P, R]):
 
 
 class View(Verb[P, R]):
-    """A verb that reads a view. Each argument is a condition on the column of its name, and all that are given must
-    hold: `ids` is any of them, `since` is not before, `after_seq` is a `seq` beyond, several states are any of them.
+    """A verb that reads a view. Each argument that is given is a condition, and all of them must hold; `limit` is how
+    many rows are read at most.
     """
 
-    def __init__(self, declared: Callable[Concatenate[Any, P], R], view: str | None, order: str) -> None:
+    def __init__(self, declared: Callable[Concatenate[Any, P], R], view: str, order: str) -> None:
         super().__init__(declared)
-        self._view = view or self.name
+        self._view = view
         self._order = order
 
     def build(self, *args: Any, **given: Any) -> Query[Any]:
@@ -322,9 +365,11 @@ class View(Verb[P, R]):
         limit = given.pop("limit", self.parameters["limit"].default if "limit" in self.parameters else None)
         params, conditions = {}, []
         for name, value in given.items():
-            if value is not None and not (name == "state" and not value):
-                params[name], condition = self._condition(name, value)
-                conditions.append(condition)
+            sql = self.types[name]
+            encoded = value if value is None or sql.encode is None else sql.encode(value, name)
+            if encoded is not None:
+                params[name] = encoded
+                conditions.append(_condition(name, sql, isinstance(encoded, list)))
         select, read, factory = self._answer
         text = f"select {select} from gangq.{self._view}"  # noqa: S608 - names of this package only
         text += f" where {' and '.join(conditions)}" if conditions else ""
@@ -332,23 +377,12 @@ class View(Verb[P, R]):
         text += f" limit {int(limit)}" if limit is not None else ""
         return Query(f"gangq.{self._view}", text, params, read, factory=factory)
 
-    def _condition(self, name: str, value: Any) -> tuple[object, str]:
-        kind, encode = self.types[name]
-        value = value if encode is None else encode(value, name)
-        if name == "ids":
-            return value, "id = any (%(ids)s::bigint[])"
-        if kind == "text" and not isinstance(value, str):
-            # Of one state an index knows the newest; of several it only knows which there are.
-            if len(value) > 1:
-                return list(value), f"{name} = any (%({name})s::text[])"
-            value = value[0]
-        cast = "" if kind == "text" else f"::{kind}"
-        column, sign = name.rstrip("_"), "="
-        if name == "since":
-            column, sign = "at", ">="
-        elif name.startswith("after_"):
-            column, sign = name.removeprefix("after_"), ">"
-        return value, f"{column} {sign} %({name})s{cast}"
+
+def _condition(name: str, sql: Sql, several: bool) -> str:
+    if several:
+        return f"{name} = any (%({name})s::{sql.type}[])"
+    value = f"%({name})s" if sql.type == "text" else f"%({name})s::{sql.type}"
+    return sql.condition.format(value) if sql.condition else f"{name.rstrip('_')} = {value}"
 
 
 class InSteps(Verb[P, R]):
@@ -372,36 +406,42 @@ def show_answer(steps: Callable[..., Steps[Any]]) -> None:
         steps.__annotations__["return"] = answer.removeprefix("Steps[").removesuffix("]")
 
 
-def verb(declared: Callable[Concatenate[Any, P], R]) -> Verb[P, R]:
-    """Declare a SQL function."""
-    return Verb(declared)
+@overload
+def verb(declared: Callable[Concatenate[Any, P], Steps[R]], /) -> Verb[P, R]: ...
+@overload
+def verb(declared: Callable[Concatenate[Any, P], R], /) -> Verb[P, R]: ...
+@overload
+def verb(
+    *,
+    before: Before | None = None,
+    then: Then | None = None,
+    repeatable: bool = False,
+    view: str = "",
+    order: str = "",
+) -> Callable[[Callable[Concatenate[Any, P], R]], Verb[P, R]]: ...
+def verb(
+    declared: Callable[..., Any] | None = None,
+    /,
+    *,
+    before: Before | None = None,
+    then: Then | None = None,
+    repeatable: bool = False,
+    view: str = "",
+    order: str = "",
+) -> Any:
+    """Declare a verb: a SQL function of its name; a generator of the steps that it takes; or with `view` what reads
+    that view, in this `order`.
 
+    - `before` changes what is sent. `then` is what follows the first query.
+    - `repeatable`: the database carries a call out once however often it is sent.
+    """
 
-def verb_with(
-    *, before: Before | None = None, then: Then | None = None, repeatable: bool = False
-) -> Callable[[Callable[Concatenate[Any, P], R]], Verb[P, R]]:
-    """Declare a SQL function of which more is to be said."""
+    def declare(declared: Callable[..., Any]) -> Verb[..., Any]:
+        if inspect.isgeneratorfunction(declared):
+            return InSteps(declared)
+        return View(declared, view, order) if view else Verb(declared, before, then, repeatable)
 
-    def declare(declared: Callable[Concatenate[Any, P], R]) -> Verb[P, R]:
-        return Verb(declared, before, then, repeatable)
-
-    return declare
-
-
-def view(
-    order: str = "", view: str | None = None
-) -> Callable[[Callable[Concatenate[Any, P], R]], View[P, R]]:
-    """Declare a view [its name is the verb's]."""
-
-    def declare(declared: Callable[Concatenate[Any, P], R]) -> View[P, R]:
-        return View(declared, view, order)
-
-    return declare
-
-
-def in_steps(declared: Callable[Concatenate[Any, P], Steps[R]]) -> Verb[P, R]:
-    """Declare a verb of several statements."""
-    return InSteps(declared)
+    return declare if declared is None else declare(declared)
 
 
 def function_call(name: str, select: str, types: Mapping[str, str]) -> str:

@@ -24,7 +24,6 @@ from gangq.client.verb import (
     Texts,
     always,
     verb,
-    verb_with,
 )
 
 
@@ -133,10 +132,10 @@ class WorkerVerbs:
     ) -> rows.CompletedAndClaimed:
         """Finish jobs as done and take the next, in one round trip: :func:`complete`, then :func:`claim`.
 
-        The completion waits for nobody but its own gangs; what would keep the claim waiting is not claimed. So when
-        nothing was, call :func:`claim` with the same `request_id` before going to sleep. An error changed nothing:
-        say the two apart. A placed job that is done here fills its place again, if that is still open. `quiet`:
-        `outcomes` leaves out the jobs that are done by this call.
+        The completion waits only for the gangs of its jobs, and the claim skips what another transaction has locked.
+        If nothing was claimed, call :func:`claim` with the same `request_id` before going to sleep. On an error
+        nothing was changed; call `complete` and `claim` separately. A placed job that is done here fills its place
+        again, if that is still open. `quiet`: `outcomes` leaves out the jobs that are done by this call.
         """
 
     @verb
@@ -148,10 +147,12 @@ class WorkerVerbs:
         error: Object | None = None,
         retryable: bool = True,
         cause: str = "error",
+        retry_in_s: Real | None = None,
         connection: object | None = None,
     ) -> str:
         """Report a failed attempt; return the new state.
 
+        `retry_in_s`: a single job waits so long before its next attempt [the queue's backoff].
         `cause` is "error", or "port_taken" when a member's rendezvous port was: then its attempt is given back.
         `error`: type, message, traceback, host, log_tail. Raises `StaleToken`.
         """
@@ -187,11 +188,11 @@ class WorkerVerbs:
     def retire_worker(self, *, incarnation: BigInt, final: bool = True) -> None:
         """Stop as asked: `final` False takes nothing new, True is gone and what it held is released."""
 
-    @verb_with(before=always(device_class=""))
+    @verb(before=always(device_class=""))
     def watch_terms(self, *, task: str, device_class: str = "", queue: str | None = None) -> rows.WatchTerms:
         """What the watchdogs allow jobs of this task. `device_class`: model of the devices, "" without."""
 
-    @verb_with(before=always(device_class=""))
+    @verb(before=always(device_class=""))
     def learn_gap(self, *, task: str, device_class: str = "", longest_s: Real, beats: BigInt) -> None:
         """Say how long the beats of a task stayed away before they came back (the longest gap is kept, seconds), and
         how many beats were seen. Raises `InvalidInput`.

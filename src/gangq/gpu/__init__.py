@@ -7,8 +7,8 @@ from gangq.gpu.device import Device, Driver, Source
 from gangq.gpu.faults import REMEDIES, Bucket, Fault
 from gangq.gpu.memory import ContainerMemory, container_memory
 from gangq.gpu.reading import DeviceEvent, DeviceReading
-from gangq.gpu.sampler import DeviceSampler, HostSampler
-from gangq.gpu.sampler_process import SamplerProcess, device_sampler
+from gangq.gpu.sampler import DeviceSampler
+from gangq.gpu.sampler_process import SamplerProcess
 from gangq.gpu.xid import XIDS, xid
 
 __all__ = [
@@ -25,13 +25,11 @@ __all__ = [
     "Driver",
     "DriverUnavailable",
     "Fault",
-    "HostSampler",
     "SamplerProcess",
     "Source",
     "container_memory",
     "declared_uuid",
     "detect",
-    "device_sampler",
     "parse_declared",
     "xid",
 ]

@@ -29,7 +29,8 @@ _LOOK: dict[Source, str] = {
 
 @dataclass(frozen=True)
 class Detection:
-    """The devices a worker may offer, who vouches for them (None: nobody), and what the operator should know.
+    """The devices a worker may offer, the driver that lists them (None: there is none), and what the operator should
+    know.
 
     A source without devices is a driver that answered and shows this worker none.
     """
@@ -150,7 +151,7 @@ def _abandon(
         for stream in (probe.stdout, probe.stderr):
             if stream is not None:
                 stream.close()
-        # Should the kernel let go of it one day, nobody else would collect it.
+        # It has to be reaped if it ends one day.
         threading.Thread(target=probe.wait, name=f"gangq-reap-{probe.pid}", daemon=True).start()
         message += f" The probe, pid {probe.pid}, does not die of SIGKILL: it is stuck in the kernel; reboot."
     return message

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 Source = Literal["nvml", "amdsmi", "declared"]
-"""Who vouches for a device: NVIDIA's library, AMD's library, or the operator's own word."""
+"""Where a device is known from: NVIDIA's library, AMD's library, or the operator's declaration."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Device:
     `uuid` is the identity that the database keys on. `index` is only for people: it is unique within one
     detection and equals the driver's own index as long as no card before it is in MIG mode. `vram_mb` is in
     MiB (2**20 bytes), as the driver counts it. `link` names the devices that NVLink or XGMI joins, each with
-    each, by the UUID of the first of them; None: it is joined with none, or nobody knows.
+    each, by the UUID of the first of them; None: it is joined with none, or it is not known.
     """
 
     index: int

@@ -89,7 +89,7 @@ class Findings:
     def count(self, devices: int) -> DeviceEvent | None:
         """Take how many devices the driver lists; a drop is an event with the new number as its code.
 
-        It is not fatal by itself: the missing one may be somebody else's, and a watched one is found lost.
+        It is not fatal by itself: the missing one may be another worker's, and a watched one is found lost.
         """
         before, self._count = self._count, devices
         if before is None or devices >= before:

@@ -154,7 +154,7 @@ class NvmlDriver:
         return Device(index, uuid, vram_mb, model, self.name, mig)
 
     def _joined(self, nvml: Any, one: Candidate, other: Candidate) -> bool:
-        """Say whether NVLink joins two cards, by a bridge or through NVSwitch; False where nobody knows.
+        """Say whether NVLink joins two cards, by a bridge or through NVSwitch; False where it is not known.
 
         A MIG instance reaches nothing by NVLink.
         """

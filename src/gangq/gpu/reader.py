@@ -89,7 +89,7 @@ def use(processes: dict[int, int | None], own: Collection[int], proc: Path = Pat
 
     In a container the driver may name processes as the host numbers them. A single listed process that is not
     own and that this system does not know by its number is taken for the own one in that disguise: to read the
-    device as a whole is right then, and where it is wrong the reading is too high, which convicts nobody.
+    device as a whole is right then, and where it is wrong the reading is too high, which trips no job.
     """
     mine = {pid: mb for pid, mb in processes.items() if pid in own}
     others = [pid for pid in processes if pid not in own]
@@ -104,7 +104,7 @@ def scoped(
     own_pct: float | None,
     device_pct: Callable[[], float],
 ) -> tuple[float | None, Scope | None]:
-    """Choose whose utilisation to report: that of the own processes, else of a device that nobody shares.
+    """Choose whose utilisation to report: that of the own processes, else of a device that is not shared.
 
     `own_pct` is None where the driver has never listed an own process with a utilisation.
     """

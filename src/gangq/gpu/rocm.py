@@ -137,7 +137,7 @@ class AmdsmiDriver:
         return ordinal, Device(ordinal, uuid, vram_mb, model, self.name)
 
     def _hive(self, smi: Any, candidate: Candidate) -> int:
-        """Return the number of the cards that XGMI joins with this one; 0 where there are none, or nobody knows.
+        """Return the number of the cards that XGMI joins with this one; 0 where there are none, or it is not known.
 
         Partitions have none: those of one card are not joined by XGMI, and amdsmi tells them the card's.
         """

@@ -49,7 +49,7 @@ class _Card:
     throttle_unknown: str | None = None
     engine_ns: dict[int, int] = field(default_factory=dict)
     engine_at: float = 0.0
-    # Engine time stays 0 on bare metal: only a counter that has once moved is believed when it stands still, and
+    # Engine time stays 0 on bare metal: a counter that stands still counts only if it has moved before, and
     # a number that is given to another process must move again.
     moved: set[int] = field(default_factory=set)
 

@@ -1,4 +1,4 @@
-"""Who reads the devices: the protocol, and the sampler of a host without any."""
+"""What the rest of gangq asks of a device sampler."""
 
 from __future__ import annotations
 
@@ -35,51 +35,16 @@ class DeviceSampler(Protocol):
         ...
 
     def pids(self) -> list[int]:
-        """Return the processes the sampler itself has started: below the caller's, and nobody's work."""
+        """Return the processes that the sampler has started: children of this process, not part of any job."""
         ...
 
     def doubtful(self) -> frozenset[str]:
-        """Return the devices of which the driver does not answer in time: no new work should begin there."""
+        """Return the devices for which the driver is late with an answer: no new work should begin there."""
         ...
 
     def events(self, since: float) -> list[DeviceEvent]:
         """Return the kept events learned of after `since` (boottime seconds), oldest first.
 
-        Who asks again with the `at` of the last event it got misses none.
+        A caller that passes the `at` of the last event it got misses none.
         """
         ...
-
-
-class HostSampler:
-    """The sampler of a host without devices: it reads nothing and never has anything to say."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
-
-    def watch(self, uuids: Iterable[str], pids: Callable[[], Iterable[int]]) -> None:
-        """Do nothing."""
-
-    def readings(self) -> dict[str, DeviceReading]:
-        """Return no readings."""
-        return {}
-
-    def history(self, uuid: str, since: float) -> list[DeviceReading]:
-        """Return no readings."""
-        del uuid, since
-        return []
-
-    def pids(self) -> list[int]:
-        """Return no processes."""
-        return []
-
-    def doubtful(self) -> frozenset[str]:
-        """Return no devices."""
-        return frozenset()
-
-    def events(self, since: float) -> list[DeviceEvent]:
-        """Return no events."""
-        del since
-        return []

@@ -1,4 +1,4 @@
-"""The owner of the expendable sampling process: starts it, listens to it, and replaces it when it hangs."""
+"""Owns the sampling process: starts it, reads its lines, and replaces it when a driver call hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from gangq.gpu.current_call import CurrentCall
 from gangq.gpu.detection import Detection
 from gangq.gpu.findings import Findings
 from gangq.gpu.reading import VALUES, DeviceEvent, DeviceReading
-from gangq.gpu.sampler import DeviceSampler, HostSampler
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
 
@@ -29,7 +28,7 @@ log = logging.getLogger("gangq.gpu.sampler")
 
 _REAP_S = 2.0
 _MAX_LEFT_BEHIND = 3
-_LAST_WORDS = 2000
+_STDERR_BYTES = 2000
 _LATE_S = 1.0
 _SLOW_S = 5.0
 _MAX_PIDS = 4096
@@ -37,18 +36,18 @@ _MAX_LINE = 1 << 20
 
 
 class Child:
-    """One sampling process: its pipes, what it was last heard to do, and how it ended."""
+    """One sampling process: its pipes, its latest call, and how it ended."""
 
     def __init__(self, process: subprocess.Popen[bytes], call: CurrentCall, now: float) -> None:
         self.process = process
         self.call = call
-        self.heard_at = now
+        self.active_at = now
         self.calling: str | None = None
         self.what = "start"
         self.sent = b""
         self.rounds = 0
         self.failed: str | None = None
-        self.last_words = b""
+        self.stderr_tail = b""
         self._rest = b""
         self._unsent = b""
         for stream in (process.stdin, process.stdout, process.stderr):
@@ -66,7 +65,7 @@ class Child:
                 return said
             if not data:
                 return said or None
-            self.heard_at = now
+            self.active_at = now
             *lines, self._rest = (self._rest + data).split(b"\n")
             # A process that ends in the middle of a line has said nothing by it.
             self._rest = self._rest[-_MAX_LINE:]
@@ -74,14 +73,14 @@ class Child:
                 with contextlib.suppress(ValueError):
                     said.append(json.loads(line))
 
-    def listen_to_complaints(self) -> None:
+    def read_stderr(self) -> None:
         """Keep the end of what it prints on stderr."""
         stderr = self.process.stderr
         if stderr is None or stderr.closed:
             return
         with contextlib.suppress(BlockingIOError):
             data = os.read(stderr.fileno(), 1 << 16)
-            self.last_words = (self.last_words + data)[-_LAST_WORDS:]
+            self.stderr_tail = (self.stderr_tail + data)[-_STDERR_BYTES:]
             if not data:
                 stderr.close()
 
@@ -106,13 +105,15 @@ class SamplerProcess:
     """Reads devices through an expendable process, and makes a finding of a driver that does not answer.
 
     `detection` says whose devices and which driver; until `watch` is called all of them are read and no process
-    is the caller's own. A round is read every `poll_s`; a single driver call that takes longer than
-    `deadline_s` (`start_s` while the driver is being opened) costs the process its life: it is killed with
-    SIGKILL and replaced, never waited for longer than two seconds, and the hang is an event, fatal when the same
-    call hangs again within ten minutes or when the process survives. A device that hangs again and again
-    is left alone for a minute at a time, so that the others are read. `history` keeps `history_s` seconds.
+    is the caller's own. Without a driver (declared devices, or none) it starts nothing and has no readings.
 
-    A driver that is slow is none that is broken: a device whose reading takes longer than five seconds (or
+    A round is read every `poll_s`. If a single driver call takes longer than `deadline_s` (`start_s` while the driver
+    is being opened), the process gets SIGKILL and is replaced; nothing waits for it longer than two seconds. The hang
+    is an event. It is fatal when the same call hangs again within ten minutes or when the process survives. A device
+    that hangs repeatedly is left out for a minute at a time, so that the others are read. `history` keeps `history_s`
+    seconds.
+
+    A slow driver is not a broken one: a device whose reading takes longer than five seconds (or
     `deadline_s`) is `doubtful`, and no event tells of it.
 
     One thread, "gangq-sampler", does all of it; every other method only looks at what that thread has left.
@@ -157,7 +158,7 @@ class SamplerProcess:
         self._order_at = 0.0
 
     def start(self) -> None:
-        """Start the thread and the process."""
+        """Start the thread and the process; a host without a driver gets neither."""
         if self._thread is not None or self._source not in ("nvml", "amdsmi"):
             return
         self._stopping.clear()
@@ -246,12 +247,12 @@ class SamplerProcess:
         asleep_at = time.monotonic()
         ready = self._listen(child, timeout_s)
         if time.monotonic() - asleep_at - timeout_s > _LATE_S:
-            # This process was stopped, or somebody held the interpreter's lock: the silence is our own.
+            # This process was stopped, or could not get the GIL: the silence is its own.
             self._known_from = boottime()
             if child is not None:
-                child.heard_at = time.monotonic()
+                child.active_at = time.monotonic()
         if child is not None and ready:
-            self._hear(child)
+            self._read_child(child)
         if self._child is not None:
             self._judge_silence(self._child)
         self._mark_stale()
@@ -271,7 +272,7 @@ class SamplerProcess:
         return any(not isinstance(stream, int) for stream in ready)
 
     def _due(self, now: float) -> list[str]:
-        """Return the watched devices that are not left alone; whoever hung goes last.
+        """Return the watched devices that are to be read; those that hung come last.
 
         A second time it must not cost its neighbours their reading.
         """
@@ -317,8 +318,8 @@ class SamplerProcess:
             return
         self._child = Child(process, call, time.monotonic())
 
-    def _hear(self, child: Child) -> None:
-        child.listen_to_complaints()
+    def _read_child(self, child: Child) -> None:
+        child.read_stderr()
         said = child.lines(time.monotonic())
         if said is None:
             self._ended(child)
@@ -348,9 +349,9 @@ class SamplerProcess:
             child.rounds += 1
             self._failures = 0
             self._why_not = "timeout"
-        elif "deaf" in line:
+        elif "no_events" in line:
             said = "device_events" if line["why"] is None else "no_device_events"
-            log.info(said, extra={"device": line["deaf"], "reason": line["why"]})
+            log.info(said, extra={"device": line["no_events"], "reason": line["why"]})
         elif "failed" in line:
             child.failed = line["failed"]
         for event in found:
@@ -372,7 +373,7 @@ class SamplerProcess:
 
     def _judge_silence(self, child: Child) -> None:
         since, device, call = child.call.read()
-        silent_s = time.monotonic() - max(child.heard_at, since)
+        silent_s = time.monotonic() - max(child.active_at, since)
         opening = child.what in ("start", "open")
         if silent_s <= (
             self._start_s if opening else self._deadline_s + self._poll_s * (child.what == "wait")
@@ -393,7 +394,7 @@ class SamplerProcess:
             "kernel_state": state,
         }
         if state.startswith("T") and not survived:
-            # Somebody stopped it; the driver is not to blame.
+            # It was stopped (SIGSTOP): the driver did not hang.
             log.warning("sampler_stopped", extra=extra)
             self._start_at = time.monotonic()
             return
@@ -421,11 +422,11 @@ class SamplerProcess:
             child.process.wait(_REAP_S)
         self._end(child)
         code = child.process.returncode
-        words = child.last_words.decode("utf-8", "replace").strip().splitlines()
+        words = child.stderr_tail.decode("utf-8", "replace").strip().splitlines()
         how = (
             f"it was killed by signal {-code}" if code is not None and code < 0 else f"it exited with {code}"
         )
-        last = f", last words {words[-1][:200]!r}" if words else ""
+        last = f", last output {words[-1][:200]!r}" if words else ""
         self._failed(child.failed or f"the sampling process ended: {how}{last}")
 
     def _failed(self, why: str) -> None:
@@ -448,7 +449,7 @@ class SamplerProcess:
         if process.poll() is not None:
             return True
         self._left_behind.append(process)
-        # Should the kernel let go of it one day, nobody else would collect it.
+        # It has to be reaped if it ends one day.
         threading.Thread(target=process.wait, name=f"gangq-reap-{process.pid}", daemon=True).start()
         return False
 
@@ -475,18 +476,3 @@ def _state(pid: int) -> str:
     """Return what the kernel says a process does: its state letter and what it waits in."""
     entry = procfs.stat(pid)
     return "?" if entry is None else f"{entry.state} {procfs.text(f'/proc/{pid}/wchan')}".strip()
-
-
-def device_sampler(
-    detection: Detection,
-    environ: Mapping[str, str] | None = None,
-    poll_s: float = 1.0,
-    deadline_s: float = 30.0,
-) -> DeviceSampler:
-    """Return the sampler for these devices: a `SamplerProcess` where a driver vouches for them.
-
-    Declared devices have no driver to ask, and a host without devices has nothing to read: a `HostSampler`.
-    """
-    if detection.source in ("nvml", "amdsmi"):
-        return SamplerProcess(detection, environ, poll_s, deadline_s)
-    return HostSampler()

@@ -4,11 +4,11 @@
 
 A call into a wedged driver never returns, and no Python exception can end it; `gangq.gpu.SamplerProcess` kills
 this process instead. Before every driver call it notes which it is and for which device, so that one that does not
-return names the one to blame (`gangq.gpu.current_call`). It speaks JSON, a line each:
+return names its device (`gangq.gpu.current_call`). It writes JSON, a line each:
 
     {"calling": UUID or null, "what": "open"|"count"|"read"|"wait"}   the next line may never come
     {"reading": {...}}   {"notice": [UUID or null, kind, code]}   {"count": cards}
-    {"deaf": UUID, "why": why the driver delivers no events for it, null once it does}
+    {"no_events": UUID, "why": why the driver delivers no events for it, null once it does}
     {"round": rounds so far}
     {"failed": why}                                                   and then it ends
 
@@ -18,11 +18,9 @@ and ends with its standard input.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -34,8 +32,8 @@ from gangq.gpu.nvml_readings import NvmlReader
 from gangq.gpu.reader import Notice, Reader
 from gangq.gpu.reading import VALUES
 from gangq.gpu.rocm_readings import AmdsmiReader
+from gangq.proc import kernel
 
-_PR_SET_PDEATHSIG = 1
 _BLIND_ROUNDS = 10
 """Rounds without a single value after which this process makes room for a fresh one."""
 _COUNT_EVERY = 5
@@ -69,8 +67,8 @@ class Orders:
         return True
 
 
-class Voice:
-    """Writes lines; what need not be said before a driver call waits for the next one."""
+class LineWriter:
+    """Writes lines of JSON. They are buffered until the next driver call begins."""
 
     def __init__(self, fd: int, call: CurrentCall) -> None:
         self._fd = fd
@@ -95,7 +93,7 @@ class Voice:
             data = data[os.write(self._fd, data) :]
 
 
-def sample(reader: Reader, orders: Orders, voice: Voice, poll_s: float) -> Iterator[None]:
+def sample(reader: Reader, orders: Orders, writer: LineWriter, poll_s: float) -> Iterator[None]:
     """Read the watched devices for ever, a round every `poll_s`, and deliver events as they come.
 
     Yields after every round. Ends when the owner is gone, or with a `RuntimeError` after rounds in which not one
@@ -106,55 +104,55 @@ def sample(reader: Reader, orders: Orders, voice: Voice, poll_s: float) -> Itera
     while orders.take(0):
         due = time.monotonic() + poll_s
         if rounds % _COUNT_EVERY == 0:
-            voice.calling(None, "count")
+            writer.calling(None, "count")
             count = reader.count()
             if count is not None:
-                voice.say(count=count)
+                writer.say(count=count)
         known = not orders.watch
         for uuid in orders.watch:
-            voice.calling(uuid, "read")
+            writer.calling(uuid, "read")
             # A refusal may have been a busy driver's.
             if uuid not in subscribed or (subscribed[uuid] is not None and rounds % _COUNT_EVERY == 0):
                 refused = reader.subscribe(uuid)
                 if refused != subscribed.get(uuid):
-                    voice.say(deaf=uuid, why=refused)
+                    writer.say(no_events=uuid, why=refused)
                 subscribed[uuid] = refused
             reading, notices = reader.read(uuid, orders.pids)
-            voice.say(reading=reading.as_json())
-            _tell(voice, notices)
+            writer.say(reading=reading.as_json())
+            _tell(writer, notices)
             known = known or len(reading.unknown) < len(VALUES)
         blind = 0 if known else blind + 1
         rounds += 1
-        voice.say(round=rounds)
+        writer.say(round=rounds)
         if blind >= _BLIND_ROUNDS:
-            voice.flush()
+            writer.flush()
             raise RuntimeError("no device gave a single value, round after round")
         yield
         soonest = time.monotonic() + _AFTER_EVENT_S
         while (left := due - time.monotonic()) > 0:
-            voice.calling(None, "wait")
+            writer.calling(None, "wait")
             notices = reader.wait(left)
             if notices:
-                _tell(voice, notices)
-                voice.flush()
+                _tell(writer, notices)
+                writer.flush()
                 # What the event did to the device is worth a look now.
                 due = min(due, max(soonest, time.monotonic()))
 
 
-def _tell(voice: Voice, notices: list[Notice]) -> None:
+def _tell(writer: LineWriter, notices: list[Notice]) -> None:
     for notice in notices:
-        voice.say(notice=[notice.uuid, notice.kind, notice.code])
+        writer.say(notice=[notice.uuid, notice.kind, notice.code])
 
 
 def main(argv: list[str]) -> int:
     """Sample the driver named first in `argv` until the owner, the process named second, is gone."""
     source, parent, poll_s, call = argv[0], int(argv[1]), float(argv[2]), CurrentCall(int(argv[3]))
     # Inside a driver call no end of file is noticed: the kernel ends this process with the thread it is for.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    kernel.die_with_parent()
     if os.getppid() != parent:
         return 0
     # Driver libraries and bindings print where they like; the lines get a descriptor of their own.
-    voice = Voice(os.dup(1), call)
+    writer = LineWriter(os.dup(1), call)
 
     def begin(name: str) -> None:
         call.begin(name, same_device=True)
@@ -169,14 +167,14 @@ def main(argv: list[str]) -> int:
         reader = NvmlReader(os.environ, poll_s=poll_s, begin=begin)
     else:
         reader = AmdsmiReader(os.environ, begin=begin)
-    voice.calling(None, "open")
+    writer.calling(None, "open")
     try:
         reader.open()
-        for _ in sample(reader, orders, voice, poll_s):
+        for _ in sample(reader, orders, writer, poll_s):
             pass
     except (DriverUnavailable, RuntimeError) as error:
-        voice.say(failed=" ".join(str(error).split()))
-        voice.flush()
+        writer.say(failed=" ".join(str(error).split()))
+        writer.flush()
         return 1
     except BrokenPipeError:
         return 0

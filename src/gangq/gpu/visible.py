@@ -1,7 +1,7 @@
 """The operator's own restriction: CUDA_VISIBLE_DEVICES and its relatives, as the drivers read them.
 
 The driver libraries list every card of the host whatever these variables say, so a worker that ignored them
-would hand out cards that its operator gave to somebody else.
+would hand out cards that its operator gave to another program.
 """
 
 from __future__ import annotations

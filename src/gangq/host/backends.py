@@ -17,12 +17,13 @@ from typing import Any, Protocol
 
 from gangq.errors import InvalidInput
 from gangq.host.commands import Ran, run
+from gangq.watchdogs.codes import ExitCode
 
 KINDS = ("unit", "user-unit", "docker", "command")
 """What ``--map`` takes before the colon."""
 
-NEVER_RESTART = ("87", "88")
-"""A process cannot be killed; unfit to work. A second worker beside such a one makes it worse."""
+NEVER_RESTART = tuple(str(int(code)) for code in ExitCode if not code.restart)
+"""87, a process cannot be killed, and 88, unfit to work: a second worker beside the first makes it worse."""
 
 _ASK_S = 10.0
 _AFTER_KILL_S = 30.0
@@ -51,7 +52,7 @@ class Backend(Protocol):
         """The main process of what it restarts; None where that does not run, or is nothing that has one."""
 
     def __str__(self) -> str:
-        """What it does, as somebody would type it."""
+        """What it does, as a command line."""
 
     def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
         """End what is there, by SIGKILL after ``kill_after_s`` seconds, and start it again.
@@ -119,7 +120,7 @@ class SystemdUnit:
             )
         return (
             f"{self.unit} is not running ({state.get('ActiveState')}, {state.get('Result')}) and is left alone: "
-            "somebody stopped it, or its starts are used up; see its journal, then "
+            "it was stopped, or its starts are used up; see its journal, then "
             f"{shlex.join(self._argv('start', self.unit))}"
         )
 
@@ -245,7 +246,7 @@ class DockerContainer:
         return Restarted(True, f"container {self.container} was restarted", proof)
 
     def _proof(self, seen: Mapping[str, str]) -> dict[str, Any] | None:
-        """Of a container that has ended since the worker was heard."""
+        """Of a container that has ended since the worker was last renewed."""
         registered = self._worker_container
         its = registered is not None and len(registered) >= 12 and seen["id"].startswith(registered)
         # With the host's (or another container's) pid namespace its processes may outlive the container.
@@ -417,7 +418,7 @@ def choose(
 
     Name and identity come from the database, where every worker's login can write them. So a unit or container is
     restarted only if its main process is, or is above, a worker of that name that ``see`` finds on this host; and a
-    name becomes part of a command only if it finds that worker at all. What nobody mapped has to fit one of the
+    name becomes part of a command only if it finds that worker at all. What is not mapped has to fit one of the
     ``trusted`` patterns besides.
     """
     if not isinstance(identity, Mapping):
@@ -505,7 +506,7 @@ def _trusted(name: str, patterns: Sequence[str]) -> bool:
 
 def _untrusted(worker: str, what: str, name: str, kind: str, patterns: Sequence[str]) -> str:
     return (
-        f"it says it is {what} {name}, and what workers say is believed of names like {', '.join(patterns)} only: "
+        f"it says it is {what} {name}, and that is trusted only for names like {', '.join(patterns)}: "
         f"allow it with --trust '{name}' or --map '{worker}={kind}:{name}'"
     )
 

@@ -6,12 +6,12 @@ host can do better, and this is how:
 
 1. What is gone already is only reported dead: its jobs are free at once, and starting it again is its own
    service manager's business.
-2. Else the database decides (`gangq.bounce`): not a worker that has been heard again or was replaced, not more
+2. Else the database decides (`gangq.bounce`): not a worker that has renewed its lease again or was replaced, not more
    often than bounces_per_hour, not while another bouncer is at it, and not when more than a fifth of the fleet
    is flagged, for then the fault is elsewhere and restarting everything would make it worse.
 3. Its backend restarts it, with SIGKILL after a bounded time. What survives that is reported stuck: the host
    needs a reboot.
-4. A new incarnation has to heartbeat within `verify_s`; if it does not, somebody has to look.
+4. A new incarnation has to heartbeat within `verify_s`; if it does not, an operator has to look.
 
 Every action is one line that says what was done and, where it was not enough, what to do.
 """
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangq.host")
 
-GLANCE_S = 0.3
+CHECK_S = 0.3
 """How long to look whether a silent worker's processes are gone already."""
-_AFTER_KILL_S = 5.0
+_PROOF_AFTER_KILL_S = 5.0
 _BY = "gangq bounce"
 _REFUSALS = {
     "too_often": "left alone: it has been restarted as often as an hour allows (bounces_per_hour) and is silent "
@@ -43,7 +43,7 @@ _REFUSALS = {
     "fleet": "left alone: more than a fifth of all hosts are flagged at once, so the fault is elsewhere. Look at the "
     "database, the network and the shared storage (gangq workers, gangq doctor)",
 }
-"""What the database answers when somebody should know; heard, replaced, taken and unknown are nobody's concern."""
+"""Answers of the database that an operator should see; heard, replaced, taken and unknown need no attention."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Action:
     """One thing that was done or refused.
 
     ``action`` is dead (reported), gone, bounced, verified, unverified, failed, stuck, refused, unmapped, or would
-    (in report-only mode); ``text`` the line for people. ``ok`` false: somebody should look.
+    (in report-only mode); ``text`` the line for people. ``ok`` false: an operator should look.
     """
 
     worker: str
@@ -98,7 +98,7 @@ class Bouncer:
     """The bouncer of one host. :meth:`round` ticks and acts on what is flagged now, :meth:`verify` looks what became
     of it.
 
-    ``choose`` says how a worker is restarted, ``prove`` looks for its processes, ``bury`` reports it dead and
+    ``choose`` says how a worker is restarted, ``prove`` looks for its processes, ``report_death`` reports it dead and
     returns how many jobs that freed. ``kill_after_s`` is what a worker gets before SIGKILL, ``verify_s`` what
     its successor gets until its first heartbeat. ``report_only``: nothing is restarted or reported.
     """
@@ -110,7 +110,7 @@ class Bouncer:
         host: str,
         choose: Callable[[str, Mapping[str, Any]], Choice],
         prove: Prover,
-        bury: Callable[[Client, str, int, Mapping[str, Any], Mapping[str, Any]], int],
+        report_death: Callable[[Client, str, int, Mapping[str, Any], Mapping[str, Any]], int],
         kill_after_s: float = 15.0,
         verify_s: float = 120.0,
         report_only: bool = False,
@@ -121,7 +121,7 @@ class Bouncer:
         self._host = host
         self._choose = choose
         self._prove = prove
-        self._bury = bury
+        self._report_death = report_death
         self._kill_after_s = kill_after_s
         self._verify_s = verify_s
         self._report_only = report_only
@@ -161,7 +161,7 @@ class Bouncer:
                 self._tell(flag, "failed", False, f"could not be dealt with: {problem}")
 
     def _tick(self) -> None:
-        """Where every worker is silent, nobody else flags them."""
+        """If every worker of the fleet is silent, only this tick flags them."""
         if self._report_only:
             return
         try:
@@ -206,10 +206,10 @@ class Bouncer:
     # -- one flag ----------------------------------------------------------------------------------------
 
     def _act(self, flag: FlaggedRow) -> None:
-        proof = self._prove(flag.identity, within_s=GLANCE_S)
+        proof = self._prove(flag.identity, within_s=CHECK_S)
         if proof is not None and proof.stuck:
-            # Somebody has killed it, perhaps just now.
-            proof = self._prove(flag.identity, within_s=_AFTER_KILL_S)
+            # It was killed, perhaps just now.
+            proof = self._prove(flag.identity, within_s=_PROOF_AFTER_KILL_S)
         if proof is not None and proof.dead:
             self._report_dead(flag, proof)
             return
@@ -243,11 +243,11 @@ class Bouncer:
                 flag,
                 "gone",
                 False,
-                "is gone, its jobs are free, and nobody has started it again: see why its service manager does not",
+                "is gone, its jobs are free, and it was not started again: see why its service manager does not",
             )
             return
         evidence = {"by": _BY, "host": self._host, **proof.evidence}
-        jobs = self._bury(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
+        jobs = self._report_death(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
         if jobs == 0:
             # Its successor, or its unit, was faster.
             log.info("death_known", extra={"worker": flag.worker, "incarnation": flag.incarnation})
@@ -286,7 +286,7 @@ class Bouncer:
         done = backend.restart(self._kill_after_s, environ)
         pending.until = self._clock() + self._verify_s
         if proof is None or not proof.dead:
-            proof = self._prove(flag.identity, within_s=_AFTER_KILL_S if done.ok else GLANCE_S)
+            proof = self._prove(flag.identity, within_s=_PROOF_AFTER_KILL_S if done.ok else CHECK_S)
         if done.proof is not None and (proof is None or not proof.dead):
             proof = Proof(True, done.proof)
         if proof is not None and proof.stuck:
@@ -299,17 +299,17 @@ class Bouncer:
             pending.detail = {"backend": str(backend), "did": done.detail}
             self._tell(flag, "bounced", True, f"silent for {flag.silent_s:.0f} s: {done.detail}")
         if proof is not None and proof.dead:
-            self._bury_quietly(flag, proof)
+            self._report_death_if_possible(flag, proof)
 
     def _end(self, flag: FlaggedRow) -> Proof | None:
         """SIGKILL what can be seen of it: silent for so long, it will not answer SIGTERM either."""
         return self._prove(flag.identity, within_s=self._kill_after_s, kill=flag.worker)
 
-    def _bury_quietly(self, flag: FlaggedRow, proof: Proof) -> None:
+    def _report_death_if_possible(self, flag: FlaggedRow, proof: Proof) -> None:
         """Its successor does the same when it registers: a database that is away now is no reason to stop."""
         try:
             evidence = {"by": _BY, "host": self._host, **proof.evidence}
-            self._bury(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
+            self._report_death(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
         except GangqError as problem:
             log.warning("death_not_reported", extra={"worker": flag.worker, "error": str(problem)})
 

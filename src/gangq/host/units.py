@@ -137,7 +137,7 @@ def files(places: Places, *, user: bool, steps: bool, argv: Sequence[str]) -> It
     if steps:
         drop_in = places.units / "gangq-worker@.service.d" / RESTART_STEPS
         yield UnitFile(drop_in, as_installed(RESTART_STEPS, user=user, argv=argv))
-    # It is to hold a password. What somebody has filled in is theirs.
+    # It is to hold a password. What was filled in is kept.
     yield UnitFile(places.environment, shipped(ENVIRONMENT), mode=0o600, keep=True)
 
 

@@ -13,8 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from gangq.errors import InvalidInput, SchemaMismatch
+
 FORMAT = 1
 """The number of this layout. A library does not decide on a board of another one."""
+_NEWER = "it comes from a newer gangq than this library: upgrade gangq here (pip install --upgrade gangq)"
+_OLDER = (
+    "it comes from an older gangq than this library: run `gangq migrate` as the schema's owner, or read a file "
+    "with the release that wrote it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ class Place:
     kind: int
     devices: tuple[int, ...] = ()
     job: str = ""
-    """The unit that sits there; ``ended``: nobody any more, and it is closed; empty: nobody yet."""
+    """The unit that sits there; ``ended``: its job has ended, and it is closed; empty: no job has filled it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +174,8 @@ class Ask:
     """``g7``: a gang. ``k7/5``: the single jobs of kind 7 with priority 5."""
     kind: int
     priority: int = 0
-    order: int = 0
-    """Its age: of two that are equal otherwise, the lower goes first."""
+    age: int = 0
+    """Of two that are equal otherwise, the one with the lower number is older and goes first."""
     submitter: str = ""
     estimate_s: float = 3600.0
     """How long it is taken to run: its budget, or the 90th percentile of its task where that is less."""
@@ -204,7 +211,8 @@ class Queue:
 
     name: str
     paused: bool = False
-    order: str = "priority"
+    policy: str = "priority"
+    """In which order what waits here has its turn, by a name of :data:`gangq.placement.order.POLICIES`."""
     weight: float = 1.0
     maximum: Mapping[str, float] = field(default_factory=dict)
     """Most it may use of ``gpus``, ``memory_mb``, ``cpus``, ``jobs``."""
@@ -233,11 +241,11 @@ class Board:
     """Kinds of which more may wait than are on the board."""
     kept: tuple[Kept, ...] = ()
     places: tuple[Place, ...] = ()
-    """The open ones. What nobody sits in is free for whatever the pass prefers."""
+    """The open ones. The room of one that is empty is free for whatever the pass prefers."""
     levels: tuple[str, ...] = ("host",)
     """The topology, broad to narrow."""
     warm_s: float = 0.0
-    """How much older a single job may be that one goes before because its model is loaded where there is room."""
+    """A single job may go before others up to this much older, if a worker with its model loaded has room for it."""
     planned_starts: int = 4
     """How many asks that must wait get a planned start."""
     victims: int = 8
@@ -257,20 +265,24 @@ class Board:
         """The board that ``gangq.board()`` or a file holds.
 
         Raises:
-            ValueError: a board of another format, an unknown or missing field, a number that is none.
+            SchemaMismatch: another format, an unknown or a missing field; the message says which side to upgrade.
+            InvalidInput: no board at all, or a value of another type than its field has.
         """
         if not isinstance(data, Mapping):
-            raise ValueError(f"a board is an object, not {data!r:.80}")
-        if data.get("format", FORMAT) != FORMAT:
-            raise ValueError(
-                f"this board has format {data.get('format')}, this library decides on format {FORMAT}: use "
-                "the library of the release that wrote it"
+            raise InvalidInput(f"a board is an object, not {data!r:.80}")
+        found = data.get("format", FORMAT)
+        if found != FORMAT:
+            newer = isinstance(found, int) and found > FORMAT
+            raise SchemaMismatch(
+                f"this board has format {found!r:.80}, this library decides on format {FORMAT}: "
+                f"{_NEWER if newer else _OLDER}"
             )
         whole: Any = cls
         try:
             board: Board = _object(whole)(data)
         except _Wrong as problem:
-            raise ValueError(f"board{problem.at} {problem}") from None
+            said = f"board{problem.at} {problem}"
+            raise SchemaMismatch(f"{said}: {problem.why}") if problem.why else InvalidInput(said) from None
         return board
 
     def to_json(self) -> dict[str, Any]:
@@ -281,11 +293,13 @@ class Board:
 
 
 class _Wrong(ValueError):
-    """A value that no board has; ``at`` grows on the way out."""
+    """A value that no board has. ``why``: which of both sides is too old, if one is."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, why: str = "") -> None:
         super().__init__(what)
+        self.why = why
         self.at = ""
+        """Where it is: each level puts its own part before it."""
 
 
 Loader = Callable[[Any], Any]
@@ -311,13 +325,18 @@ def _object(kind: Any) -> Loader:
     hints = get_type_hints(kind)
     loaders = {name: _loader(hint) for name, hint in hints.items()}
     as_it_is = {name: hint for name, hint in hints.items() if hint in (int, str, bool)}
+    required = {
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
 
     def load(data: Any) -> Any:
         # type() first: isinstance of an abstract class costs as much as the rest, and there are 100,000 objects.
         if type(data) is not dict and not isinstance(data, Mapping):
             raise _Wrong(f"is {data!r}, not an object")
         if not data.keys() <= loaders.keys():
-            raise _Wrong(f"has fields that no board has: {', '.join(sorted(data.keys() - loaders.keys()))}")
+            raise _Wrong(f"has unknown fields ({', '.join(sorted(data.keys() - loaders.keys()))})", _NEWER)
         given = {}
         for name, value in data.items():
             if type(value) is as_it_is.get(name):
@@ -328,10 +347,9 @@ def _object(kind: Any) -> Loader:
             except _Wrong as problem:
                 problem.at = f".{name}{problem.at}"
                 raise
-        try:
-            return kind(**given)
-        except TypeError as problem:
-            raise _Wrong(str(problem)) from None
+        if not required <= given.keys():
+            raise _Wrong(f"lacks fields ({', '.join(sorted(required - given.keys()))})", _OLDER)
+        return kind(**given)
 
     return load
 

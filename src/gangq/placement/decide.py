@@ -5,16 +5,21 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf as INFINITY
+from typing import NamedTuple
 
+from gangq.placement import gates
 from gangq.placement.board import Ask, Board, Kind, Unit
 from gangq.placement.decisions import HOLDERS, Decision, Refused, Seat
 from gangq.placement.displace import Displacer, swap
 from gangq.placement.fit import Search
 from gangq.placement.free import Free, Taken, by_worker
 from gangq.placement.limits import Amount, Usage
-from gangq.placement.order import Turns
+from gangq.placement.order import POLICIES, Turns
 from gangq.placement.places import Places, Rivals
 from gangq.placement.plans import Timeline
+from gangq.placement.strategies import STRATEGIES
+from gangq.placement.why import WhyNot
 
 
 def decide(board: Board) -> list[Decision]:
@@ -45,7 +50,8 @@ def decide(board: Board) -> list[Decision]:
     for name, decision in now.decisions.items():
         if name in singles:
             try:
-                places.keep(decision, singles[name])
+                decision.seats = places.seats(decision.seats, singles[name])
+                decision.refills = places.refills(singles[name])
             except Exception as problem:
                 now.failed(singles[name], problem)
     return list(now.decisions.values())
@@ -54,20 +60,25 @@ def decide(board: Board) -> list[Decision]:
 def judge(now: Pass, ask: Ask) -> None:
     """Decide about one ask, on what those before it have left."""
     kind, counts = now.kinds[ask.kind], counts_of(ask, now.kinds[ask.kind])
-    for gate in GATES:
-        if refused := gate(now, ask, kind, counts):
+    for check in CHECKS:
+        if refused := check(now, ask, kind, counts):
             now.wait(ask, refused)
             return
-    if not isinstance(seats := now.seats(ask, counts), Refused):
+    seats = now.seats(ask, counts)
+    if not isinstance(seats, Refused):
         now.start(ask, *now.grow(ask, counts, seats))
         if ask.count > 1:
             now.turns.again(replace(ask, count=ask.count - 1))
-    elif seats.gate == "stopping":
-        now.wait(ask, seats)
-    elif not isinstance(found := now.displacer.choose(ask, counts, now.layer(ask)), Refused):
+        return
+    if stopping := now.stopping(ask):
+        now.wait(ask, stopping)
+        return
+    if found := now.displacer.choose(ask, counts, now.layer(ask)):
         now.stop(ask, counts, *found)
-    elif not now.plan(ask, counts, seats):
-        now.wait(ask, now.later(ask, counts, now.never(ask, seats)))
+        return
+    refused = now.why_not.say(ask, counts, now.layer(ask), seats)
+    if not now.plan(ask, counts, refused):
+        now.wait(ask, now.later(ask, counts, now.never(ask, refused)))
 
 
 def counts_of(ask: Ask, kind: Kind) -> list[int]:
@@ -75,7 +86,7 @@ def counts_of(ask: Ask, kind: Kind) -> list[int]:
     return [role.least for role in kind.roles] if ask.missing is None else list(ask.missing)
 
 
-Gate = Callable[["Pass", Ask, Kind, Sequence[int]], Refused | None]
+Check = Callable[["Pass", Ask, Kind, Sequence[int]], Refused | None]
 """A check that needs no look at workers. It says why not, with its numbers, or None."""
 
 
@@ -83,7 +94,18 @@ def paused(now: Pass, _: Ask, kind: Kind, __: Sequence[int]) -> Refused | None:
     """Nothing starts in a paused queue or below one."""
     for queue in now.usage.path(kind.queue):
         if queue.paused:
-            return Refused("paused", where=queue.name)
+            return Refused(gates.PAUSED, where=queue.name)
+    return None
+
+
+def unknown(now: Pass, _: Ask, kind: Kind, __: Sequence[int]) -> Refused | None:
+    """A policy or strategy of a newer release is not guessed at."""
+    for queue in now.usage.path(kind.queue):
+        if queue.policy not in POLICIES:
+            return Refused(gates.UNKNOWN, of="policy", where=queue.policy)
+    for role in kind.roles:
+        if role.strategy not in STRATEGIES:
+            return Refused(gates.UNKNOWN, of="strategy", where=role.strategy)
     return None
 
 
@@ -95,17 +117,32 @@ def limited(now: Pass, ask: Ask, kind: Kind, counts: Sequence[int]) -> Refused |
     return now.usage.limit_on(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
 
 
-DAY_S = 86400.0
-INFINITY = float("inf")
-LIMITS = ("running_limit", "quota", "submitter_limit")
-
-
 def judged(now: Pass, ask: Ask, _: Kind, __: Sequence[int]) -> Refused | None:
     """Another of its kind was refused, could displace no more than this one, and nothing has been freed since."""
     return now.refused_before(ask)
 
 
-GATES: tuple[Gate, ...] = (paused, limited, judged)
+CHECKS: tuple[Check, ...] = (paused, unknown, limited, judged)
+
+DAY_S = 86400.0
+
+
+class KeptSeats(NamedTuple):
+    """Seats that stay free for an ask."""
+
+    seats: list[Taken]
+    taken: list[Taken]
+    """What of them is taken from others now; the rest is what those told to stop for it still hold."""
+    ends_at: float
+    """Until when."""
+
+
+class Before(NamedTuple):
+    """How the first of a kind was refused."""
+
+    layer: int
+    priority: int
+    refused: Refused
 
 
 class Pass:
@@ -119,12 +156,13 @@ class Pass:
         self.search = Search(board, self.free)
         self.timeline = Timeline(board, self.free)
         self.displacer = Displacer(board, self.search, self.usage)
+        self.why_not = WhyNot(self.search)
         self.turns = Turns(board, self.usage, self.warm)
         self.decisions: dict[str, Decision] = {}
-        self._kept: dict[str, tuple[list[Taken], list[Taken]]] = {}
-        """Of an ask the seats that are kept for it, and what of them is taken from others now."""
-        self._refused: dict[int, tuple[int, int, Refused]] = {}
-        """Of each kind the layer and priority at which it was refused, and why."""
+        self._kept: dict[str, KeptSeats] = {}
+        """By ask."""
+        self._refused: dict[int, Before] = {}
+        """By kind."""
         self._never: set[int] = set()
         """Kinds that will not fit even when all has ended."""
         self.rivals = Rivals(self.kinds)
@@ -151,62 +189,50 @@ class Pass:
         return self.free.layer(self.board.now + ask.estimate_s)
 
     def refused_before(self, ask: Ask) -> Refused | None:
-        """Why this one is refused without another look, if it is."""
+        """Why this one is refused without another look, if it is.
+
+        The first refusal of its kind (:meth:`_remember`) holds for it too, if it has no more room and no more rights:
+
+        - It meets the same planned starts or more: ``before.layer <= layer(ask)``. In a pass what is free only
+          shrinks, except for an ask whose own seats are kept.
+        - It may displace no more: ``ask.priority <= before.priority``.
+        - It gets no planned start: its kind never fits, or as many have one as may.
+        """
         before = self._refused.get(ask.kind)
         if before is None or ask.missing is not None or ask.id in self._kept:
             return None
-        layer, priority, refused = before
         planned = ask.kind in self._never or len(self.free.starts) >= self.board.planned_starts
-        return refused if planned and layer <= self.layer(ask) and ask.priority <= priority else None
+        alike = before.layer <= self.layer(ask) and ask.priority <= before.priority
+        return before.refused if planned and alike else None
+
+    def _remember(self, ask: Ask, refused: Refused) -> None:
+        """The first refusal of a kind stands for those of it that come later: :meth:`refused_before`."""
+        if ask.missing is None and refused.gate.remembered:
+            # Who may stop for one of them later is not said of the others of its kind.
+            alone = replace(refused, may_stop=(), may_stop_at=None) if refused.may_stop else refused
+            self._refused.setdefault(ask.kind, Before(self.layer(ask), ask.priority, alone))
 
     def seats(self, ask: Ask, counts: Sequence[int]) -> list[Taken] | Refused:
-        """Seats that are free now, those kept for it first."""
-        kept, taken = self._kept.get(ask.id, ([], []))
-        self.free.give(taken, 0)
-        first = frozenset(seat.worker for seat in kept)
-        layer = self.layer(ask)
-        found = self.search.seats(ask, counts, layer, first=first)
+        """Seats that are free now, those kept for it first. If there are none, why the search found none."""
+        kept = self._kept.get(ask.id)
+        if kept is None:
+            return self.search.seats(ask, counts, self.layer(ask))
+        self.free.give(kept.taken, kept.ends_at)
+        first = frozenset(seat.worker for seat in kept.seats)
+        found = self.search.seats(ask, counts, self.layer(ask), first=first)
         if isinstance(found, Refused):
-            self.free.take(taken, 0)
-            if kept:
-                return Refused("stopping", need=len(kept), of="members", holders=self._leaving_from(kept))
-            if (
-                layer
-                and self.search.room_for_each(self.kinds[ask.kind], counts)
-                and not isinstance(self.search.seats(ask, counts, 0), Refused)
-            ):
-                starts = self.free.starts[:layer]
-                holders = tuple(start.ask for start in starts)
-                found = Refused(
-                    "planned_start",
-                    ask.estimate_s,
-                    starts[0].starts_at - self.board.now,
-                    "seconds",
-                    holders=holders[:HOLDERS],
-                    at=starts[0].starts_at,
-                )
-            elif found.gate != "apart":
-                kind = self.kinds[ask.kind]
-                found = (
-                    self.search.unserved(kind, counts)
-                    or self.search.kept_apart(ask, counts, layer)
-                    or self._short(kind, counts, layer, found)
-                )
-        elif kept:
+            self.free.take(kept.taken, kept.ends_at)
+        else:
             del self._kept[ask.id]
         return found
 
-    def _short(self, kind: Kind, counts: Sequence[int], layer: int, refused: Refused) -> Refused:
-        """The same refusal, with what is short."""
-        if refused.gate != "room" or len(kind.roles) > 1:
-            return refused
-        return replace(refused, short=self.free.short_of(kind.roles[0], counts[0], layer))
-
-    def _leaving_from(self, kept: Sequence[Taken]) -> tuple[str, ...]:
-        """Units that have been told to stop on the workers of these seats."""
-        workers = {seat.worker for seat in kept}
+    def stopping(self, ask: Ask) -> Refused | None:
+        """The refusal of what has seats kept for it of which some are held yet."""
+        if (kept := self._kept.get(ask.id)) is None:
+            return None
+        workers = {seat.worker for seat in kept.seats}
         there = [u for u in self._leaving if any(h.worker in workers for h in self.displacer.holds(u))]
-        return tuple(there[:HOLDERS])
+        return Refused(gates.STOPPING, need=len(kept.seats), of="members", holders=tuple(there[:HOLDERS]))
 
     def grow(self, ask: Ask, counts: list[int], seats: list[Taken]) -> tuple[list[int], list[Taken]]:
         """Elastic roles take what is there, one role after another: all they may have, or as many as fit."""
@@ -236,6 +262,7 @@ class Pass:
         ends_at = self.board.now + ask.estimate_s
         held = list(by_worker(seats).values())
         self.free.take(held, ends_at)
+        self.why_not.note_given(ask.id, held)
         name = f"{ask.id}#{len(decision.seats)}" if ask.single else ask.id
         self.timeline.add(name, ends_at, held)
         if apart := self.kinds[ask.kind].apart:
@@ -247,7 +274,7 @@ class Pass:
         decision.stop, decision.starts_at = victims, self.board.now + self.board.grace_s
         decision.lost_s = tuple(self.displacer.units[unit].lost_s for unit in victims)
         decision.planned = tuple(self._seats(ask, counts, seats))
-        decision.refused = Refused("stopping", need=len(seats), of="members", holders=victims)
+        decision.refused = Refused(gates.STOPPING, need=len(seats), of="members", holders=victims)
         self._use(ask, counts)
         self._keep(ask.id, ask.estimate_s, victims, seats, decision.starts_at)
         self.rivals.add(ask)
@@ -261,7 +288,7 @@ class Pass:
         ):
             return False
         found = self.timeline.find(self.search, ask, counts)
-        if isinstance(found, Refused):
+        if found is None:
             self._never.add(ask.kind)
             return False
         start, then = found
@@ -282,7 +309,7 @@ class Pass:
     def never(self, ask: Ask, refused: Refused) -> Refused:
         """The same refusal, unless it would not start even when all has ended."""
         in_vain = ask.kind in self._never and self.board.workers
-        return replace(refused, gate="infeasible") if in_vain else refused
+        return replace(refused, gate=gates.INFEASIBLE) if in_vain else refused
 
     def later(self, ask: Ask, counts: Sequence[int], refused: Refused, before: float = INFINITY) -> Refused:
         """The same refusal; and who may be told to stop for it later, if that is before its planned start."""
@@ -292,11 +319,10 @@ class Pass:
     def wait(self, ask: Ask, refused: Refused) -> None:
         """It waits, and this is why."""
         self._decision(ask).refused = refused
-        # Who may stop for one of them later is not said of the others of its kind.
-        self._remember(ask, replace(refused, may_stop=(), may_stop_at=None) if refused.may_stop else refused)
-        if refused.gate in LIMITS:
+        self._remember(ask, refused)
+        if refused.gate.waits_for == "limit":
             self.rivals.add(ask, refused.where)
-        elif refused.gate not in ("paused", "infeasible") and ask.kind not in self._never:
+        elif refused.gate.waits_for == "room" and ask.kind not in self._never:
             self.rivals.add(ask)
 
     def failed(self, ask: Ask, problem: Exception) -> None:
@@ -306,11 +332,14 @@ class Pass:
         self._refused.pop(ask.kind, None)
         at = traceback.extract_tb(problem.__traceback__)[-1]
         what = f"{type(problem).__name__}: {problem} ({at.name}, line {at.lineno})"
-        self.decisions[ask.id] = Decision(ask.id, refused=Refused("error", where=what[:500]))
+        self.decisions[ask.id] = Decision(ask.id, refused=Refused(gates.ERROR, where=what[:500]))
 
     def move(self, unit: Unit, ask: Ask) -> None:
         """What runs where it should not is told to stop, if it could run elsewhere."""
-        counts = counts_of(ask, self.kinds[ask.kind])
+        kind = self.kinds[ask.kind]
+        counts = counts_of(ask, kind)
+        if unknown(self, ask, kind, counts):
+            return
         held = self.displacer.holds(unit.id)
         self.free.end(held, 0)
         seats = self.search.seats(ask, counts, len(self.free.starts), leaving=frozenset({unit.id}))
@@ -321,11 +350,6 @@ class Pass:
         self.free.take(swap(held, seats)[1], unit.ends_at)
         planned = tuple(self._seats(ask, counts, seats))
         self.decisions[unit.id] = Decision(unit.id, planned=planned, stop=(unit.id,), lost_s=(unit.lost_s,))
-
-    def _remember(self, ask: Ask, refused: Refused) -> None:
-        """Others of its kind need not be looked at in vain."""
-        if ask.missing is None and refused.gate not in ("paused", "stopping", *LIMITS):
-            self._refused.setdefault(ask.kind, (self.layer(ask), ask.priority, refused))
 
     # -- book-keeping ----------------------------------------------------------------------------------------
 
@@ -345,7 +369,9 @@ class Pass:
         more, left = swap(held, seats)
         ends_at = starts_at + estimate_s
         self.free.take(more, ends_at)
-        self._kept[ask] = (seats, more)
+        if seats:
+            self._kept[ask] = KeptSeats(seats, more, ends_at)
+        self.why_not.note_given(ask, seats)
         self.displacer.left_over(victims, left)
         for unit in victims:
             self.timeline.remove(unit)

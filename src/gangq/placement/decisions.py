@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from gangq.placement.gates import Gate
 
 HOLDERS = 8
-"""How many of those that something waits for are named."""
+"""How many units or asks are named that something waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,21 @@ class Seat:
     """The open place that this is already."""
 
 
+class Short(NamedTuple):
+    """Something that one more member lacks on a worker."""
+
+    of: str
+    """``slots``, ``memory_mb``, ``cpus``, ``gpus``, ``linked GPUs``."""
+    need: float
+    have: float
+    """What is free of it there, once as many as fit have theirs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why something does not start now, with the numbers the gate that refused it had in hand."""
+    """Why something does not start now, with the numbers that the gate had in hand."""
 
-    gate: str
+    gate: Gate
     need: float = 0
     have: float = 0
     of: str = ""
@@ -41,11 +54,13 @@ class Refused:
     where: str = ""
     """The queue, host or domain that these numbers are of."""
     holders: tuple[str, ...] = ()
-    """The units or asks that hold it."""
-    short: tuple[str, ...] = ()
-    """Of ``slots``, ``memory``, ``CPUs`` and ``GPUs`` each of which more would do, the rest as it is."""
+    """The units or asks that hold it; of room, on the worker ``nearest``."""
+    nearest: str = ""
+    """The worker that is nearest to having room for one more member."""
+    short: tuple[Short, ...] = ()
+    """All that one more member lacks there."""
     at: float | None = None
-    """When that will be another way, as far as it can be told."""
+    """The moment of a planned start: of the one that needs the room, or of its own."""
     may_stop: tuple[str, ...] = ()
     """Units that may be told to stop for it later, once they have run their minimum time."""
     may_stop_at: float | None = None
@@ -111,4 +126,4 @@ def _said(value: Any) -> Any:
     return [_said(one) for one in value] if isinstance(value, tuple) else value
 
 
-_NAMES = {kind: [f.name for f in fields(kind)] for kind in (Decision, Seat, Refused, End, Refill)}
+_NAMES = {kind: [*kind.__annotations__] for kind in (Decision, Seat, Refused, Short, End, Refill)}

@@ -1,9 +1,9 @@
-"""Who is told to stop so that something else can start: the fewest, the cheapest, and never in vain."""
+"""Which units are told to stop so that an ask can start: the fewest, the cheapest, and none in vain."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gangq.placement.board import Ask, Board, Queue
 from gangq.placement.decisions import HOLDERS, Refused
@@ -11,6 +11,7 @@ from gangq.placement.fit import Search
 from gangq.placement.free import Free, Taken, by_worker
 from gangq.placement.limits import Amount, Usage
 from gangq.placement.plans import first_fit
+from gangq.placement.room import most_gained
 
 TRIES = 64
 """How many units are tried alone, and how many of several are tried to be spared."""
@@ -18,6 +19,9 @@ SEARCHES = 16
 """How many searches of one pass may find that too many units would have to stop."""
 LEAST = -1001
 """Below every priority."""
+
+Victims = tuple[tuple[str, ...], list[Taken]]
+"""(units to tell to stop, the seats of the ask once they have)"""
 
 
 class Displacer:
@@ -28,9 +32,12 @@ class Displacer:
         self._usage = usage
         self.units = {unit.id: unit for unit in board.units}
         self._holds = dict(search.free.held)
+        """What each unit will give back; of those told to stop without what is kept for an ask."""
         self._told: set[str] = set()
         self._left = board.victims
+        """How many more units may be told to stop in this pass."""
         self._searches = SEARCHES
+        """How many more searches may be in vain."""
         self._in_vain: dict[int, int] = {}
         """Of each kind the highest priority at which nobody could be told to stop for it."""
         self._known: dict[tuple[int, str, str], tuple[list[str], Free]] = {}
@@ -47,11 +54,9 @@ class Displacer:
         """What a unit of the board holds."""
         return self._holds[unit]
 
-    def choose(
-        self, ask: Ask, counts: Sequence[int], layer: int
-    ) -> tuple[tuple[str, ...], list[Taken]] | Refused:
-        """The units to tell to stop so that an ask fits, and its seats then. Nobody is told in vain: the seats are
-        found on what is free once they are gone.
+    def choose(self, ask: Ask, counts: Sequence[int], layer: int) -> Victims | None:
+        """The units to tell to stop so that an ask fits, and its seats then; None: it may displace none, or that
+        would not do. Nobody is told in vain: the seats are found on what is free once they are gone.
 
         An ask may displace what has a lower priority, and, where the guarantee of its queue covers it, what other
         queues have beyond theirs.
@@ -64,28 +69,28 @@ class Displacer:
             or self._lowest is None
             or ask.priority <= self._in_vain.get(ask.kind, LEAST)
         ):
-            return Refused("displace")
+            return None
         owed = self._owed(ask, counts)
         if owed is None and self._lowest >= ask.priority:
-            return Refused("displace")
+            return None
         if owed is not None:
             layer = self._beside_owed(owed.name, layer)
         leaving = self._leaving()
         if leaving and not isinstance(
             self._search.on(self._without_leaving()).seats(ask, counts, layer, leaving=leaving), Refused
         ):
-            return Refused("displace")
-        candidates, emptied = self._all_gone(ask, owed.name if owed else "")
+            return None
+        candidates, emptied = self._all_gone(ask, owed)
         leaving = self._leaving() | {*candidates}
         found = self._search.on(emptied).seats(ask, counts, layer, leaving=leaving)
         if not isinstance(found, Refused):
             fewest = self._fewest(ask, counts, layer, candidates)
-            if not isinstance(fewest, Refused) and len(fewest[0]) <= self._left:
+            if fewest is not None and len(fewest[0]) <= self._left:
                 self._left -= len(fewest[0])
                 return fewest
             self._searches -= 1
         self._in_vain[ask.kind] = max(ask.priority, self._in_vain.get(ask.kind, LEAST))
-        return Refused("displace")
+        return None
 
     def later(
         self, ask: Ask, counts: Sequence[int], layer: int, before: float
@@ -103,11 +108,11 @@ class Displacer:
             and not unit.movable
             and unit.movable_at < before
             and not unit.leaving
-            and (unit.priority < ask.priority or self._beyond(unit.queue, owed))
+            and (unit.priority < ask.priority or self._elsewhere(unit.queue, owed))
         )
         if not young or not self._searches or not self._usage.path(kind.queue)[0].displaces:
             return None
-        candidates, emptied = self._all_gone(ask, owed.name if owed else "")
+        candidates, emptied = self._all_gone(ask, owed)
         free = emptied.copy(starts=True)
         leaving = self._leaving() | {*candidates}
         for n, (at, unit) in enumerate(young):
@@ -130,12 +135,14 @@ class Displacer:
         kind = self._search.kinds[ask.kind]
         return self._usage.covered_by(kind.queue, Amount.asked(kind, counts, gangs=not ask.single))
 
-    def _beyond(self, queue: str, owed: Queue | None) -> bool:
-        """Whether what runs in a queue has what is owed to another one."""
+    def _elsewhere(self, queue: str, owed: Queue | None) -> bool:
+        """Whether a queue lies outside the one to which something is owed, and so may have what is owed."""
         return owed is not None and all(up.name != owed.name for up in self._usage.path(queue))
 
     def _beside_owed(self, owed: str, layer: int) -> int:
-        """What is owed its place does not wait for the planned start of what only borrows."""
+        """The layer for an ask that the guarantee of the queue ``owed`` covers. It need not wait for planned starts
+        of asks that no guarantee covers: those at the end of the layer are left out.
+        """
         starts = self._search.free.starts
         while layer and (queue := self.borrowing.get(starts[layer - 1].ask)):
             if any(up.name == owed for up in self._usage.path(queue)):
@@ -144,15 +151,13 @@ class Displacer:
         return layer
 
     def left_over(self, victims: Sequence[str], left: list[Taken]) -> None:
-        """These units have been told to stop; this is what nobody has yet of what they hold."""
-        for unit in victims:
-            self._told.add(unit)
-            self._holds[unit] = left
-            left = []
+        """These units have been told to stop, and this is what they will give back beyond what is kept for an ask."""
+        self._told.update(victims)
+        self._holds |= _shares({unit: self._holds[unit] for unit in victims}, left)
 
-    def _candidates(self, ask: Ask, owed: str | None) -> list[str]:
-        """Who may be told to stop, the cheapest first: priority, work lost, youngest. No queue loses what it is
-        guaranteed.
+    def _candidates(self, ask: Ask, owed: Queue | None) -> list[str]:
+        """Units that may be told to stop, the cheapest first: the lowest priority, the least work lost, the youngest.
+        No queue loses what it is guaranteed.
         """
         path = {up.name for up in self._usage.path(self._search.kinds[ask.kind].queue)}
         gone: dict[str, Amount] = defaultdict(Amount)
@@ -162,10 +167,9 @@ class Displacer:
                     gone[up.name].add(Amount.held(unit))
         chosen = []
         for unit in self._by_cost:
-            elsewhere = owed is not None and all(up.name != owed for up in self._usage.path(unit.queue))
             if not unit.movable or unit.leaving or unit.id in self._told:
                 continue
-            if not (unit.priority < ask.priority or elsewhere):
+            if not (unit.priority < ask.priority or self._elsewhere(unit.queue, owed)):
                 continue
             if not any(self._search.free.workers[hold.worker].open for hold in self._holds[unit.id]):
                 continue
@@ -187,59 +191,92 @@ class Displacer:
     def _without_leaving(self) -> Free:
         """What is free once all that leaves already has gone."""
         free = self._search.free.copy(starts=True)
-        for unit in self._leaving():
-            free.end(self._holds[unit], self.units[unit].ends_at)
+        # In the order of the board: of what ended last devices are taken first.
+        for unit in self.units.values():
+            if unit.leaving or unit.id in self._told:
+                free.end(self._holds[unit.id], unit.ends_at)
         return free
 
-    def _all_gone(self, ask: Ask, owed: str) -> tuple[list[str], Free]:
+    def _all_gone(self, ask: Ask, owed: Queue | None) -> tuple[list[str], Free]:
         """The candidates, and what is free once all of them have gone; the same for many asks."""
         path = (
             ",".join(up.name for up in self._usage.path(self._search.kinds[ask.kind].queue))
             if self._guarded
             else ""
         )
-        key = (ask.priority, owed, path)
+        key = (ask.priority, owed.name if owed else "", path)
         if self._known_at != self._search.free.changes:
             self._known.clear()
             self._known_at = self._search.free.changes
         if key not in self._known:
-            candidates, free = self._candidates(ask, owed or None), self._without_leaving()
+            candidates, free = self._candidates(ask, owed), self._without_leaving()
             for unit in candidates:
                 free.end(self._holds[unit], self.units[unit].ends_at)
             self._known[key] = candidates, free
         return self._known[key]
 
-    def _fewest(
-        self, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]
-    ) -> tuple[tuple[str, ...], list[Taken]] | Refused:
+    def _fewest(self, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]) -> Victims | None:
         """The cheapest one that suffices; else as many of the cheapest as suffice, less those not needed."""
-        leaving = self._leaving()
         search = self._search.on(self._without_leaving())
-        lacking = [
-            (count - search.free.room_by_gpus(role, layer, count), role.needs.gpus)
-            for role, count in zip(search.kinds[ask.kind].roles, counts, strict=True)
-            if role.needs.gpus and count
-        ]
-        alone = self._alone(lacking, candidates)
+        alone = self._alone(search, ask, counts, layer, candidates)
         if alone is None:
-            return Refused("displace", have=self._left, of="units")
+            return None
+        return self._one(search, ask, counts, layer, alone) or self._several(
+            search, ask, counts, layer, candidates
+        )
+
+    def _alone(
+        self, search: Search, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]
+    ) -> list[str] | None:
+        """Units of which one may free enough GPUs, by numbers; None: not even as many as may be told together would.
+
+        A bound, so that not every unit is tried: it asks what GPUs come free (:func:`most_gained`), and not where, or
+        beside what else.
+        """
+        alone = set(candidates)
+        for role, count in zip(search.kinds[ask.kind].roles, counts, strict=True):
+            if not role.needs.gpus or not count:
+                continue
+            lacking = count - search.free.room_by_gpus(role, layer, count)
+            gains = {unit: most_gained(role, self._holds[unit]) for unit in candidates}
+            if sum(sorted(gains.values())[-self._left :]) < lacking:
+                return None
+            alone &= {unit for unit, gain in gains.items() if gain >= lacking}
+        return [unit for unit in candidates if unit in alone][:TRIES]
+
+    def _one(
+        self, search: Search, ask: Ask, counts: Sequence[int], layer: int, alone: list[str]
+    ) -> Victims | None:
+        """The first of these units that suffices by itself. ``search`` is on what is free once all has gone that
+        leaves already; if there is no such unit, that is free again afterwards.
+        """
+        leaving = self._leaving()
         for unit in alone:
             search.free.end(self._holds[unit], self.units[unit].ends_at)
             found = search.seats(ask, counts, layer, leaving=leaving | {unit})
             if not isinstance(found, Refused):
                 return (unit,), found
             search.free.take(self._holds[unit], self.units[unit].ends_at)
+        return None
+
+    def _several(
+        self, search: Search, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]
+    ) -> Victims | None:
+        """As many of the cheapest as suffice, less those not needed. ``search`` as for :meth:`_one`."""
+        leaving = self._leaving()
         moments = [(self.units[unit].ends_at, unit, self._holds[unit]) for unit in candidates]
         fit = first_fit(search, ask, counts, layer, moments, leaving=tuple(leaving), together=False)
-        if isinstance(fit, Refused):
-            return fit
+        if fit is None:
+            return None
+        # Free is now what the cheapest hold, up to the one with which it fits.
         _, ended, seats = fit
         used = {seat.worker for seat in seats}
-        needed = [
-            unit for unit in candidates[:ended] if any(hold.worker in used for hold in self._holds[unit])
-        ]
-        for unit in {*candidates[:ended]} - {*needed}:
-            search.free.take(self._holds[unit], self.units[unit].ends_at)
+        needed = [u for u in candidates[:ended] if any(hold.worker in used for hold in self._holds[u])]
+        spared = {*candidates[:ended]} - {*needed}
+        for unit in candidates[:ended]:
+            if unit in spared:
+                search.free.take(self._holds[unit], self.units[unit].ends_at)
+        # Free is now what those needed hold. The dearest is the first that is tried to be spared.
         for unit in needed[-TRIES:][::-1]:
             search.free.take(self._holds[unit], self.units[unit].ends_at)
             fewer = [other for other in needed if other != unit]
@@ -247,39 +284,22 @@ class Displacer:
             if isinstance(found, Refused):
                 search.free.give(self._holds[unit], self.units[unit].ends_at)
             else:
-                needed, seats = fewer, found
+                needed = fewer
+        # Free is now what those hold that are still needed: the seats are looked for once more on that.
         seated = search.seats(ask, counts, layer, leaving=leaving | {*needed})
-        return seated if isinstance(seated, Refused) else (tuple(needed), seated)
-
-    def _alone(self, lacking: list[tuple[int, int]], candidates: list[str]) -> list[str] | None:
-        """Units of which one may free enough GPUs, by numbers; None: not even as many as may be told together would.
-
-        n GPUs that come free on a worker make room for n / g members, rounded up, where each needs g.
-
-        Args:
-            lacking: of each role how many members there are no free GPUs for, and how many each needs.
-            candidates: who may be told to stop.
-        """
-        alone = set(candidates)
-        for members, gpus in lacking:
-            gains = {
-                unit: sum(-(-len(hold.devices) // gpus) for hold in self._holds[unit]) for unit in candidates
-            }
-            if sum(sorted(gains.values())[-self._left :]) < members:
-                return None
-            alone &= {unit for unit, gain in gains.items() if gain >= members}
-        return [unit for unit in candidates if unit in alone][:TRIES]
+        return None if isinstance(seated, Refused) else (tuple(needed), seated)
 
 
 def swap(before: Sequence[Taken], after: Sequence[Taken]) -> tuple[list[Taken], list[Taken]]:
     """What seats ``after`` need beyond what ``before`` holds on the same workers, and what of that is left over."""
     had, will = by_worker(before), by_worker(after)
-    more = [_beyond(will[worker], had.get(worker)) for worker in sorted(will)]
-    left = [_beyond(had[worker], will.get(worker)) for worker in sorted(had)]
+    more = [_less(will[worker], had.get(worker)) for worker in sorted(will)]
+    left = [_less(had[worker], will.get(worker)) for worker in sorted(had)]
     return more, left
 
 
-def _beyond(one: Taken, other: Taken | None) -> Taken:
+def _less(one: Taken, other: Taken | None) -> Taken:
+    """What one takes of a worker beyond what the other does."""
     if other is None:
         return one
     return Taken(
@@ -289,3 +309,19 @@ def _beyond(one: Taken, other: Taken | None) -> Taken:
         max(0, one.memory_mb - other.memory_mb),
         max(0, one.millicpus - other.millicpus),
     )
+
+
+def _shares(held: Mapping[str, Sequence[Taken]], left: Sequence[Taken]) -> dict[str, list[Taken]]:
+    """What is left of what several units hold, to each its part: its own devices, and of slots, memory and processors
+    as much as it holds, until nothing is left. A unit of which nothing is left on a worker still is on it.
+    """
+    rest = by_worker(left)
+    shares: dict[str, list[Taken]] = {}
+    for unit, holds in held.items():
+        shares[unit] = []
+        for worker, hold in by_worker(holds).items():
+            if worker in rest:
+                mine = _less(hold, _less(hold, rest[worker]))
+                rest[worker] = _less(rest[worker], mine)
+                shares[unit].append(mine)
+    return shares

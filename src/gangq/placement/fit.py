@@ -1,19 +1,33 @@
 """Where members sit: topology domains, roles, hosts by strategy, devices.
 
-A search returns seats, or the :class:`Refused` of the check that failed first, with the numbers it had in hand.
+A search tries one way after another, from what is preferred most to what will just do, each inside the one before:
+
+1. wishes: the workers kept for it, those with its model, hosts where nothing failed, then any (:meth:`Search.seats`);
+2. domains: of the narrowest level that is preferred or required, then of broader ones, then none; of one level the
+   tightest first (:meth:`Search._gang`);
+3. roles: the scarcest first, then the other way round (:meth:`Search._roles`);
+4. for one role its own domains, then its hosts and devices (:meth:`Search._members`).
+
+The first way that holds all members is taken. Otherwise the refusal is that of the widest one: the last wish, in
+it the roomiest domain of the broadest level, or the whole fleet if no level is required; of the two orders of roles
+the first. So its numbers are the best that could be had.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import inf as INFINITY
 
-from gangq.placement.board import Ask, Board, Device, Kind, Role
+from gangq.placement import gates
+from gangq.placement.board import Ask, Board, Kind, Role
 from gangq.placement.decisions import HOLDERS, Refused
-from gangq.placement.free import Free, Rooms, Taken
-from gangq.placement.strategies import STRATEGIES
+from gangq.placement.free import Free, Taken
+from gangq.placement.room import Rooms, linked
+from gangq.placement.strategies import STRATEGIES, by_link
 
 
 @dataclass(frozen=True)
@@ -54,13 +68,14 @@ class Search:
 
     def on(self, free: Free) -> Search:
         """The same search on another state of the same workers."""
-        twin = object.__new__(Search)
-        twin.__dict__.update(self.__dict__)
+        # Shared with this one, because they are of workers and not of what is free: _domains, _paths and _warm. And
+        # _apart, which keep_apart changes for all: what has started is on its hosts in every state.
+        twin = copy.copy(self)
         twin.free = free
         return twin
 
     def keep_apart(self, key: str, unit: str, workers: Iterable[int]) -> None:
-        """Hosts of these workers are no hosts for others with this key."""
+        """A unit is on these workers: what has the same key takes no host of them."""
         self._apart[key][unit].update(self.free.host_of[worker] for worker in workers)
 
     def hosts_of_others(self, ask: Ask, leaving: Container[str] = ()) -> frozenset[int]:
@@ -81,7 +96,9 @@ class Search:
             return None
         key = self.kinds[ask.kind].apart
         others = [unit for unit, hosts in self._apart[key].items() if unit != ask.id and hosts]
-        return Refused("apart", need=sum(counts), of="members", where=key, holders=tuple(others[:HOLDERS]))
+        return Refused(
+            gates.APART, need=sum(counts), of="members", where=key, holders=tuple(others[:HOLDERS])
+        )
 
     def warm_room(self, kind: Kind, layer: int) -> bool:
         """Whether a worker that has its model loaded has room for a member of its first role."""
@@ -96,7 +113,7 @@ class Search:
             if count and self._open_classes.isdisjoint(role.serves):
                 closed = tuple(w.name for w in self.free.workers if w.class_id in role.serves)
                 name = role.name if len(kind.roles) > 1 else ""
-                return Refused("workers", need=count, of="workers", where=name, holders=closed[:HOLDERS])
+                return Refused(gates.WORKERS, need=count, of="workers", where=name, holders=closed[:HOLDERS])
         return None
 
     def room_for_each(self, kind: Kind, counts: Sequence[int]) -> bool:
@@ -114,8 +131,14 @@ class Search:
         first: frozenset[int] = frozenset(),
     ) -> list[Taken] | Refused:
         """Seats for so many members of each role, ranks in order, for something that meets the first ``layer``
-        planned starts. What it prefers is tried before the rest: the workers that are kept for it (``first``), those
-        with its model, hosts where nothing has failed. Units that are ``leaving`` keep it apart from nothing.
+        planned starts.
+
+        Args:
+            ask: what is to be seated.
+            counts: its members, by role.
+            layer: how many planned starts it would still run at.
+            leaving: units that keep it apart from nothing, because they will be gone.
+            first: workers that are kept for it.
         """
         apart = self.hosts_of_others(ask, leaving)
         failed = frozenset(self._host[host] for host in ask.avoid_hosts if host in self._host)
@@ -127,31 +150,33 @@ class Search:
             wishes = [*(replace(wish, only=warm) for wish in wishes if warm), *wishes]
         if first:
             wishes = [Wish(apart, first), *wishes]
-        refused: list[Taken] | Refused = Refused("workers")
-        for wish in dict.fromkeys(wishes):
-            refused = self._gang(ask, counts, layer, wish)
-            if not isinstance(refused, Refused):
-                return refused
-        return refused
+        *preferred, widest = dict.fromkeys(wishes)
+        for wish in preferred:
+            found = self._gang(ask, counts, layer, wish)
+            if not isinstance(found, Refused):
+                return found
+        return self._gang(ask, counts, layer, widest)
 
     def _gang(self, ask: Ask, counts: Sequence[int], layer: int, wish: Wish) -> list[Taken] | Refused:
         """In the tightest domain of the narrowest level that is preferred or required."""
         kind = self.kinds[ask.kind]
-        refused = None
+        roomiest: Refused | None = None
         for level in self._levels(kind.require, kind.prefer):
             for inside in self._domains_with_room(kind, counts, layer, wish, level, kind.require):
                 found = self._roles(ask, kind, counts, layer, replace(wish, only=inside))
                 if not isinstance(found, Refused):
                     return found
-                refused = found
+                roomiest = found
         if kind.require:
-            return self._not_in_one(kind, counts, layer, wish, kind.require) if refused is None else refused
+            return roomiest or self._not_in_one(kind, counts, layer, wish, kind.require)
         return self._roles(ask, kind, counts, layer, wish)
 
     def _roles(
         self, ask: Ask, kind: Kind, counts: Sequence[int], layer: int, wish: Wish
     ) -> list[Taken] | Refused:
-        """Roles one after another: the scarcest first, and if that fails the other way round."""
+        """Roles one after another: the scarcest first, and if that fails the other way round. If both fail, the first
+        order says why.
+        """
         asked = [n for n in range(len(kind.roles)) if counts[n]]
         if len(asked) > 1:
             scarce = {
@@ -160,26 +185,31 @@ class Search:
                 for n in asked
             }
             asked.sort(key=lambda n: (scarce[n], n))
+        found = self._in_turn(ask, kind, counts, layer, wish, asked)
+        if isinstance(found, Refused) and len(asked) > 1:
+            other = self._in_turn(ask, kind, counts, layer, wish, asked[::-1])
+            found = found if isinstance(other, Refused) else other
+        return found
+
+    def _in_turn(
+        self, ask: Ask, kind: Kind, counts: Sequence[int], layer: int, wish: Wish, turns: Sequence[int]
+    ) -> list[Taken] | Refused:
+        """Seats for the roles in this order, each on what those before it have left."""
+        seats: dict[int, list[Taken]] = {}
+        taken: list[Taken] = []
         refused: Refused | None = None
-        for turn in [asked, asked[::-1]][: len(asked)]:
-            taken: list[Taken] = []
-            workers: dict[int, list[int]] = {}
-            for n in turn:
-                found = self._members(ask, kind, n, counts[n], layer, wish)
-                if isinstance(found, Refused):
-                    refused = refused or found
-                    break
-                workers[n] = found
-                if len(turn) > 1:
-                    mine = self._with_devices(kind, {n: found}, layer)
-                    if mine is None:
-                        break
-                    self.free.take(mine, 0)
-                    taken += mine
-            self.free.give(taken, 0)
-            if len(workers) == len(turn) and (seats := self._with_devices(kind, workers, layer)) is not None:
-                return seats
-        return refused or Refused("devices", where=kind.queue)
+        for n in turns:
+            workers = self._members(ask, kind, n, counts[n], layer, wish)
+            if isinstance(workers, Refused):
+                refused = workers
+                break
+            seats[n] = self._with_devices(kind.roles[n], workers, layer)
+            if len(turns) > 1:
+                # Whatever moment that is for: the next role finds less beside the planned starts, too.
+                self.free.take(seats[n], INFINITY)
+                taken += seats[n]
+        self.free.give(taken, INFINITY)
+        return refused or [seat for n in sorted(seats) for seat in seats[n]]
 
     def _members(
         self, ask: Ask, kind: Kind, n: int, count: int, layer: int, wish: Wish
@@ -203,12 +233,12 @@ class Search:
         best = next(rooms.descending(), None)
         where = self.free.hosts[best[1]] if best else ""
         if total < count:
-            return Refused("room", need=count, have=total, of=role.name or "members", where=where)
+            return Refused(gates.ROOM, need=count, have=total, of=role.name or "members", where=where)
         if STRATEGIES[role.strategy].own_hosts:
             hosts = sum(1 for _ in rooms.ascending())
-            return Refused("hosts", need=count, have=hosts, of="hosts with room")
+            return Refused(gates.HOSTS, need=count, have=hosts, of="hosts with room")
         return Refused(
-            "one_host", need=count, have=best[0] if best else 0, of=role.name or "members", where=where
+            gates.ONE_HOST, need=count, have=best[0] if best else 0, of=role.name or "members", where=where
         )
 
     def _spread_out(
@@ -267,40 +297,36 @@ class Search:
             self._paths[worker] = [*enumerate([*names, f"{host:08}"])]
         return self._paths[worker]
 
-    def _with_devices(self, kind: Kind, workers: dict[int, list[int]], layer: int) -> list[Taken] | None:
-        """Seats with devices. Who can use the fewest chooses first: what suits the next one suited it too."""
-        free: dict[int, list[Device]] = {}
-        seats: dict[int, list[Taken]] = {}
-        order = sorted(
-            workers, key=lambda n: (-kind.roles[n].needs.vram_mb, -len(kind.roles[n].needs.avoid), n)
-        )
-        for n in order:
-            needs = kind.roles[n].needs
-            if not needs.gpus:
-                # Members on one worker are alike: a gang of 256 needs no 256 objects.
-                alike = {w: Taken(w, (), 1, needs.memory_mb, needs.millicpus) for w in {*workers[n]}}
-                seats[n] = [alike[worker] for worker in workers[n]]
-                continue
-            seats[n] = []
-            for worker, members in groupby(workers[n]):
-                beside = len(list(members))
-                # Members of one GPU each talk to each other as the GPUs of one member do.
-                together = beside if needs.gpus == 1 else 1
-                for _ in range(beside // together):
-                    mine = free.setdefault(worker, self.free.free_devices(worker, layer))
-                    good = [d for d in mine if d.vram_mb >= needs.vram_mb and d.id not in needs.avoid]
-                    picked = STRATEGIES[kind.roles[n].strategy].choice.devices(
-                        self.free.equal(worker, good, layer), needs.gpus * together
-                    )
-                    if picked is None:
-                        return None
-                    gone = {device.id for device in picked}
-                    free[worker] = [device for device in mine if device.id not in gone]
-                    seats[n] += [
-                        Taken(worker, tuple(devices), 1, needs.memory_mb, needs.millicpus)
-                        for devices in (picked[m : m + needs.gpus] for m in range(0, len(picked), needs.gpus))
-                    ]
-        return [seat for n in sorted(seats) for seat in seats[n]]
+    def _with_devices(self, role: Role, workers: Sequence[int], layer: int) -> list[Taken]:
+        """Seats with devices, on workers that have room for them."""
+        needs = role.needs
+        if not needs.gpus:
+            # Members on one worker are alike: a gang of 256 needs no 256 objects.
+            alike = {w: Taken(w, (), 1, needs.memory_mb, needs.millicpus) for w in {*workers}}
+            return [alike[worker] for worker in workers]
+        strategy = STRATEGIES[role.strategy]
+        seats: list[Taken] = []
+        for worker, members in groupby(workers):
+            beside = len(list(members))
+            good = [
+                device
+                for device in self.free.free_devices(worker, layer)
+                if device.vram_mb >= needs.vram_mb and device.id not in needs.avoid
+            ]
+            together = beside if needs.gpus == 1 else 1
+            for _ in range(beside // together):
+                offered = good
+                if linked(role):
+                    offered = min((one for one in by_link(good) if len(one) >= needs.gpus), key=len)
+                equal = self.free.equal(worker, offered, layer)
+                picked = strategy.devices(equal, together, needs.gpus)
+                gone = {device.id for device in picked}
+                good = [device for device in good if device.id not in gone]
+                seats += [
+                    Taken(worker, tuple(devices), 1, needs.memory_mb, needs.millicpus)
+                    for devices in (picked[m : m + needs.gpus] for m in range(0, len(picked), needs.gpus))
+                ]
+        return seats
 
     # -- topology --------------------------------------------------------------------------------------------
 
@@ -366,7 +392,7 @@ class Search:
             )
             if room > best:
                 best, where = room, name
-        return Refused("one_domain", need=sum(counts), have=best, of=level, where=where)
+        return Refused(gates.ONE_DOMAIN, need=sum(counts), have=best, of=level, where=where)
 
     def _beside_mates(self, ask: Ask, kind: Kind, n: int, wish: Wish) -> Wish:
         """A replaced member sits beside the others where the gang or its role has to be together, else apart."""

@@ -7,7 +7,6 @@ Hosts in the same state are kept together, so that five thousand idle hosts cost
 from __future__ import annotations
 
 import copy
-import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,10 +14,10 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from gangq.placement.board import Board, Device, Hold, Role
-from gangq.placement.decisions import End
+from gangq.placement.decisions import End, Short
+from gangq.placement.room import Rooms, WorkerState, fits, lacking, linked, room_by
+from gangq.placement.strategies import by_link
 
-WorkerState = tuple[int, int, int, int, tuple[int, ...]]
-"""Its class, free slots, memory and processors, and the memory of each free device, smallest first."""
 _id = attrgetter("id")
 
 
@@ -55,33 +54,21 @@ class PlannedStart:
         return twin
 
 
-def room_by(state: WorkerState, role: Role) -> dict[str, int]:
-    """How many members of a role each thing alone that they need leaves room for on a worker in this state; nothing
-    where it does not serve the role. The one rule.
-    """
-    class_id, slots, memory_mb, millicpus, vrams = state
-    if class_id not in role.serves:
-        return {}
-    needs, room = role.needs, {"slots": slots}
-    if needs.memory_mb:
-        room["memory"] = memory_mb // needs.memory_mb
-    if needs.millicpus:
-        room["CPUs"] = millicpus // needs.millicpus
-    if needs.gpus:
-        room["GPUs"] = (len(vrams) - bisect_left(vrams, needs.vram_mb)) // needs.gpus
-    return room
-
-
-def fits(state: WorkerState, role: Role) -> int:
-    """How many members of a role a worker in this state holds."""
-    return max(0, min(room_by(state, role).values(), default=0))
-
-
 class Free:
-    """What is free on a board, changed as the pass decides."""
+    """What is free on a board, changed as the pass decides.
+
+    More may be taken than there is: seats are kept for an ask while the units that were told to stop for it still
+    hold them. So these hold at any moment (tests/placement/test_free.py):
+
+    - of the slots, memory and processors of a worker: left = offered - taken, which may be below 0;
+    - of a device: free - owed = offered - taken, and free or owed is 0. A withheld one is offered 0 times.
+
+    What is taken until a moment is given back until the same moment, because the planned starts before it count it.
+    """
 
     def __init__(self, board: Board) -> None:
         """Workers are numbered host by host; whatever is placed on the board is taken."""
+        # What never changes.
         self.workers = sorted(board.workers, key=lambda w: (w.host, w.id))
         self.number = {worker.id: n for n, worker in enumerate(self.workers)}
         self.hosts: list[str] = []
@@ -95,31 +82,38 @@ class Free:
             if worker.open:
                 self.workers_of[-1].append(n)
         self.device = {device.id: device for worker in self.workers for device in worker.devices}
+        self._owner = {d.id: n for n, worker in enumerate(self.workers) for d in worker.devices}
+        by_links = any(linked(role) for kind in board.kinds for role in kind.roles)
+        self._links = {
+            n for n, worker in enumerate(self.workers) if by_links and any(d.link for d in worker.devices)
+        }
+        """Workers with links, where a role needs to know."""
+        self.held = {unit.id: self.held_by(unit.holds) for unit in board.units}
+        """What each unit of the board holds."""
+        # What only grows: each host state that was seen, its number, and how many members of a role fit in it.
+        self._ids: dict[tuple[WorkerState, ...], int] = {}
+        self._states: list[tuple[WorkerState, ...]] = []
+        self._fits: dict[Role, dict[int, int]] = defaultdict(dict)
+        # What changes: a copy has its own.
         self._left = self._all_left()
-        """Of each worker the free slots, memory and processors; below 0 where a plan waits for what holds them."""
+        """Of each worker the free slots, memory and processors."""
+        self._devices = self._all_devices()
+        """Of each worker the free devices, by id."""
+        self._owed = Counter[int]()
+        """Of a device how many more have taken it than one can; they get it once it is given back."""
         self.slots = sum(worker.slots for worker in self.workers)
         """Free slots in all: there is room for no more members than that."""
         self._ends = 0
         """How often :meth:`end` was called."""
         self._ended: dict[int, int] = {}
         """Of devices that are free only once something has ended: the number of that :meth:`end`."""
-        self._devices = self._all_devices()
-        """Of each worker the free devices, by id."""
-        self._owed = Counter[int]()
-        """Of a device how many more have taken it than one can: plans, which get it once it is given back."""
-        self._owner = {d.id: n for n, worker in enumerate(self.workers) for d in worker.devices}
         self.starts: list[PlannedStart] = []
         """The planned starts, by their moment."""
-        self._ids: dict[tuple[WorkerState, ...], int] = {}
-        self._states: list[tuple[WorkerState, ...]] = []
-        self._fits: dict[Role, dict[int, int]] = defaultdict(dict)
         self.layers: list[Layer] = []
-        self.changes = 0
-        """How often anything was taken, given back or planned."""
         self._changed: set[int] = set()
         """Hosts that stand in the layers as they were before."""
-        self.held = {unit.id: self.held_by(unit.holds) for unit in board.units}
-        """What each unit of the board holds."""
+        self.changes = 0
+        """How often anything was taken, given back or planned."""
         for seats in self.held.values():
             for taken in seats:
                 self._add(taken, -1)
@@ -146,7 +140,7 @@ class Free:
         self._change(seats, ends_at, -1)
 
     def give(self, seats: Iterable[Taken], ends_at: float) -> None:
-        """Undo :meth:`take`."""
+        """Undo :meth:`take`: the same seats until the same moment."""
         self._change(seats, ends_at, 1)
 
     def end(self, seats: Sequence[Taken], ends_at: float) -> None:
@@ -200,15 +194,14 @@ class Free:
     def copy(self, *, starts: bool) -> Free:
         """The same workers and what is free on them; ``starts``: with the planned starts."""
         self._settle()  # Once, and not in each copy of this.
-        twin = object.__new__(Free)
-        twin.__dict__.update(self.__dict__)
-        twin._ended = {}
+        twin = copy.copy(self)
         twin._left = [list(left) for left in self._left]
         twin._devices = [devices.copy() for devices in self._devices]
         twin._owed = Counter(self._owed)
+        twin._ended = {}
         twin.starts = [start.copy() for start in self.starts] if starts else []
-        twin._changed = set()
         twin.layers = [layer.copy() for layer in self.layers[: len(twin.starts) + 1]]
+        twin._changed = set()
         return twin
 
     def emptied(self) -> Free:
@@ -280,8 +273,17 @@ class Free:
                     min(millicpus, left[2]),
                 )
                 devices = [device for device in devices if device.id not in start.devices]
-        vrams = tuple(sorted([d.vram_mb for d in devices if d.id not in avoid])) if devices else ()
-        return self.workers[worker].class_id, slots, memory_mb, millicpus, vrams
+        class_id = self.workers[worker].class_id
+        if not devices:
+            return WorkerState(class_id, slots, memory_mb, millicpus, ())
+        if avoid:
+            devices = [device for device in devices if device.id not in avoid]
+        vrams = tuple(sorted([device.vram_mb for device in devices]))
+        links: tuple[tuple[int, ...], ...] = ()
+        if worker in self._links:
+            groups = (tuple(sorted([device.vram_mb for device in group])) for group in by_link(devices))
+            links = tuple(sorted(group for group in groups if len(group) > 1))
+        return WorkerState(class_id, slots, memory_mb, millicpus, vrams, links)
 
     def free_devices(self, worker: int, layer: int) -> list[Device]:
         """The devices behind :meth:`worker_state`."""
@@ -317,25 +319,40 @@ class Free:
         """How many members of a role a worker has room for."""
         return fits(self.worker_state(worker, layer, role.needs.avoid), role)
 
-    def short_of(self, role: Role, count: int, layer: int) -> tuple[str, ...]:
-        """What is short: each of which there would be room for so many members, were it without limit."""
-        room = Counter[str]()
-        for hosts, by in self._room_by(role, layer):
-            for name in by:
-                others = min((most for other, most in by.items() if other != name), default=count)
-                room[name] += hosts * max(0, min(count, others))
-        return tuple(name for name in ("slots", "memory", "CPUs", "GPUs") if room[name] >= count)
+    def nearest(self, role: Role, layer: int) -> tuple[int, tuple[Short, ...]] | None:
+        """The worker that is nearest to having room for one more member of a role, and what is short there: the
+        fewest things, then the smallest parts of what is needed. None: no worker serves it.
+        """
+        best: tuple[int, float, int] | None = None
+        lacks: tuple[Short, ...] = ()
+        for state, _, worker in self._in_states(role, layer):
+            if short := lacking(state, role):
+                key = len(short), sum([1 - have / need for _, need, have in short]), worker
+                if best is None or key < best:
+                    best, lacks = key, short
+        return best and (best[2], lacks)
 
     def room_by_gpus(self, role: Role, layer: int, most: int) -> int:
         """How many members its GPUs alone leave room for, so many on a worker at most."""
-        return sum(hosts * min(most, by["GPUs"]) for hosts, by in self._room_by(role, layer) if by)
+        return sum(
+            workers * min(most, room_by(state, role).get("gpus", 0))
+            for state, workers, _ in self._in_states(role, layer)
+        )
 
-    def _room_by(self, role: Role, layer: int) -> Iterator[tuple[int, dict[str, int]]]:
-        """Of each worker of the hosts in one state: how many such hosts there are, and :func:`room_by`."""
+    def _in_states(self, role: Role, layer: int) -> Iterator[tuple[WorkerState, int, int]]:
+        """The states of open workers, without the devices that a role avoids: how many are in each, and the first."""
         self._settle()
-        for state, hosts in self.layers[layer].hosts.items():
-            for worker in self._states[state]:
-                yield len(hosts), room_by(worker, role)
+        odd = self._odd(role)
+        for number, hosts in self.layers[layer].hosts.items():
+            alike = [host for host in hosts if host not in odd] if odd else hosts
+            for n, state in enumerate(self._states[number] if alike else ()):
+                yield state, len(alike), self.workers_of[alike[0]][n]
+        for worker in (worker for host in odd for worker in self.workers_of[host]):
+            yield self.worker_state(worker, layer, role.needs.avoid), 1, worker
+
+    def _odd(self, role: Role) -> set[int]:
+        """Hosts with devices that a role avoids: they are in another state for it."""
+        return {self.host_of[self._owner[d]] for d in role.needs.avoid if d in self._owner}
 
     def rooms(
         self,
@@ -348,7 +365,7 @@ class Free:
         """The room of every host for a role: but not of the hosts ``without``, and only of workers ``inside``."""
         self._settle()
         known, by_room = self._fits[role], defaultdict[int, list[Sequence[int]]](list)
-        odd = {self.host_of[self._owner[d]] for d in role.needs.avoid if d in self._owner}
+        odd = self._odd(role)
         if inside is not None:
             counted: dict[int, int] = defaultdict(int)
             for worker in inside:
@@ -402,54 +419,6 @@ class Layer:
             insort(mine, host)
         else:
             mine.append(host)
-
-
-class Rooms:
-    """How many members of one role each host has room for."""
-
-    def __init__(
-        self,
-        groups: dict[int, list[Sequence[int]]],
-        skipped: frozenset[int],
-        ones: dict[int, list[int]],
-    ) -> None:
-        """``groups``: hosts by room, but for the ``skipped``; ``ones``: hosts that were looked at one by one."""
-        self._groups = groups
-        self._skipped = skipped
-        self._ones = ones
-        self.sizes = sorted({*groups, *ones})
-
-    @property
-    def total(self) -> int:
-        """Room in all hosts together."""
-        if not self._skipped:
-            grouped = sum(room * sum(map(len, hosts)) for room, hosts in self._groups.items())
-            return grouped + sum(room * len(hosts) for room, hosts in self._ones.items())
-        return sum(room for room, _ in self.ascending())
-
-    def of(self, room: int) -> Iterator[int]:
-        """The hosts with exactly this room, in order."""
-        groups, ones = self._groups.get(room, ()), self._ones.get(room)
-        grouped: Iterable[int] = groups[0] if len(groups) == 1 else heapq.merge(*groups)
-        if self._skipped:
-            grouped = (host for host in grouped if host not in self._skipped)
-        return heapq.merge(grouped, ones) if ones else iter(grouped)
-
-    def ascending(self, least: int = 1) -> Iterator[tuple[int, int]]:
-        """(room, host), the tightest first, from this room on."""
-        for room in self.sizes[bisect_left(self.sizes, least) :]:
-            for host in self.of(room):
-                yield room, host
-
-    def descending(self) -> Iterator[tuple[int, int]]:
-        """(room, host), the roomiest first."""
-        for room in reversed(self.sizes):
-            for host in self.of(room):
-                yield room, host
-
-    def tightest(self, size: int) -> tuple[int, int] | None:
-        """The host that holds so many and little more."""
-        return next(self.ascending(size), None)
 
 
 def by_worker(seats: Iterable[Taken]) -> dict[int, Taken]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from gangq.placement import gates
 from gangq.placement.board import Board, Kind, Queue, Unit
 from gangq.placement.decisions import HOLDERS, Refused
 
@@ -97,13 +98,13 @@ class Usage:
             used, mine = self.used[up.name], self.by_submitter[up.name, submitter]
             running = {"gangs": up.max_gangs, "jobs": up.max_jobs}
             for gate, limits, has in (
-                ("running_limit", {of: most for of, most in running.items() if most is not None}, used),
-                ("quota", up.maximum, used),
-                ("submitter_limit", up.submitter_maximum, mine),
+                (gates.RUNNING_LIMIT, {of: most for of, most in running.items() if most is not None}, used),
+                (gates.QUOTA, up.maximum, used),
+                (gates.SUBMITTER_LIMIT, up.submitter_maximum, mine),
             ):
                 for of, most in limits.items():
                     if asked[of] and has[of] + asked[of] > most:
-                        holders = self._holders(up.name, submitter if gate == "submitter_limit" else None)
+                        holders = self._holders(up.name, submitter if gate == gates.SUBMITTER_LIMIT else None)
                         return Refused(
                             gate, asked[of], most - has[of], of, limit=most, where=up.name, holders=holders
                         )

@@ -44,8 +44,9 @@ class Timeline:
         self._ends.pop(unit, None)
         self._moments = []
 
-    def find(self, search: Search, ask: Ask, counts: Sequence[int]) -> tuple[PlannedStart, Free] | Refused:
-        """The first moment at which an ask fits, beside all planned starts there are; and what is free then.
+    def find(self, search: Search, ask: Ask, counts: Sequence[int]) -> tuple[PlannedStart, Free] | None:
+        """The first moment at which an ask fits, beside all planned starts there are; and what is free then. None: it
+        never does.
 
         The planned starts count as placed from now until they end. So what is free only grows with time.
         """
@@ -54,7 +55,7 @@ class Timeline:
         if ask.kind not in self._feasible:
             found = search.on(self._empty).seats(ask, counts, 0, leaving=self._ends)
             if isinstance(found, Refused):
-                return found
+                return None
             self._feasible.add(ask.kind)
         then = search.free.copy(starts=False)
         moments = list(self._in_order())
@@ -63,8 +64,8 @@ class Timeline:
             insort(moments, (start.ends_at, start.ask, start.held), key=_when)
         earliest = self._not_before.get(ask.kind, 0.0)
         fit = first_fit(search.on(then), ask, counts, 0, moments, earliest)
-        if isinstance(fit, Refused):
-            return fit
+        if fit is None:
+            return None
         starts_at, ended, seats = fit
         self._not_before[ask.kind] = starts_at
         start = PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats)
@@ -94,7 +95,7 @@ def first_fit(
     earliest: float = 0.0,
     leaving: Sequence[str] = (),
     together: bool = True,
-) -> tuple[float, int, list[Taken]] | Refused:
+) -> tuple[float, int, list[Taken]] | None:
     """Give back one unit after another until an ask fits.
 
     Args:
@@ -108,14 +109,13 @@ def first_fit(
         together: what ends at one moment ends together, and not one after the other.
 
     Returns:
-        The moment, how many units had to end, and the seats.
+        The moment, how many units had to end, and the seats; None: it does not fit when all have ended.
     """
     free, kind = search.free, search.kinds[ask.kind]
     roles = [(role, count) for role, count in zip(kind.roles, counts, strict=True) if count]
     room: list[int] = []
     """Room in all for each role. Empty: not counted yet, because it is too early or slots alone do not suffice."""
     gone = {*leaving}
-    refused = Refused("never")
     for n, (at, unit, seats) in enumerate(moments):
         workers = {seat.worker for seat in seats if free.workers[seat.worker].open} if room else ()
         before = _room_on(free, workers, roles, layer)
@@ -132,8 +132,7 @@ def first_fit(
             found = search.seats(ask, counts, layer, leaving=gone)
             if not isinstance(found, Refused):
                 return at, n + 1, found
-            refused = found
-    return refused
+    return None
 
 
 def _room_on(

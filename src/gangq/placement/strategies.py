@@ -1,77 +1,80 @@
-"""How members spread over hosts, and which devices each gets: one small class each, and one line that names it."""
+"""How members spread over hosts, and which GPUs each gets: one small class a strategy, and one line that names it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from gangq.placement.board import Device
-from gangq.placement.free import Rooms
+
+if TYPE_CHECKING:
+    from gangq.placement.room import Rooms
 
 Takes = list[tuple[int, int]]
 """(host, how many members it takes)."""
 
 
-class Choice(Protocol):
-    """Which of the free devices of a worker a member gets; members of one GPU each choose together."""
+class Strategy(ABC):
+    """How the members of a role spread over hosts, and which GPUs each gets."""
 
-    def devices(self, good: Sequence[Sequence[Device]], count: int) -> Sequence[Device] | None:
-        """So many of those that will do; None: these will not do. They are given in classes of equal ones
-        (:meth:`gangq.placement.free.Free.equal`): all of a class is to be taken before any of the next.
-        """
-
-
-class Linked:
-    """The smallest that will do: large ones stay free for what needs them. Of equal ones as few groups as possible
-    that NVLink or XGMI joins; single ones come from groups that are broken already.
-
-    Links decide between equal devices of one worker, and nothing more. Workers are chosen before, by their room, and
-    what is left over has the same room as without links: nothing waits for a link.
+    one_host = False
+    """All members share a host: one that is replaced goes where the others are."""
+    own_hosts = False
+    """No two members share a host: one that is replaced goes where no other is."""
+    linked = False
+    """All GPUs of a member are joined by one NVLink or XGMI. With this line alone a strategy is right: the room of
+    workers, what victims would free, and the GPUs that :meth:`devices` is offered are then counted link by link.
     """
 
-    def devices(self, good: Sequence[Sequence[Device]], count: int) -> Sequence[Device] | None:
-        """One class after another; of the last one what is joined best."""
+    @abstractmethod
+    def hosts(self, size: int, rooms: Rooms) -> Takes | None:
+        """Which hosts take how many members; None: there is no room for all in this way."""
+
+    def evenly(self, takes: Takes, _rooms: Rooms, /) -> Takes:
+        """The same for a role that asks to be balanced; not every strategy does anything for it."""
+        return takes
+
+    def devices(self, equal: Sequence[Sequence[Device]], members: int, gpus: int) -> list[Device]:
+        """The GPUs of members on one worker, so many each, in the order of their ranks.
+
+        Here: the smallest that will do, because large ones stay free for what needs them; among equal ones those that
+        NVLink or XGMI joins, and single ones out of groups that are broken already.
+
+        Args:
+            equal: enough free devices that will do, in classes of equal ones
+                (:meth:`gangq.placement.free.Free.equal`). All of a class is to be taken before any of the next.
+            members: 1, if each needs several GPUs. Members of one GPU each choose together, because they talk to each
+                other as the GPUs of one member do.
+            gpus: how many each needs.
+        """
         taken: list[Device] = []
-        for equal in good:
-            taken += _joined(equal, min(len(equal), count - len(taken)))
-        return taken if len(taken) == count else None
+        for devices in equal:
+            taken += _joined(devices, min(len(devices), members * gpus - len(taken)))
+        return taken
+
+
+def by_link(devices: Iterable[Device]) -> list[list[Device]]:
+    """Devices of one worker by the link that joins them; one that is joined to none is alone."""
+    groups: dict[str, list[Device]] = defaultdict(list)
+    for device in devices:
+        groups[device.link or f"alone {device.id}"].append(device)
+    return list(groups.values())
 
 
 def _joined(equal: Sequence[Device], count: int) -> Sequence[Device]:
     """The tightest group that holds all, else whole groups, the largest first and the tightest last."""
     if count == len(equal) or not any(device.link for device in equal):
         return equal[:count]
-    groups: dict[str, list[Device]] = defaultdict(list)
-    for device in equal:
-        groups[device.link or f"alone {device.id}"].append(device)
+    groups = by_link(equal)
     taken: list[Device] = []
     while lacking := count - len(taken):
-        enough = [name for name, group in groups.items() if len(group) >= lacking]
-        name = (
-            min(enough, key=lambda n: len(groups[n])) if enough else max(groups, key=lambda n: len(groups[n]))
-        )
-        taken += groups.pop(name)[:lacking]
+        enough = [group for group in groups if len(group) >= lacking]
+        best = min(enough, key=len) if enough else max(groups, key=len)
+        groups.remove(best)
+        taken += best[:lacking]
     return taken
-
-
-class Strategy(ABC):
-    """How the members of a role spread over hosts."""
-
-    choice: Choice = Linked()
-    one_host = False
-    """All members share a host: one that is replaced goes where the others are."""
-    own_hosts = False
-    """No two members share a host: one that is replaced goes where no other is."""
-
-    @abstractmethod
-    def hosts(self, size: int, rooms: Rooms) -> Takes | None:
-        """Who takes how many members; None: there is no room for all in this way."""
-
-    def evenly(self, takes: Takes, _rooms: Rooms, /) -> Takes:
-        """The same for a role that asks to be balanced; not every strategy does anything for it."""
-        return takes
 
 
 class Pack(Strategy):
@@ -144,13 +147,17 @@ class StrictSpread(Strategy):
         return None
 
 
+class Linked(Pack):
+    """Packed, and all GPUs of each member are joined by one link: it waits where others only prefer that."""
+
+    linked = True
+
+
 STRATEGIES: dict[str, Strategy] = {
     "pack": Pack(),
     "spread": Spread(),
     "strict_pack": StrictPack(),
     "strict_spread": StrictSpread(),
+    "linked": Linked(),
 }
-"""By the name that a role asks for: the client and the command line offer these. A new one is a class above and a
-line here; the database learns its name from the domain ``gangq.strategy``, and a test holds that both know the same.
-If not just any free devices will do for it, :func:`gangq.placement.free.room_by` has to know too.
-"""
+"""By the name that a role asks for: the client and the command line offer these."""

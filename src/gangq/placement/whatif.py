@@ -55,9 +55,6 @@ def cancel(board: Board, _: Change, preview: Preview) -> Board:
     """Without a job or a gang, whether it waits or has stopped, and without what is kept for it."""
     if not preview.get("light"):
         return _without(board, {preview["unit"]})
-    if preview["frees"]:
-        own = any(unit.id == preview["unit"] for unit in board.units)
-        return _without(board, {preview["unit"] if own else preview["instead"]})
     queues = (
         replace(q, light_jobs=q.light_jobs - 1) if q.name == preview["queue"] else q for q in board.queues
     )

@@ -6,8 +6,8 @@ later goes round in a ring of ``tail_bytes`` in a second file, ``<log>.tail``. A
 behind the head, with one line that says how much is missing, and the second file is removed: what stays is
 one plain text file of bounded size.
 
-The ring is a file and not memory so that the last words of a command survive the death of whoever was writing
-them down. Its first 16 bytes are its size and the number of bytes ever put into it, little endian.
+The ring is a file and not memory, so that the last output of a command survives the death of the process that wrote
+it. Its first 16 bytes are its size and the number of bytes ever put into it, little endian.
 
 Imports nothing of gangq: the guardian runs without it.
 """

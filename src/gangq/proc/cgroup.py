@@ -77,7 +77,7 @@ def cpu_limit(group: Group | None) -> float | None:
 
 
 def oom_kills(group: Group | None) -> int | None:
-    """How many processes the kernel has killed in this group for want of memory; None: nobody counts here.
+    """How many processes the kernel has killed in this group for want of memory; None: there is no count.
 
     A group without a count of its own is counted in the nearest parent that has one.
     """
@@ -141,7 +141,7 @@ def members(folder: str) -> set[int]:
 
 
 def kill(folder: str) -> set[int]:
-    """SIGKILL to everybody in a group at one instant, whoever they belong to; the pids that are still in it."""
+    """SIGKILL to all processes in a group at one instant, of any user; the pids that are still in it."""
     try:
         with open(f"{folder}/cgroup.kill", "w") as file:
             file.write("1")
@@ -151,7 +151,7 @@ def kill(folder: str) -> set[int]:
 
 
 def remove(folder: str) -> bool:
-    """Remove a group that nobody is in, and those below it; False while somebody is."""
+    """Remove an empty group and those below it; False while a process is in it."""
     if counts(f"{folder}/cgroup.events").get("populated", 0):
         return False
     for place, _, _ in os.walk(folder, topdown=False):

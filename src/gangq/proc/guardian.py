@@ -1,9 +1,9 @@
-"""The small program that stands between a worker and one command, and outlives neither the other way round.
+"""The small program between a worker and one command: it ends the command on time and proves that it is gone.
 
-One per command: run as ``python -I -S guardian.py <fd>`` by :class:`gangq.worker.child.Child`, or, for a handler,
-forked from the process that has imported its App (:mod:`gangq.worker.forkserver`). A worker can
-be frozen by a library that holds the GIL, stopped, or killed; the promise that its work is dead before its
-lease ends must hold all the same. So the promise is kept here, in a process that does nothing else:
+There is one for each command: run as ``python -I -S guardian.py <fd>`` by :class:`gangq.worker.child.Child`, or, for
+a handler, forked from the process that has imported its App (:mod:`gangq.worker.forkserver`). The work of a worker
+must be dead before its lease ends, also when the worker is frozen by a library that holds the GIL, stopped, or
+killed. So that is enforced here, in a process that does nothing else:
 
 * It is a *subreaper*: whatever the command starts and however it detaches (double fork, ``setsid``, closed
   files), it stays below this process, because orphans are handed to their nearest subreaper. When the kernel
@@ -21,7 +21,7 @@ lease ends must hold all the same. So the promise is kept here, in a process tha
 
 Both directions of the channel are JSON, a line each. In: first the specification, then any of ``{"op":
 "deadline", "at": s, "grace_s": s}``, ``{"op": "stop", "grace_s": s}``, ``{"op": "kill"}``, each repeatable.
-Out: ``started`` or ``failed``, perhaps ``told`` (SIGTERM went out), perhaps ``stuck``, and last ``gone``.
+Out: ``started`` or ``failed``, perhaps ``stuck``, and last ``gone``.
 
 It must not import gangq and imports little: it is started for every command. Forked for a handler it shares the
 memory of that App, and runs nothing of it.
@@ -42,20 +42,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 if TYPE_CHECKING or __package__:
-    from gangq.proc import bounded_log, cgroup, clock, procfs
+    from gangq.proc import bounded_log, cgroup, clock, kernel, procfs
 else:
     # Appended, so that no neighbour of this file can ever stand in for a module of the standard library.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import bounded_log
     import cgroup
     import clock
+    import kernel
     import procfs
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1
-_PR_SET_DUMPABLE = 4
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _TFD_TIMER_ABSTIME = 1
 _CHUNK = 1 << 16
@@ -66,9 +63,8 @@ _POLL_S = 0.1
 class Timer:
     """A kernel timer on ``CLOCK_BOOTTIME``; the timeouts of ``poll`` stand still while a host sleeps."""
 
-    def __init__(self, libc: ctypes.CDLL) -> None:
-        self._libc = libc
-        self.fd: int = libc.timerfd_create(time.CLOCK_BOOTTIME, _TFD_FLAGS)
+    def __init__(self) -> None:
+        self.fd: int = kernel.libc.timerfd_create(time.CLOCK_BOOTTIME, _TFD_FLAGS)
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
@@ -76,7 +72,7 @@ class Timer:
         """Become readable at this instant (seconds), now if it is past, never for None."""
         whole, nanos = (0, 0) if at is None else (int(max(at, 1e-6)), int(max(at, 1e-6) % 1 * 1e9))
         spec = (ctypes.c_long * 4)(0, 0, whole, nanos)
-        self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, spec, None)
+        kernel.libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, spec, None)
 
 
 class Inside(BaseException):
@@ -89,12 +85,11 @@ class Inside(BaseException):
 class Guardian:
     """One command from its start to the proof that nothing of it is left."""
 
-    def __init__(self, channel: int, wakeup: int, libc: ctypes.CDLL, inside: bool) -> None:
+    def __init__(self, channel: int, wakeup: int, inside: bool) -> None:
         self.channel = channel
         self.inside = inside
         self.wakeup = wakeup
-        self.libc = libc
-        self.timer = Timer(libc)
+        self.timer = Timer()
         self.poll = select.poll()
         self.inbox = b""
         self.child = 0
@@ -105,23 +100,23 @@ class Guardian:
         self.deadline: float | None = None
         self.grace = 0.0
         self.stop_by: float | None = None
-        self.told = False
+        self.terminated = False
         self.killing = False
-        self.buried = False
+        self.reaped = False
         self.left: list[int] = []
         self.group: str | None = None
 
     # -- talking to the worker -----------------------------------------------------------------------------
 
     def say(self, event: str, **fields: object) -> None:
-        """Send one event. A worker that is dead or not reading is no reason to stop guarding."""
+        """Send one event. If the worker is dead or does not read, the event is dropped and the guarding goes on."""
         try:
             os.write(self.channel, json.dumps({"event": event, **fields}).encode() + b"\n")
         except OSError:
             return
 
     def receive(self) -> None:
-        """Take in what has arrived; EOFError when the worker closed its end or died."""
+        """Read what has arrived; EOFError when the worker closed its end or died."""
         try:
             data = os.read(self.channel, _CHUNK)
         except BlockingIOError:
@@ -141,8 +136,8 @@ class Guardian:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def obey(self) -> None:
-        """Carry out every order received. An end that has begun can be hastened, never taken back."""
+    def carry_out_orders(self) -> None:
+        """Carry out every order received. An end that has begun can be made sooner, not taken back."""
         while message := self.next_message():
             op = message["op"]
             if op == "deadline":
@@ -152,24 +147,24 @@ class Guardian:
             elif op == "kill":
                 self.kill("kill")
 
-    def listen(self) -> None:
+    def read_channel(self) -> None:
         """The channel is readable: orders, or the end of the worker."""
         try:
             self.receive()
         except EOFError:
             self.poll.unregister(self.channel)
             self.orphaned()
-        self.obey()
+        self.carry_out_orders()
 
     # -- the command ---------------------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Read the specification, however long, and exec the command; False, and said why, if it cannot."""
+        """Read the specification and exec the command. If that fails, send the reason and return False."""
         while (spec := self.next_message()) is None:
             self.receive()
         os.set_blocking(self.channel, False)
         self.mark: str = spec["mark"]
-        self.libc.prctl(_PR_SET_NAME, procfs.work_name(self.mark).encode(), 0, 0, 0)
+        kernel.set_name(procfs.work_name(self.mark).encode())
         self.orphan_grace: float = spec["orphan_grace_s"]
         self.stuck_after: float = spec["stuck_after_s"]
         self.deadline, self.grace = spec["deadline"], spec["grace_s"]
@@ -226,7 +221,7 @@ class Guardian:
         return refusal
 
     def become(self, spec: dict[str, Any], output: int, verdict: int, guardian: int) -> None:
-        """In the forked child: turn into the command in its own session, or tell why not; never return.
+        """In the forked child: become the command, in a session of its own, or send why not; never return.
 
         Raises:
             Inside: this process is to run a handler.
@@ -239,9 +234,9 @@ class Guardian:
                     cgroup.enter(self.group)
             for number in (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            # Should someone SIGKILL this guardian, its command goes with it, without anyone's help.
-            self.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            # One that died before that line sends nothing any more.
+            # If this guardian gets SIGKILL, the kernel kills the command too.
+            kernel.die_with_parent()
+            # If the guardian died before that line, the kernel sends nothing.
             if os.getppid() != guardian:
                 os._exit(127)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -265,13 +260,13 @@ class Guardian:
         """Serve until the command has ended or must be killed."""
         for fd in (self.channel, self.wakeup, self.timer.fd, self.output):
             self.poll.register(fd, select.POLLIN)
-        self.obey()
-        self.judge()
+        self.carry_out_orders()
+        self.apply_deadlines()
         while not self.killing:
             # Once the command itself is gone, look now and then whether the rest of its group is too.
             for fd, _ in self.poll.poll(None if self.status is None else _POLL_S * 1000):
                 if fd == self.channel:
-                    self.listen()
+                    self.read_channel()
                 elif fd == self.output:
                     self.drain()
                 elif fd == self.wakeup:
@@ -279,64 +274,63 @@ class Guardian:
                 elif fd == self.worker:
                     self.poll.unregister(fd)
                     self.orphaned()
-                # The timer needs no answer: judge() sets it anew.
+                # The timer needs no answer: apply_deadlines() sets it anew.
             self.reap()
-            self.judge()
+            self.apply_deadlines()
 
-    def judge(self) -> None:
-        """Do what the clock says, then set the timer for the next thing it will say."""
+    def apply_deadlines(self) -> None:
+        """Stop or kill the command if that is due now, then set the timer for the next such instant."""
         now = clock.boottime()
-        if self.deadline is not None and not self.told and now >= self.deadline - self.grace:
+        if self.deadline is not None and not self.terminated and now >= self.deadline - self.grace:
             self.stop("deadline", self.deadline)
         limits = [at for at in (self.deadline, self.stop_by) if at is not None]
         kill_at = min(limits, default=None)
         if kill_at is not None and now >= kill_at:
             self.kill("deadline" if kill_at == self.deadline else self.cause)
-        # A shell dies of SIGTERM at once while the training below it is still saving: whoever was told to
-        # stop keeps the grace, leader or not. Without having been told, what a command leaves behind goes
-        # with it.
-        if self.status is not None and not (self.told and self.group_alive()):
+        # A shell dies of SIGTERM at once while the training below it is still saving. So after SIGTERM the grace
+        # is for the whole group, not only its leader. Without SIGTERM, what a command leaves behind is killed when
+        # the command has ended.
+        if self.status is not None and not (self.terminated and self.group_alive()):
             self.killing = True
-        if self.deadline is not None and not self.told:
+        if self.deadline is not None and not self.terminated:
             self.timer.set(self.deadline - self.grace)
         else:
             self.timer.set(kill_at)
 
     def orphaned(self) -> None:
-        """The worker is dead: nobody will renew the deadline or read the result, so the command ends."""
+        """The worker is dead, so the deadline will not be renewed and the result not be read: stop the command."""
         self.stop("orphan", clock.boottime() + self.orphan_grace)
 
     def stop(self, cause: str, kill_at: float) -> None:
-        """SIGTERM to the whole group, once; SIGKILL at the earliest instant that anyone has asked for."""
+        """SIGTERM to the whole group, once; SIGKILL at the earliest instant that was asked for."""
         self.stop_by = kill_at if self.stop_by is None else min(self.stop_by, kill_at)
-        if self.told or self.status is not None:
+        if self.terminated or self.status is not None:
             return
-        self.told, self.cause = True, cause
+        self.terminated, self.cause = True, cause
         self.signal_group(signal.SIGTERM)
         # In a stopped process SIGTERM would stay pending until its SIGKILL.
         self.signal_group(signal.SIGCONT)
-        self.say("told", cause=cause)
 
     def kill(self, cause: str) -> None:
-        """Leave the watching for the killing."""
+        """End :meth:`watch`, so that :meth:`finish` kills what is left."""
         if self.status is None and not self.killing:
             self.cause = cause
         self.killing = True
 
     def signal_group(self, signum: int) -> None:
-        """Signal the command's process group; its pid is its own until :meth:`sweep` buries it."""
-        if self.child and not self.buried:
+        """Signal the command's process group; the number is its own until :meth:`sweep` reaps the command."""
+        if self.child and not self.reaped:
             try:
                 os.killpg(self.child, signum)
             except (ProcessLookupError, PermissionError):
-                return  # Nobody left, or none but another user's: the proof at the end sees what remains.
+                return  # None left, or only those of another user: the proof at the end finds them.
 
     def group_alive(self) -> bool:
-        """Whether anyone who was told to stop still runs."""
+        """Whether any process of the group is alive."""
         return any(entry.pgrp == self.child and entry.alive for entry in procfs.table().values())
 
     def drain(self) -> None:
-        """Move output into the log; in turns, so that a flood of it cannot make a deadline late."""
+        """Move output into the log, a bounded amount per call, so that much output cannot delay a deadline."""
         for _ in range(_CHUNKS_PER_TURN):
             try:
                 data = os.read(self.output, _CHUNK) if self.output >= 0 else None
@@ -352,8 +346,8 @@ class Guardian:
                 self.output = -1
 
     def reap(self) -> None:
-        """Bury adopted orphans and notice the end of the command, which stays a zombie for now: that keeps
-        its pid, and so its process group, from meaning anybody else.
+        """Reap adopted orphans and note the end of the command. The command itself stays a zombie for now: that keeps
+        its pid, and so the number of its process group, from being reused.
         """
         while self.status is None:
             info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -367,7 +361,7 @@ class Guardian:
     # -- the end -------------------------------------------------------------------------------------------
 
     def finish(self, fault: str | None = None) -> None:
-        """Kill whatever is left, wait until nothing is, and only then say so."""
+        """Kill what is left, wait until nothing is left, and only then report ``gone``."""
         since, reported, pause = clock.boottime(), False, 0.001
         while not self.sweep():
             if not reported and clock.boottime() - since >= self.stuck_after:
@@ -380,10 +374,10 @@ class Guardian:
         self.say("gone", exit=self.status, cause=self.cause, log_error=self.log.error, fault=fault)
 
     def sweep(self) -> bool:
-        """One killing pass over everything that is ours; True when the kernel itself knows no child of ours, and
-        nobody in the command's group, any more.
+        """Kill everything of the command once; True when this process has no child any more and the control group
+        is empty.
         """
-        self.signal_group(signal.SIGKILL)  # All members at one instant: none can fork its way past it.
+        self.signal_group(signal.SIGKILL)  # All members at one instant: none can escape by forking.
         inside = set() if self.group is None else cgroup.kill(self.group)
         processes = procfs.table()
         me = os.getpid()
@@ -394,8 +388,8 @@ class Guardian:
         self.reap()
         if left or self.status is None:
             return False
-        # Nothing that /proc showed is alive. What it did not show, because it was born while we read, has
-        # come to us as a child when its parent died: so bury all children, and believe only ECHILD.
+        # Nothing that /proc showed is alive. A process that was forked while /proc was read became a child of this
+        # process when its parent died. So reap all children; only ECHILD proves that none is left.
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
@@ -403,21 +397,20 @@ class Guardian:
                 return self.group is None or cgroup.remove(self.group)
             if info is None:
                 return False
-            self.buried = self.buried or info.si_pid == self.child
+            self.reaped = self.reaped or info.si_pid == self.child
 
 
 def main(channel: int, *, inside: bool = False) -> None:
-    """Guard one command for whoever holds the other end of this socket. ``inside``: a handler of this very program,
+    """Guard one command for the process at the other end of this socket. ``inside``: a handler of this very program,
     which is not executed but forked.
 
     Raises:
         Inside: only in the process of that handler.
     """
     os.set_inheritable(channel, False)
-    libc = ctypes.CDLL(None, use_errno=True)
-    # A command that could look into its guardian could speak to the worker in its stead.
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # A command that could open its guardian's files could send events to the worker.
+    kernel.set_dumpable(0)
+    kernel.adopt_orphans()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -425,17 +418,17 @@ def main(channel: int, *, inside: bool = False) -> None:
     os.set_blocking(wakeup_end, False)
     signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    guardian = Guardian(channel, wakeup, libc, inside)
+    guardian = Guardian(channel, wakeup, inside)
     try:
         if not guardian.start():
             return
     except EOFError:
-        return  # The worker died before it said what to run.
+        return  # The worker died before it sent what to run.
     fault = None
     try:
         guardian.watch()
     except Exception as problem:
-        # A fault of ours must not leave a command without a guardian: it ends, and the reason is told.
+        # A fault here must not leave a command without a guardian: it is killed, and the reason is reported.
         fault = repr(problem)
         guardian.kill("guardian_fault")
     guardian.finish(fault)

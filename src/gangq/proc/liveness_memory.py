@@ -137,7 +137,7 @@ class Memory:
 
     @property
     def incarnation(self) -> int:
-        """The worker's incarnation; 0: none that anybody would have to hear of."""
+        """The worker's incarnation; 0: none that would have to be reported."""
         return int(_SIGNAL.unpack_from(self._map, _INCARNATION_AT)[0])
 
     @property
@@ -154,7 +154,7 @@ class Memory:
         """
         if len(record) > _KNOWN_AT - _RECORD_AT:
             raise ValueError(f"a record of {len(record)} bytes has no room in {_KNOWN_AT - _RECORD_AT}")
-        # The number last: whoever sees it sees its record.
+        # The number last: a reader that sees it also sees its record.
         self.forget()
         self._map[_RECORD_AT : _RECORD_AT + len(record)] = record
         _LENGTH.pack_into(self._map, _LENGTH_AT, len(record))
@@ -181,7 +181,7 @@ class Memory:
         return int(pid), int(ticks)
 
     def spare(self, pid: int, start_ticks: int) -> None:
-        """The worker's: it has started this server, which belongs to nobody and outlives it."""
+        """The worker's: it has started this server, which outlives it."""
         _JOB.pack_into(self._map, _SPARED_AT, pid, start_ticks)
 
     @property

@@ -17,7 +17,7 @@ _SETTLE_S = 1.0
 
 
 class OomWatch:
-    """Whether somebody in a memory cgroup was killed for want of memory just before a process in it died."""
+    """Whether a process in a memory cgroup was killed for want of memory just before a process in it died."""
 
     def __init__(self, group: cgroup.Group | None) -> None:
         self._group = group

@@ -35,6 +35,7 @@ EXIT_S = 30.0
 _STUCK_S = 1.0
 _LOOK_S = 0.1
 _PF_EXITING = 0x4
+_read_bytes = [0]
 
 
 def read(path: str, most: int = PAGE) -> bytes | None:
@@ -51,11 +52,17 @@ def read(path: str, most: int = PAGE) -> bytes | None:
         found = os.read(fd, most)
         while PAGE < most > len(found) and (more := os.read(fd, most - len(found))):
             found += more
+        _read_bytes[0] += len(found)
         return found
     except OSError:
         return None
     finally:
         os.close(fd)
+
+
+def bytes_read() -> int:
+    """How many bytes :func:`read` has read in this process: a process that is watched reads them itself."""
+    return _read_bytes[0]
 
 
 def text(path: str, most: int = 2 * PAGE) -> str:
@@ -109,18 +116,20 @@ def stat(pid: int) -> Stat | None:
     """The process with this pid, zombies included; None where there is none (or ``hidepid`` hides another
     user's).
     """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return Stat(file.read())
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
+    raw = read(f"/proc/{pid}/stat")
+    return Stat(raw) if raw else None
+
+
+def stat_fields(path: str) -> list[str]:
+    """The fields of a stat file after the name in parentheses, which may hold anything; empty where it is gone."""
+    return text(path).rpartition(")")[2].split()
 
 
 def table() -> dict[int, Stat]:
     """Every process visible in this ``/proc``, zombies included, by pid.
 
     Not a snapshot: a process that forks and exits while the table is read may leave neither itself nor its
-    child in it. Whoever needs certainty reads twice or, better, is the tree's subreaper and asks the kernel
+    child in it. For certainty read it twice or, better, be the tree's subreaper and ask the kernel
     for ``ECHILD``.
     """
     found = {}
@@ -205,7 +214,7 @@ def carriers(processes: dict[int, Stat], mark: str) -> set[int]:
 
 
 def send(target: Stat, signum: int) -> bool:
-    """Send a signal to that very process; False when it is gone (or its pid is somebody else's by now).
+    """Send a signal to that very process; False when it is gone (or its pid belongs to another process by now).
 
     Raises:
         PermissionError: it exists and belongs to another user.
@@ -273,7 +282,7 @@ def threads(pid: int, most: int = 64) -> list[dict[str, object]]:
     the process's own among them), wait channel and system call.
 
     None of these files waits for the process: unlike its environment or command line they are not read from
-    its memory, which somebody stuck in the kernel may have locked.
+    its memory, which a thread that is stuck in the kernel may have locked.
     """
     found: list[dict[str, object]] = []
     for tid in tids(pid)[:most]:
@@ -300,7 +309,7 @@ def thread_times(pid: int) -> dict[int, tuple[str, int, str]]:
     """
     found = {}
     for tid in tids(pid):
-        fields = text(f"/proc/{pid}/task/{tid}/stat").rpartition(")")[2].split()
+        fields = stat_fields(f"/proc/{pid}/task/{tid}/stat")
         if fields:
             slices = text(f"/proc/{pid}/task/{tid}/schedstat")
             found[tid] = (fields[0], int(fields[11]) + int(fields[12]), slices)
@@ -322,7 +331,7 @@ class Dying:
     """Tells what SIGKILL will never end from what is merely exiting, by looking more than once.
 
     Unkillable is a process of which one thread, its end begun, is in state D (the kernel waits for a driver, a
-    mount, the freezer of cgroups v1) at every look for a second. Somebody who exits is seen running, or for a
+    mount, the freezer of cgroups v1) at every look for a second. A process that exits is seen running, or for a
     moment in state D: not for a second on end.
     """
 
@@ -390,8 +399,7 @@ def _end_of_thread(pid: int, tid: int) -> tuple[bool, str] | None:
     SIGKILL is not pending where a process ended itself and hangs in that (the kernel drops the signal then).
     """
     place = f"/proc/{pid}/task/{tid}"
-    # The name in parentheses may hold anything.
-    fields = text(f"{place}/stat").rpartition(")")[2].split()
+    fields = stat_fields(f"{place}/stat")
     status = dict(line.partition(":")[::2] for line in text(f"{place}/status").splitlines())
     if not fields or "ShdPnd" not in status:
         return None

@@ -1,8 +1,8 @@
 """Proof that the work of a dead worker is dead too, by looking at the host it ran on.
 
-Devices and jobs of a lost worker are free at its lease's end; they are free at once when somebody can *prove*
-that no process it started is left. That somebody is the worker's parent, its next incarnation or the host's
-bouncer, and this is the proof.
+Devices and jobs of a lost worker are free when its lease ends. They are free at once when it is *proven* that no
+process it started is left. The worker's supervisor, its next incarnation or the host's bouncer prove it, with this
+module.
 
 What is looked for: the processes recorded by identity (pid *and* start time: pids are reused); whatever
 belongs to the process groups or sessions those led; whatever is in the control group of one of its attempts,
@@ -250,7 +250,7 @@ def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pa
         for identity in recorded
         if None in (identity.boot_id, boot_id) or identity.boot_id == boot_id
     }
-    # The kernel gives no pid out again while a group or session goes by it. So if somebody else has a
+    # The kernel gives no pid out again while a group or session goes by it. So if another process has a
     # leader's pid, that group had died out, and the present one of that number is a stranger's.
     leaders = {
         pid for pid, ticks in led.items() if pid not in processes or processes[pid].start_ticks == ticks
@@ -295,7 +295,9 @@ def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pa
 
 
 def _guards(entry: procfs.Stat) -> bool:
-    """Whether it says that it is a guardian. Who lies gains a few milliseconds."""
+    """Whether it is a guardian by its name and command line. A process that pretends to be one is killed a few ms
+    later.
+    """
     if not procfs.names_work(entry):
         return False
     return any(

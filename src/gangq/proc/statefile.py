@@ -1,6 +1,6 @@
-"""Small files in a worker's private directory: written whole or not at all, and read believing nothing.
+"""Small files in a worker's private directory: written whole or not at all, and read without trusting them.
 
-The directory is the worker's, and a job may run as the same user: what stands there may be a FIFO that nobody writes,
+The directory is the worker's, and a job may run as the same user: what stands there may be a FIFO without a writer,
 a link to a device without end, or a file of any size. Reading never waits and takes no more than it was told to.
 
 The supervisor runs without gangq on its path: nothing here imports gangq.
@@ -62,7 +62,7 @@ def write(directory: str | os.PathLike[str], name: str, data: bytes) -> None:
     place = os.open(directory, _DIRECTORY)
     fresh = f".{name}.{os.urandom(8).hex()}"
     try:
-        # A link that somebody put there is not followed: O_EXCL.
+        # O_EXCL: a symbolic link is not followed.
         file = os.open(fresh, _WRITE, 0o600, dir_fd=place)
         try:
             left = memoryview(data)

@@ -3,9 +3,9 @@
 Run as ``python -I -S supervisor.py [--silence S] [--start S] [--json] -- <worker's command line>``; ``gangq
 worker`` turns itself into it (exec, so it has the pid that a service manager knows) and runs as its child.
 
-A Python thread cannot end a process whose interpreter is held by C code, SIGKILL from inside does nothing to
-PID 1 of a container, and nobody reports their own death by the kernel's OOM killer. A parent can do all that,
-provided that it is nothing a worker could drag along: 12 MB, no libraries, no database.
+A Python thread cannot end a process whose interpreter is held by C code. SIGKILL from inside does nothing to PID 1 of
+a container. A process cannot report its own death by the kernel's OOM killer. A parent can do all that, if no fault
+of the worker can reach it: 12 MB, no libraries, no database.
 
 * *Signs of life* are written into shared memory by every thread of the library that runs, once a second at least.
   Without one for the limit [30 s] the worker is looked at twice, a second apart: its stacks, which ``faulthandler``
@@ -24,7 +24,7 @@ provided that it is nothing a worker could drag along: 12 MB, no libraries, no d
   own account.
 
 The exit code is the worker's own, 128 + n when signal n killed it, 86 when that was for want of memory. It
-restarts nothing: that is for whoever started it.
+restarts nothing: that is for the service manager.
 
 It must not import gangq and imports little. What it does is in :mod:`gangq.proc.supervision`.
 """

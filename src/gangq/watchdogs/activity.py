@@ -1,43 +1,46 @@
 """Whether the host side of a job moves: what its threads and children read, write, map, wait for and hold.
 
-Memory alone convicts honest loaders: a staged read, O_DIRECT, a mapping, a growing heap and a download each leave
-a different one of these counters still. The CPU time of the process that drives the device is not among them,
-because a thread that spins in vain burns all of it. That of the processes below it is: they prepare its data.
+No counter is enough alone: a staged read, O_DIRECT, a mapping, a growing heap and a download each leave a different
+one of them unchanged. The CPU time of the process that drives the device does not count, because a thread that spins
+uselessly uses all of it. The CPU time of the processes below it does: they prepare its data.
 
-What only waits is told apart from what moves and from what is silent (:attr:`Movement.waits`): a sleep, a loop that
-polls, a lock that another program holds. It may be honest or not, and is given more time than silence.
+A job that only waits is neither moving nor silent (:attr:`Movement.waits`): it sleeps, polls in a loop, or waits for
+a lock that another program holds. Such a wait may be legitimate, so it gets more time than silence.
 
 Counters are kept absolute and compared pair by pair (:func:`movement`), so that a window is judged over all of
 its length and not by its end points.
 
-Two kinds of threads would make a hung job look alive, and are taken out:
+Two kinds of threads would make a hung job look alive, so their counters are subtracted:
 
-* The library's own (heartbeat, lease, listener): in the process that runs the handler, everything counts but
-  them. To a handler that spins they do one more thing: whenever one of them wakes, the spinning thread hands
-  over the GIL, which the kernel counts as two waits of *its*.
-* Threads that wait for a GIL that never comes. They wake every 5 ms to ask again: 200 waits a second each, as
-  many as a brisk download makes; but a download does not sit in a futex.
+* The library's own threads (heartbeat, lease, listener), in the process that runs the handler. Beside a handler that
+  spins, each wake-up of such a thread also makes the spinning thread hand over the GIL. The kernel counts that as two
+  waits of the spinning thread, so these are subtracted as well.
+* Threads that wait for the GIL while another thread keeps it. They wake every 5 ms to ask again, which is 200 waits a
+  second, as many as a fast download makes. They are told apart by what they wait in: a futex, not a socket.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import resource
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from gangq import private
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
-from gangq.watchdogs.steps import OWN_NAMES
+from gangq.watchdogs.counters import (
+    Counters,
+    driver_threads,
+    library_threads,
+    own_counters,
+    process_counters,
+    thread_counters,
+    with_main_thread,
+)
+from gangq.watchdogs.family import Family
 
 _MB = 1_000_000
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 # What moves, per 2 s: more than so much. Scaled to the interval, which never counts as less than a quarter
 # second: below that, one stray wake-up would be movement.
@@ -51,38 +54,8 @@ SWITCHES = 20
 _BUSY_CPU = 0.02
 _CHILD_CPU = 0.05
 """Cores that processes below the one with the device need to use to count as work."""
-_SLEEPS = b"nanosleep"
 _LOCKS_BYTES = 1 << 16
 _GIL_WAITS_PER_S = (50.0, 260.0)
-_LOOKS = 3
-_LOOK_AGAIN_S = 0.003
-_read_bytes = 0
-"""What this module has read of ``/proc``."""
-_RESCAN_S = 30.0
-_SETTLED_S = 2.0
-_DRIVER_THREADS = (b"cuda-EvtHandlr",)
-"""Threads that a driver starts in a program: CUDA's polls ten times a second, whatever the program does."""
-OWN_COMMANDS = (b"gangq.gpu.sampling", b"gangq.worker.report")
-"""Modules that the library runs in processes of their own, below the one that does the work."""
-
-
-@dataclass(frozen=True)
-class Counters:
-    """What one process, or one thread, has done since it began; None: the kernel does not say.
-
-    ``switches`` are voluntary context switches by thread (0 for all of a process); ``parked`` are the threads
-    that were waiting for a lock just then, ``asleep`` those that slept for a time, ``elsewhere`` those that were
-    waiting for anything else.
-    """
-
-    io_bytes: int | None = None
-    faults: int = 0
-    cpu_s: float = 0.0
-    memory_bytes: int = 0
-    switches: Mapping[int, int] = field(default_factory=dict)
-    parked: frozenset[int] = frozenset()
-    elsewhere: frozenset[int] = frozenset()
-    asleep: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -91,8 +64,8 @@ class HostSample:
 
     ``library`` are the library's own threads inside the first of them, and a driver's, to be taken off. ``own`` is
     this process among them, ``drivers`` those that may drive a device (None: each of them may), ``locked`` those that
-    wait for the lock on a file that a living process of somebody else holds. ``unknown`` says why nothing of it can
-    convict: None where everything could be read.
+    wait for the lock on a file that a living process outside the job holds. ``unknown`` says why no trip may rest on
+    this sample; None where everything could be read.
     """
 
     at: float
@@ -109,7 +82,7 @@ class Movement:
     """What happened between two samples: ``moved`` None means that it cannot be known.
 
     ``cpu_share`` is in cores, and that of the process with the device never counts as movement, but tells a
-    computation from a wait. ``waits`` says what was seen to wait in a way that may be honest, where nothing moved.
+    computation from a wait. ``waits`` names a wait that may be legitimate; it counts where nothing moved.
     """
 
     moved: bool | None
@@ -166,8 +139,8 @@ def movement(before: HostSample, after: HostSample) -> Movement:
         own_switches += now.switches.get(0, 0) - then.switches.get(0, 0)
     switches -= own_switches
     if cpu > _BUSY_CPU * interval:
-        # Each of them may have cost the busy thread a handing over of the GIL, in which it waits twice: until
-        # the other one has taken it, and until it is free again.
+        # Each of them may have made the busy thread hand over the GIL. That thread then waits twice: until the other
+        # one has taken the GIL, and until it is free again.
         switches -= 2 * own_switches
     memory = _held(after) - _held(before)
     scale = max(interval, _LEAST_S) / _PER_S
@@ -202,7 +175,7 @@ def movement(before: HostSample, after: HostSample) -> Movement:
 
 
 def _waiting_for(before: HostSample, after: HostSample) -> str | None:
-    """What honest waiting there was between two samples; None: none that could be seen."""
+    """A wait between two samples that may be legitimate; None: none was seen."""
     for pid in before.locked & after.locked:
         return f"process {pid} waits for a lock that another program holds"
     for key, now in after.processes.items():
@@ -212,11 +185,12 @@ def _waiting_for(before: HostSample, after: HostSample) -> str | None:
         main = key[0]
         waits = {tid: count - then.switches.get(tid, 0) for tid, count in now.switches.items()}
         if any(_asks_for_gil(tid, more, then, now, after.at - before.at) for tid, more in waits.items()):
-            # Its main thread may wait for what it likes: it holds the GIL while it does.
+            # One of its threads cannot get the GIL, so its main thread holds it, whatever that waits in.
             continue
         if main in then.asleep and main in now.asleep and waits.get(main) == 0:
             return f"process {main} sleeps"
-        # In this process it is known whether Python gets on, and a call into C that polls for ever is none of that.
+        # Not in this process: there PythonSteps knows whether the main thread returned from its call. A call into C
+        # that polls for ever looks the same from outside.
         seen = then.asleep | then.elsewhere | now.asleep | now.elsewhere
         if key != after.own and waits.get(main) and main in seen:
             return f"process {main} waits again and again"
@@ -296,10 +270,10 @@ class HostActivity:
         library: dict[int, Counters] = {}
         at = self._clock()
         if own:
-            # This thread's waits and those of the whole at one instant: beside a spinning handler each file
-            # that is read below costs both a wait, and those must cancel out.
+            # Read the waits of this thread and of the process at one instant: beside a handler that spins, each file
+            # read below adds one to both, and these must cancel out.
             mine = own_counters(thread=True)
-            processes[me, 0] = _with_main_thread(own_counters())
+            processes[me, 0] = with_main_thread(own_counters())
             library = {
                 tid: counters
                 for tid in [*library_threads(), *driver_threads(me)]
@@ -317,157 +291,11 @@ class HostActivity:
         )
 
 
-class Family:
-    """Which processes are below which, at the cost of one listing of ``/proc`` and the new ones' parents."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: dict[int, _Known] = {}
-        self._ours: dict[int, tuple[tuple[bytes, int], bool]] = {}
-        """Whose command line has been read, its name and start then, and whether it is the library's own."""
-        self._read_all_at = -math.inf
-
-    def members(self, roots: Iterable[int], ignored: Iterable[int], now: float) -> list[int]:
-        """The roots and everything below them, without those ignored and what is below those only, and
-        without the library's own processes.
-        """
-        wanted, unwanted = set(roots), set(ignored)
-        with self._lock:
-            if now - self._read_all_at >= _RESCAN_S:
-                # A pid may have been given anew unseen, and its parent with it.
-                self._known, self._read_all_at = {}, now
-            listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-            known = {pid: what for pid, what in self._known.items() if pid in listed}
-            for pid in listed - known.keys():
-                if (what := _known(pid)) is not None:
-                    known[pid] = what
-            self._known = known
-            self._ours = {pid: said for pid, said in self._ours.items() if pid in listed}
-            children: dict[int, list[int]] = {}
-            for pid, what in known.items():
-                children.setdefault(what.parent, []).append(pid)
-            found: set[int] = set()
-            frontier = list(wanted)
-            while frontier:
-                pid = frontier.pop()
-                if pid in found or (pid not in wanted and (pid in unwanted or self._library(pid))):
-                    continue
-                found.add(pid)
-                frontier += children.get(pid, ())
-        return sorted(pid for pid in found if pid in listed and pid not in unwanted)
-
-    def drivers(self, processes: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-        """Which of these may drive a device: those whose parent is none of them, and below a program that has
-        started one other (a shell, a launcher), that one.
-        """
-        with self._lock:
-            known = self._known
-        keys = {key[0]: key for key in processes}
-        below: dict[int, list[int]] = {}
-        frontier = []
-        for pid in keys:
-            parent = known[pid].parent if pid in known else 0
-            if parent in keys:
-                below.setdefault(parent, []).append(pid)
-            else:
-                frontier.append(pid)
-        found = set()
-        while frontier:
-            pid = frontier.pop()
-            found.add(keys[pid])
-            children = below.get(pid, [])
-            # One with its parent's name was forked to work for it.
-            if len(children) == 1 and pid in known and known[children[0]].name != known[pid].name:
-                frontier += children
-        return frozenset(found)
-
-    def _library(self, pid: int) -> bool:
-        """Whether it is one of the library's own, by its command line.
-
-        To read that takes the process's memory map, which one that is stuck in the kernel may hold for ever. So
-        it is read of the job's processes only, while they are new (later ones have called exec, if they ever do);
-        and of none with a stuck thread.
-        """
-        what = self._known[pid]
-        said = self._ours.get(pid)
-        if said is not None and said[0] == (what.name, what.started):
-            return said[1]
-        if _stuck(pid):
-            return False
-        command = _read(f"/proc/{pid}/cmdline") or b""
-        ours = any(module in command for module in OWN_COMMANDS)
-        if ours or boottime() - what.started / _TICK >= _SETTLED_S:
-            self._ours[pid] = ((what.name, what.started), ours)
-        return ours
-
-
-class _Known(NamedTuple):
-    """A process below its parent; start (ticks) and name tell it from a later one of the same pid."""
-
-    parent: int
-    name: bytes
-    started: int
-
-
-def _known(pid: int) -> _Known | None:
-    raw = _read(f"/proc/{pid}/stat")
-    if not raw:
-        return None
-    name, _, rest = raw.partition(b"(")[2].rpartition(b")")
-    fields = rest.split()
-    return _Known(int(fields[1]), name, int(fields[19]))
-
-
-def _stuck(pid: int) -> bool:
-    """Whether a thread of it waits in the kernel and cannot be interrupted."""
-    return any((_stat(f"/proc/{pid}/task/{tid}/stat") or [b""])[0] == b"D" for tid in procfs.tids(pid))
-
-
-def library_threads() -> list[int]:
-    """Thread ids of the library's own threads in this process, and of the calling one."""
-    own = {threading.get_native_id()}
-    own |= {t.native_id for t in threading.enumerate() if t.native_id and t.name.startswith(OWN_NAMES)}
-    return sorted(own)
-
-
-def driver_threads(pid: int) -> list[int]:
-    """Thread ids of a driver's own threads in a process."""
-    return [
-        tid
-        for tid in procfs.tids(pid)
-        if (_read(f"/proc/{pid}/task/{tid}/comm") or b"").strip() in _DRIVER_THREADS
-    ]
-
-
-def own_counters(thread: bool = False) -> Counters:
-    """What this process has done, all its threads, those that ended included; or the calling ``thread``."""
-    usage = resource.getrusage(resource.RUSAGE_THREAD if thread else resource.RUSAGE_SELF)
-    return Counters(
-        0 if thread else _own_io(),
-        usage.ru_minflt + usage.ru_majflt,
-        usage.ru_utime + usage.ru_stime,
-        0 if thread else _resident("/proc/self/statm"),
-        {0: usage.ru_nvcsw},
-    )
-
-
-def _with_main_thread(process: Counters) -> Counters:
-    """The counters of this process, its main thread's waits apart: in that one the handler runs."""
-    me = os.getpid()
-    if threading.get_native_id() == me or (count := _switches(f"/proc/self/task/{me}/status")) is None:
-        return process
-    others = max(0, process.switches[0] - count)
-    parked, elsewhere, asleep = _waiting(me, [me])
-    return replace(
-        process, switches={0: others, me: count}, parked=parked, elsewhere=elsewhere, asleep=asleep
-    )
-
-
 def _locked(pids: set[int]) -> frozenset[int]:
     """Which of these wait for the lock on a file while a living process that is none of them holds it."""
     waiting: set[int] = set()
     holder = 0
-    for line in (_read("/proc/locks", _LOCKS_BYTES) or b"").splitlines():
+    for line in (procfs.read("/proc/locks", _LOCKS_BYTES) or b"").splitlines():
         fields = line.split()
         blocked = len(fields) > 1 and fields[1] == b"->"
         try:
@@ -480,103 +308,3 @@ def _locked(pids: set[int]) -> frozenset[int]:
             # One of another pid namespace has no number here.
             waiting.add(pid)
     return frozenset(waiting)
-
-
-def thread_counters(pid: int, tid: int) -> Counters | None:
-    """What one thread has done; None when it is gone."""
-    task = f"/proc/{pid}/task/{tid}"
-    fields, switches = _stat(f"{task}/stat"), _switches(f"{task}/status")
-    if fields is None or switches is None:
-        return None
-    return Counters(_io(f"{task}/io"), *_faults_and_cpu(fields), 0, {0: switches})
-
-
-def process_counters(pid: int) -> tuple[int, Counters] | None:
-    """Start time and counters of a process; None when it is gone or a zombie without threads."""
-    fields = _stat(f"/proc/{pid}/stat")
-    if fields is None or (fields[0] in (b"Z", b"X") and int(fields[17]) <= 1):
-        return None
-    switches: dict[int, int] = {}
-    for tid in sorted(set(procfs.tids(pid)) - set(driver_threads(pid))):
-        if (count := _switches(f"/proc/{pid}/task/{tid}/status")) is not None:
-            switches[tid] = count
-    return int(fields[19]), Counters(
-        _io(f"/proc/{pid}/io"),
-        *_faults_and_cpu(fields),
-        _resident(f"/proc/{pid}/statm"),
-        switches,
-        *_waiting(pid, switches),
-    )
-
-
-def _waiting(pid: int, tids: Iterable[int]) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
-    """Which threads wait for a lock, which for anything else, and which sleep."""
-    parked: set[int] = set()
-    elsewhere: set[int] = set()
-    asleep: set[int] = set()
-    left = set(tids)
-    for look in range(_LOOKS):
-        if look:
-            # Whoever asks for the GIL runs for a moment every 5 ms, and on a host under load stands in line for
-            # the processor just as long: not waiting for anything, as far as the kernel can say.
-            time.sleep(_LOOK_AGAIN_S)
-        for tid in list(left):
-            where = _read(f"/proc/{pid}/task/{tid}/wchan") or b"0"
-            if where.strip() != b"0":
-                left.discard(tid)
-                (asleep if _SLEEPS in where else parked if b"futex" in where else elsewhere).add(tid)
-        if not left:
-            break
-    return frozenset(parked), frozenset(elsewhere), frozenset(asleep)
-
-
-def _read(path: str, most: int = procfs.PAGE) -> bytes | None:
-    global _read_bytes
-    found = procfs.read(path, most)
-    _read_bytes += len(found or b"")
-    return found
-
-
-def _stat(path: str) -> list[bytes] | None:
-    """The fields of a stat file after the name, which may itself hold blanks and parentheses."""
-    raw = _read(path)
-    return None if not raw else raw.rpartition(b")")[2].split()
-
-
-def _faults_and_cpu(fields: list[bytes]) -> tuple[int, float]:
-    return int(fields[7]) + int(fields[9]), (int(fields[11]) + int(fields[12])) / _TICK
-
-
-def _own_io() -> int | None:
-    """Of this process. One that is closed to others (:mod:`gangq.private`) sees the sum of its threads and not each
-    of them: then what this module has read is taken off here.
-    """
-    found = _io("/proc/self/io")
-    if found is None and (kept := _io_of(private.own_file("/proc/self/io"))) is not None:
-        found = kept - _read_bytes
-    return found
-
-
-def _io(path: str) -> int | None:
-    return _io_of(_read(path))
-
-
-def _io_of(raw: bytes | None) -> int | None:
-    if not raw:
-        return None
-    total = 0
-    for line in raw.splitlines():
-        name, _, value = line.partition(b": ")
-        if name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"):
-            total += int(value)
-    return total
-
-
-def _resident(path: str) -> int:
-    raw = _read(path)
-    return int(raw.split()[1]) * _PAGE if raw else 0
-
-
-def _switches(path: str) -> int | None:
-    _, found, rest = (_read(path) or b"").partition(b"\nvoluntary_ctxt_switches:")
-    return int(rest.split(None, 1)[0]) if found else None

@@ -1,6 +1,7 @@
-"""The last line inside a process: it dies when its Python has been silent for too long.
+"""Ends this process when no Python code has run in it for too long.
 
-For a worker that nobody supervises it is the only one; for one with a supervisor the second.
+A worker without a supervisor has no other protection against a frozen interpreter. A supervised worker has its
+supervisor first, and this second.
 """
 
 from __future__ import annotations
@@ -40,25 +41,23 @@ _LATE = 1.5
 class Backstop:
     """Exits this process with ``code`` once no Python thread could run for ``silence_s`` seconds.
 
-    Watchdog threads cannot fire while C code holds the GIL, or the process is stopped. So a timer of the kernel
-    is set to end the process, and every thread of the library that runs moves it ahead
-    (:mod:`gangq.watchdogs.signs`), one that has nothing else to do among them: when the interpreter is frozen, nobody
-    does. A process without Linux timers is refused (`Unsupported`), not left unguarded.
+    Watchdog threads cannot fire while C code holds the GIL or the process is stopped. So a kernel timer is set to end
+    the process, and every thread of the library moves it ahead whenever it runs (:mod:`gangq.watchdogs.signs`). One
+    thread does nothing else. While the interpreter is frozen no thread runs, and the timer fires. A process without
+    Linux timers is refused (`Unsupported`).
 
-    Calls that hold the GIL one after another are no freeze, however little they leave to other threads: a second
-    timer has the main thread give a sign itself, and then give way (:mod:`gangq.watchdogs.giveway`).
+    A handler that makes many calls which hold the GIL, one after another, is not frozen, but starves the other
+    threads. A second timer then asks the main thread to move the first one, and to let other threads run
+    (:mod:`gangq.watchdogs.giveway`).
 
-    Counted on the monotonic clock: a host that slept for an hour has not been silent for an hour.
+    Silence is counted on the monotonic clock, which stands still while the host sleeps. It runs on while the process
+    is stopped (SIGSTOP, Ctrl-Z, ``docker pause``, a debugger), so a pause counts as silence: a timer cannot tell the
+    two apart, and when the process continues the timer that came due meanwhile fires first. Therefore
 
-    A process that somebody stopped (SIGSTOP, Ctrl-Z, ``docker pause``, a debugger) has. The timer runs on, and it
-    cannot know why nobody moved it: it has no clock of the time in which this process could have run. Nor does
-    it help that the thread could run again at once: when the process goes on, the end that came due meanwhile
-    is there before it. To give it a moment would take native code, or an end without the chosen exit code. So
-
-    * who is supervised leaves that judgement to the supervisor, who knows of its own pauses, and gives this timer
-      far more time (:meth:`allow`);
-    * who is not survives pauses up to ``silence_s``. Let a process that has to be paused for longer be supervised,
-      or :meth:`stop` this first.
+    * a supervised worker leaves the verdict to its supervisor, which knows how long it was itself paused, and gives
+      this timer much more time (:meth:`allow`);
+    * a process without a supervisor survives pauses of up to ``silence_s``. To pause it for longer, run it under a
+      supervisor or :meth:`stop` this first.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Backstop:
         wait: Callable[[float], object] | None = None,
     ) -> None:
         """``dump_file`` (a real file, kept open) is where all stacks go half a second before the end, or when
-        somebody sends :attr:`dump_signal`. ``beat`` is called with every sign, which comes every
+        the process receives :attr:`dump_signal`. ``beat`` is called with every sign, which comes every
         ``interval_s`` [a sixth of the silence] at least; it must not block. ``deadman`` has to be one on ``clock``.
 
         Raises:
@@ -93,7 +92,7 @@ class Backstop:
         self.dump_signal = 0 if dump_file is None else DUMP_SIGNAL
         """On this signal the process writes its stacks to ``dump_file``; 0: there is none."""
         self._turns = threading.Lock()
-        """Held by who moves the timers. Nobody waits for it: who holds it has just given the same sign."""
+        """Held by the thread that moves the timers. It is only tried: its holder is giving the same sign."""
         self._due = 0.0
         self._give_way = GiveWay(self.sign)
         self.thread_id = 0
@@ -123,7 +122,7 @@ class Backstop:
         self._stopping.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        # Who is about to move the timers would do so after they were disarmed.
+        # With the lock: a thread that is moving the timers would set them again after they were disarmed.
         with self._turns:
             self._due = math.inf
             self._give_way.off()
@@ -163,20 +162,20 @@ class Backstop:
             self._turns.release()
 
     def check(self) -> None:
-        """Move the end ahead. What happens several times in each ``silence_s``.
+        """Move the timer ahead. Called several times in each ``silence_s``.
 
         Raises:
             OSError: the timer cannot be set.
         """
         now, silence_s = self._clock(), self._silence_s
-        grace_s = min(_STACKS_S, silence_s / 4) if self._dumps else 0.0
-        if grace_s and self._ends_at is not None and now >= self._ends_at - grace_s:
-            # The stacks are being written, and that signal has interrupted whatever held the interpreter. Who
-            # runs only because of it would be given a new life by every dump, for ever.
+        dump_before_s = min(_STACKS_S, silence_s / 4) if self._dumps else 0.0
+        if dump_before_s and self._ends_at is not None and now >= self._ends_at - dump_before_s:
+            # The stacks are being written, and that signal has interrupted whatever held the interpreter. A thread
+            # that could run only because of it proves nothing: each dump would move the timer, for ever.
             return
         self._due = now + self._interval_s * _EARLY
         self._give_way.at(now + self._interval_s * _LATE)
-        self._deadman.arm(now + silence_s, self._code, grace_s=grace_s)
+        self._deadman.arm(now + silence_s, self._code, dump_before_s=dump_before_s)
         self._ends_at, self._lost = now + silence_s, False
 
     def _run(self) -> None:
@@ -185,7 +184,7 @@ class Backstop:
             self._wait(self._interval_s)
 
     def _give_up(self, problem: OSError) -> None:
-        """Until the timer can be set again. Left as it is it would kill a healthy process."""
+        """Disarm the timer until it can be set again: if it stayed armed it would kill a healthy process."""
         with contextlib.suppress(OSError):
             self._deadman.disarm()
         said, self._lost, self._ends_at = self._lost, True, None

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gangq.proc.clock import boottime
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.numbers import seconds
-from gangq.watchdogs.pauses import PauseMeter
-from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
-from gangq.watchdogs.watch import Watch, Watched
+from gangq.watchdogs.verdicts import Trip
+from gangq.watchdogs.watch import Setup, Watch, Watched
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, Unpack
 
 BUDGET_S = 2100.0
-"""What a job without devices gets when nobody says otherwise, seconds."""
+"""What a job without devices gets by default, seconds."""
 BUDGET_GPU_S = 8100.0
 """The same for a job that holds devices."""
 
@@ -44,37 +41,22 @@ class Watchdog(Watch[_Budgeted]):
     """
 
     _class = "budget"
+    _thread_name = "gangq-budget"
 
     def __init__(
         self,
         *,
         budget_s: float | None = None,
         devices: bool = False,
-        name: str = "gangq-budget",
-        clock: Callable[[], float] = boottime,
-        wait: Callable[[float], object] | None = None,
-        poll_s: float = 0.5,
-        on_trip: OnTrip | None = None,
-        on_suspect: OnSuspect | None = None,
-        pauses: PauseMeter | None = None,
+        **setup: Unpack[Setup],
     ) -> None:
-        """``budget_s`` and ``devices`` are what :meth:`start` takes when it is given none.
-
-        ``clock`` is in seconds, those asleep included; ``wait(seconds)`` is how the thread waits, ``poll_s``
-        how long; ``on_trip`` carries a trip out [dump stacks, exit]; ``on_suspect`` is told of suspicions.
+        """``budget_s`` and ``devices`` are what :meth:`start` takes when it is given none; see
+        :class:`gangq.watchdogs.watch.Setup` for the rest.
 
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        super().__init__(
-            name=name,
-            clock=clock,
-            wait=wait,
-            poll_s=poll_s,
-            on_trip=on_trip,
-            on_suspect=on_suspect,
-            pauses=pauses,
-        )
+        super().__init__(**setup)
         self._budget_s = None if budget_s is None else seconds("budget_s", budget_s)
         self._devices = devices
 

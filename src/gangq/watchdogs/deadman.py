@@ -1,11 +1,10 @@
-"""A dead man's switch for work inside this process: it dies at the deadline even if no Python ever runs
-again.
+"""Ends this process at a deadline, even if no Python code runs any more.
 
-An inline handler may sit in a C library that holds the GIL. Then no thread of ours runs, no Python signal
-handler runs, and a lease that must not be outlived runs out. So the promise is given to the kernel: timers on
-``CLOCK_BOOTTIME``, moved ahead with every renewed lease (some microseconds), needing nobody's help to fire.
+An inline handler may be in a C library that holds the GIL. Then no Python thread and no Python signal handler runs,
+while the lease runs out, and the work must be dead by then. So kernel timers on ``CLOCK_BOOTTIME`` end the process.
+They are moved ahead with every renewed lease, which takes some microseconds, and fire without any Python code.
 
-Two of them, because each covers where the other is weak:
+Two of them, because each works where the other does not:
 
 * At the deadline ``SIGEV_THREAD`` has libc start a thread on ``_exit`` itself, with the exit code as its
   argument. It gives a chosen code, and it works for PID 1 of a container, to whom the kernel delivers no
@@ -147,24 +146,24 @@ class Deadman:
             event = _Sigevent(signo=number, notify=_SIGEV_SIGNAL)
             self._dump_timer = KernelTimer(self._libc, event, self._clock)
 
-    def arm(self, at_boottime: float, code: int = 77, *, grace_s: float = 0.0) -> None:
+    def arm(self, at_boottime: float, code: int = 77, *, dump_before_s: float = 0.0) -> None:
         """Die with exit status ``code`` at ``at_boottime`` (seconds of the clock, as a rule of
         :func:`boottime`), at once if that is past.
 
         Again with a later instant to live on; again with the same arguments costs next to nothing. With
-        ``grace_s`` > 0 and a ``dump_file``, stacks are written that much earlier. Should the exit itself not
+        ``dump_before_s`` > 0 and a ``dump_file``, stacks are written that much earlier. Should the exit itself not
         be possible (stopped, or no memory), SIGKILL follows 0.25 s later.
         """
-        wanted = (at_boottime, code, grace_s)
+        wanted = (at_boottime, code, dump_before_s)
         if wanted == self._set_to:
-            # Without the lock: whoever is about to change it has made it unknown first, or comes after this.
+            # Without the lock: a thread that changes the timers sets this to None first, or comes after this call.
             return
         with self._lock:
             if wanted == self._set_to:
                 return
             # Not known until all of it is done: the next call then starts afresh, should this one fail.
             self._set_to = None
-            self._set(at_boottime, code, grace_s)
+            self._set(at_boottime, code, dump_before_s)
             self._set_to = wanted
 
     def disarm(self) -> None:
@@ -178,7 +177,7 @@ class Deadman:
                     timer.off()
             self._set_to = ()
 
-    def _set(self, at_boottime: float, code: int, grace_s: float) -> None:
+    def _set(self, at_boottime: float, code: int, dump_before_s: float) -> None:
         # A past instant counts from now: else the backstop, past too, would take the exit code away.
         at = max(at_boottime, self._now())
         # The later one first: at no instant between these calls may the process be without a switch.
@@ -191,8 +190,8 @@ class Deadman:
                 former.delete()
         else:
             self._exit_timer.set(at)
-        if self._dump_timer is not None and grace_s > 0:
-            self._dump_timer.set(max(at - grace_s, 1e-6))
+        if self._dump_timer is not None and dump_before_s > 0:
+            self._dump_timer.set(max(at - dump_before_s, 1e-6))
         elif self._dump_timer is not None:
             self._dump_timer.off()
 

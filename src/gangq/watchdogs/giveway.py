@@ -52,7 +52,7 @@ class GiveWay:
     def _give_way(self, _: object) -> int:
         try:
             self._then()
-            # Not time.sleep(): a signal's handler would run in it, and what it raises is the program's affair.
+            # Not time.sleep(): a signal's handler would run in it, and what that raises belongs to the program.
             self._usleep(int(_MOMENT_S * 1e6))
         except BaseException as problem:
             # A signal arrived in this moment and its handler raised. ctypes would print that and go on.

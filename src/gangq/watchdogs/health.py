@@ -1,38 +1,35 @@
-"""Watching a job's devices: whether they do anything at all, and whether they still work."""
+"""Watches a job's devices: whether they do anything at all, and whether they still work."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gangq.proc.clock import boottime
 from gangq.watchdogs.activity import movement
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import QUIET_PCT, Sample, judge, summary
 from gangq.watchdogs.numbers import factor, seconds
-from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.sensors import Sensors, WorkSensors
 from gangq.watchdogs.stall import LOAD_GRACE_S, LONG_PHASE_S
-from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
-from gangq.watchdogs.watch import Watch, Watched
+from gangq.watchdogs.verdicts import Trip
+from gangq.watchdogs.watch import Setup, Watch, Watched
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, Unpack
 
     from gangq.gpu.reading import DeviceEvent, DeviceReading
     from gangq.gpu.sampler import DeviceSampler
 
 WINDOW_S = 300.0
-"""Seconds of idle devices, with nothing moving, that convict."""
+"""Seconds of idle devices, with nothing moving, after which the job is tripped."""
 
 _SUSPECT_S = 60.0
 _LEAST_SAMPLES = 5
 _KEPT_SAMPLES = 30
 
 
-class _Said(NamedTuple):
+class _LatestBeat(NamedTuple):
     """The job's latest beat, as far as it matters here."""
 
     number: int
@@ -41,20 +38,20 @@ class _Said(NamedTuple):
     phase_paused: float
 
 
-class _Held(Watched):
+class _WithDevices(Watched):
     __slots__ = (
+        "beats_seen",
         "before",
         "event_at",
         "exempt_at",
         "first_at",
         "firsts",
         "kept",
+        "latest",
         "load_grace_s",
         "long_phase_s",
         "paused_seen",
         "quiet_since",
-        "said",
-        "said_seen",
         "sample_at",
         "sampler",
         "samples",
@@ -68,11 +65,11 @@ class _Held(Watched):
         super().__init__(since, paused, job)
         self.event_at = since
         self.exempt_at = since
-        """When idle devices were last in order: no window reaches back behind it."""
+        """When devices were last allowed to be idle: no window begins before that."""
         self.first_at: dict[str, float] = {}
         """When each device was first read while the job ran."""
         self.firsts: dict[str, DeviceReading] = {}
-        """The first reading of each device: what was counted before this job is not its affair."""
+        """The first reading of each device: errors counted before this job are not its own."""
         self.before: Sample | None = None
         self.kept: deque[Sample] = deque(maxlen=_KEPT_SAMPLES)
         self.paused_seen = paused
@@ -82,8 +79,8 @@ class _Held(Watched):
         self.touched = False
         self.waited = False
         """Whether it was seen to wait, rather than to be silent, since it fell quiet."""
-        self.said: _Said | None = None
-        self.said_seen = 0
+        self.latest: _LatestBeat | None = None
+        self.beats_seen = 0
         self.sensors: Sensors
         self.sampler: DeviceSampler | None
         self.window_s: float
@@ -91,14 +88,18 @@ class _Held(Watched):
         self.long_phase_s: float
 
 
-class GpuHealthWatchdog(Watch[_Held]):
-    """Armed from the start of a job that holds devices; needs no beats, and takes them into account.
+class GpuHealthWatchdog(Watch[_WithDevices]):
+    """Watches a job that holds devices from its start. It needs no beats, but takes them into account.
 
-    *Idle wedge*, exit 78: for a whole window no device did anything and nothing moved on the host. The window
-    rolls once the job has touched a device, has beaten (outside of ``load``), or its load grace is over; who
-    touched a shared device cannot be told, so that does not count. A beat counts as movement; ``long`` is exempt
-    for ``long_phase_s`` at most, ``load`` and ``save`` for the grace, ``wait`` until the next beat. What may be
-    honest waiting (a sleep, a loop that polls, a lock that another program holds) is given ``wait_factor`` windows.
+    *Idle wedge*, exit 78: for a whole window no device did anything and nothing moved on the host.
+
+    - A window can begin once the job has used a device, or has sent a beat (outside of ``load``), or its load grace
+      is over. Use of a shared device does not count: it may be another program's.
+    - A beat ends the window and begins a new one.
+    - No window runs in phase ``long`` (for ``long_phase_s`` at most), in ``load`` and ``save`` (for the load grace),
+      and in ``wait`` (until the next beat).
+    - A wait that may be legitimate (a sleep, a loop that polls, a lock that another program holds) gets
+      ``wait_factor`` windows.
 
     *Fault*, exit 85, at once: a fatal event of one of its devices or of the whole driver, uncorrectable memory
     errors growing. Other events of its devices are suspicions.
@@ -107,6 +108,7 @@ class GpuHealthWatchdog(Watch[_Held]):
     """
 
     _class = "health"
+    _thread_name = "gangq-health"
 
     def __init__(
         self,
@@ -118,36 +120,22 @@ class GpuHealthWatchdog(Watch[_Held]):
         sample_s: float = 2.0,
         sensors: Sensors | None = None,
         sampler: DeviceSampler | None = None,
-        name: str = "gangq-health",
-        clock: Callable[[], float] = boottime,
-        wait: Callable[[float], object] | None = None,
-        poll_s: float = 0.5,
-        on_trip: OnTrip | None = None,
-        on_suspect: OnSuspect | None = None,
-        pauses: PauseMeter | None = None,
+        **setup: Unpack[Setup],
     ) -> None:
         """Events are asked for every ``poll_s``, samples taken every ``sample_s``. ``sensors`` see the job and
-        its devices; ``sampler`` has the events [that of ``sensors``]. The rest as for every watchdog: see
-        `Watchdog`.
+        its devices; ``sampler`` has the events [that of ``sensors``]. See :class:`gangq.watchdogs.watch.Setup` for
+        the rest.
 
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        super().__init__(
-            name=name,
-            clock=clock,
-            wait=wait,
-            poll_s=poll_s,
-            on_trip=on_trip,
-            on_suspect=on_suspect,
-            pauses=pauses,
-        )
+        super().__init__(**setup)
         self._window_s = seconds("window_s", window_s)
         self._wait_factor = factor("wait_factor", wait_factor)
         self._load_grace_s = seconds("load_grace_s", load_grace_s, zero=True)
         self._long_phase_s = seconds("long_phase_s", long_phase_s)
         self._sample_s = seconds("sample_s", sample_s, most=60)
-        self._sensors = sensors or WorkSensors(clock=clock)
+        self._sensors = sensors or WorkSensors(clock=self._clock)
         self._sampler = sampler
 
     def start(
@@ -165,7 +153,7 @@ class GpuHealthWatchdog(Watch[_Held]):
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        watched = _Held(self._clock(), self.pauses.total_s, job)
+        watched = _WithDevices(self._clock(), self.pauses.total_s, job)
         watched.sensors = sensors or self._sensors
         watched.sampler = sampler or self._sampler or getattr(watched.sensors, "sampler", None)
         watched.window_s = self._window_s if window_s is None else seconds("window_s", window_s)
@@ -191,47 +179,47 @@ class GpuHealthWatchdog(Watch[_Held]):
         if job is None:
             return
         phase = phase if isinstance(phase, str) else None
-        said = job.said
-        if said is None:
-            job.said = _Said(1, phase, self._clock(), self.pauses.total_s)
-        elif said.phase == phase:
-            job.said = said._replace(number=said.number + 1)
+        latest = job.latest
+        if latest is None:
+            job.latest = _LatestBeat(1, phase, self._clock(), self.pauses.total_s)
+        elif latest.phase == phase:
+            job.latest = latest._replace(number=latest.number + 1)
         else:
-            job.said = _Said(said.number + 1, phase, self._clock(), self.pauses.total_s)
+            job.latest = _LatestBeat(latest.number + 1, phase, self._clock(), self.pauses.total_s)
 
     # -- the rules -------------------------------------------------------------------------------------------
 
-    def _look(self, job: _Held, now: float) -> None:
+    def _look(self, job: _WithDevices, now: float) -> None:
         if self._faults(job):
             return
         if now < job.sample_at:
             return
         job.sample_at = now + self._sample_s
         sample = job.sensors.sample(None if job.before is None else job.before.at)
-        if not sample.uuids or self._worn(job, sample):
+        if not sample.uuids or self._memory_errors(job, sample):
             return
         before, job.before = job.before, sample
-        self._feel(job, sample)
+        self._note_use(job, sample)
         job.kept.append(sample)
         if before is not None:
-            self._weigh(job, before, sample, now)
+            self._judge_sample(job, before, sample, now)
 
-    def _feel(self, job: _Held, sample: Sample) -> None:
-        """Note whether the job has touched a device. Others have too: the job before, and neighbours."""
+    def _note_use(self, job: _WithDevices, sample: Sample) -> None:
+        """Note whether the job has used a device, and not the job before it or another program."""
         for reading in sample.devices:
             if reading.at < job.since:
                 continue
-            # A reading holds all since the one before: that of a device's first may be from before the job.
+            # A reading covers the time since the one before it, so a device's first may show the job before.
             first_at = job.first_at.setdefault(reading.uuid, reading.at)
             if reading.at == first_at or (reading.shared and reading.gpu_scope == "device"):
                 continue
             if reading.gpu_pct is not None and reading.gpu_pct > QUIET_PCT:
                 job.touched = True
 
-    def _weigh(self, job: _Held, before: Sample, sample: Sample, now: float) -> None:
-        said, paused = job.said, self.pauses.total_s
-        beaten = said is not None and said.number != job.said_seen
-        job.said_seen = 0 if said is None else said.number
+    def _judge_sample(self, job: _WithDevices, before: Sample, sample: Sample, now: float) -> None:
+        latest, paused = job.latest, self.pauses.total_s
+        beaten = latest is not None and latest.number != job.beats_seen
+        job.beats_seen = 0 if latest is None else latest.number
         tear = paused != job.paused_seen
         job.paused_seen = paused
         verdict = judge((before, sample))
@@ -242,7 +230,7 @@ class GpuHealthWatchdog(Watch[_Held]):
             if job.suspected:
                 why = "a beat came" if beaten else verdict.why
                 self._log.info("rearmed", extra={"reason": why})
-            self._afresh(job, sample)
+            self._restart_window(job, sample)
             return
         if job.quiet_since is None:
             job.quiet_since = before.at if before.at > job.exempt_at else sample.at
@@ -257,30 +245,30 @@ class GpuHealthWatchdog(Watch[_Held]):
             message = f"its devices did nothing and {what} for {quiet_s:.0f} s"
             evidence = self._evidence(job, quiet_s, now)
             self._trip(job, Trip(ExitCode.HEALTH, "idle", message, evidence, sample.uuids, job=job.job))
-            self._afresh(job, sample)
+            self._restart_window(job, sample)
         elif quiet_s >= min(_SUSPECT_S, job.window_s / 2) and not job.suspected:
             job.suspected = True
             message = f"its devices have done nothing for {quiet_s:.0f} s; {window_s:g} s end it"
             self._suspect(job, message, self._evidence(job, quiet_s, now))
 
-    def _afresh(self, job: _Held, sample: Sample) -> None:
+    def _restart_window(self, job: _WithDevices, sample: Sample) -> None:
         job.quiet_since, job.samples, job.suspected, job.waited = None, 0, False, False
         job.kept.clear()
         job.kept.append(sample)
 
-    def _exempt(self, job: _Held, now: float) -> bool:
-        """Whether idle devices are in order now: still loading, saving, or at something long."""
-        paused, said = self.pauses.total_s, job.said
-        phase = None if said is None else said.phase
-        if said is not None and phase in ("load", "save", "long"):
-            phase_s = now - said.phase_since - (paused - said.phase_paused)
+    def _exempt(self, job: _WithDevices, now: float) -> bool:
+        """Whether the devices may be idle now: the job loads, saves, waits, or is in a long phase."""
+        paused, latest = self.pauses.total_s, job.latest
+        phase = None if latest is None else latest.phase
+        if latest is not None and phase in ("load", "save", "long"):
+            phase_s = now - latest.phase_since - (paused - latest.phase_paused)
             return phase_s < (job.long_phase_s if phase == "long" else job.load_grace_s)
         if phase == "wait":
             return True
-        return said is None and not job.touched and job.ran_s(now, paused) < job.load_grace_s
+        return latest is None and not job.touched and job.ran_s(now, paused) < job.load_grace_s
 
-    def _faults(self, job: _Held) -> bool:
-        """Act on what befell the devices; True when it ended the job, or was called off."""
+    def _faults(self, job: _WithDevices) -> bool:
+        """Trip or suspect for events of the devices; True when it tripped, even if that was called off."""
         if job.sampler is None:
             return False
         held = getattr(job.sensors, "uuids", None)
@@ -292,16 +280,18 @@ class GpuHealthWatchdog(Watch[_Held]):
             if event.fatal:
                 self._fault(job, event, evidence, tuple(held or ()))
                 return True
-            self._suspect(job, _told(event), evidence, "fault")
+            self._suspect(job, _describe(event), evidence, "fault")
         return False
 
-    def _fault(self, job: _Held, event: DeviceEvent, evidence: dict[str, Any], held: tuple[str, ...]) -> None:
+    def _fault(
+        self, job: _WithDevices, event: DeviceEvent, evidence: dict[str, Any], held: tuple[str, ...]
+    ) -> None:
         self._trip(
             job,
             Trip(
                 ExitCode.FAULT,
                 event.kind,
-                _told(event),
+                _describe(event),
                 evidence,
                 held if event.uuid is None else (event.uuid,),
                 event.application,
@@ -309,9 +299,9 @@ class GpuHealthWatchdog(Watch[_Held]):
             ),
         )
 
-    def _worn(self, job: _Held, sample: Sample) -> bool:
-        """Trip on what a reading alone tells; True when one did."""
-        # Not on the recovery action: of some of them only the event says that work can go on.
+    def _memory_errors(self, job: _WithDevices, sample: Sample) -> bool:
+        """Trip on uncorrectable memory errors that grow; True when it tripped."""
+        # Not on the recovery action that a reading shows: only the event says whether work can go on.
         for reading in sample.devices:
             if reading.at < job.since:
                 continue
@@ -330,7 +320,7 @@ class GpuHealthWatchdog(Watch[_Held]):
                 return True
         return False
 
-    def _evidence(self, job: _Held, quiet_s: float, now: float) -> dict[str, Any]:
+    def _evidence(self, job: _WithDevices, quiet_s: float, now: float) -> dict[str, Any]:
         kept = list(job.kept)
         hosts = [sample.host for sample in kept if sample.host is not None]
         return {
@@ -342,7 +332,7 @@ class GpuHealthWatchdog(Watch[_Held]):
         }
 
 
-def _told(event: DeviceEvent) -> str:
+def _describe(event: DeviceEvent) -> str:
     whose = "the driver" if event.uuid is None else f"device {event.uuid}"
     code = "" if event.code is None else f" {event.code}"
     return f"{whose}: {event.kind}{code}: {event.advice}"

@@ -2,7 +2,7 @@
 
 A verdict has three values. *Idle* needs every signal there is, over the whole window: each device known, trusted
 and quiet in every sample, and the host known and still between any two. One thing that moved makes it *not
-idle*; anything that cannot be known, and nothing that moved, makes it *unknown*, which convicts nobody.
+idle*. If nothing moved and something cannot be known it is *unknown*, and no job is tripped for it.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Sample:
 class Verdict:
     """``idle`` True, False, or None: cannot be known; ``why`` in a sentence.
 
-    ``waiting`` (then ``idle`` is False) says that the devices were quiet and nothing moved, but something waits as
-    honest work may: sleeps, polls in a loop, or wants a lock that another program holds.
+    ``waiting`` (then ``idle`` is False) says that the devices were quiet and nothing moved, but something waits in
+    a way that may be legitimate: sleeps, polls in a loop, or wants a lock that another program holds.
     ``known`` says whether any sensor at all could tell something; ``spinning`` whether every device was busy
     in the way that dead work is: without touching memory, and hardly warmer than idle, while the host side was
     not seen to move.
@@ -117,7 +117,7 @@ def judge(window: Sequence[Sample]) -> Verdict:
         unknown.append("the host side was not sampled throughout")
     evidence = summary(window, moves)
     if busy:
-        # Whoever still reads or writes may be feeding a kernel that waits for just that.
+        # A job that still reads or writes may be feeding a kernel that waits for that data.
         spinning = spins(window) and not any(move.moved for move in moves)
         return Verdict(False, busy[0], evidence, known, spinning)
     if unknown:

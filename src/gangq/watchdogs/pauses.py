@@ -1,14 +1,14 @@
 """Time in which this process did not run, through no fault of its work.
 
-A process that was stopped (SIGSTOP, a frozen container), starved, or asleep with its host looks hung to every
-clock: no beat came, nothing moved. So who waits on a deadline measures its own rounds, and a wake that comes much
-too late moves all deadlines. A round is from the end of one wait to the end of the next, because a process may be
-stopped while its watchdog looks just as well. What the look itself computed is taken off: that is work.
+A process that was stopped (SIGSTOP, a frozen container), starved, or asleep with its host looks hung to every clock:
+no beat came, nothing moved. So each watchdog thread measures its own rounds, and a wake that comes much too late
+moves all deadlines. A round is from the end of one wait to the end of the next, because the process may also be
+stopped while the watchdog checks its job. The processor time of that check is subtracted: it is work, not a pause.
 
-One late wake must not count: that of a thread that was ready and waited for the GIL. Then the interpreter was
-held by the very work that is watched, and calling it a pause would forgive exactly what a watchdog is for. The
-two differ in the kernel's books: a thread that waits for the GIL wakes every 5 ms to ask for it, some 200
-voluntary context switches a second; a thread that could not run makes none.
+One kind of late wake must not count: the thread was ready and waited for the GIL. Then the watched work itself held
+the interpreter, and to count that as a pause would ignore just what a watchdog is for. The kernel's counters tell the
+two apart: a thread that waits for the GIL wakes every 5 ms to ask for it, which makes some 200 voluntary context
+switches a second; a thread that could not run makes none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def thread_switches() -> int:
 class PauseMeter:
     """Adds up the pauses that one thread meets. Read from any thread, fed by that one.
 
-    ``total_s`` only grows: whoever counts a deadline remembers it at the start and moves the deadline by what
+    ``total_s`` only grows: to count a deadline, remember it at the start and move the deadline by what
     was added since. ``count`` is how many pauses there were.
     """
 

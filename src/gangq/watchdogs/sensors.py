@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from gangq.proc.clock import boottime
 from gangq.watchdogs.activity import HostActivity
 from gangq.watchdogs.idle import ENERGY_S, Sample, power_w
-from gangq.watchdogs.steps import Steps
+from gangq.watchdogs.steps import PythonSteps
 
 if TYPE_CHECKING:
     from gangq.gpu.reading import DeviceReading
@@ -122,7 +122,7 @@ class WorkSensors:
         self._clock = clock
         self._calibration = calibration or Calibration()
         own = pids is None if own is None else own
-        self._steps = Steps(clock) if own else None
+        self._steps = PythonSteps(clock) if own else None
         self._host = HostActivity(pids, own=own, ignored=ignored, clock=clock)
 
     def pids(self) -> list[int]:
@@ -131,11 +131,9 @@ class WorkSensors:
 
     @property
     def got_on_at(self) -> float | None:
-        """See :attr:`Sensors.got_on_at`."""
         return None if self._steps is None else self._steps.at
 
     def look(self) -> None:
-        """See :meth:`Sensors.look`."""
         if self._steps is not None:
             self._steps.look()
         if self.sampler is not None:
@@ -144,7 +142,6 @@ class WorkSensors:
                     self._calibration.learn(reading)
 
     def sample(self, since: float | None = None) -> Sample:
-        """See :meth:`Sensors.sample`."""
         self.look()
         readings: list[DeviceReading] = []
         latest = self.sampler.readings() if self.sampler is not None else {}

@@ -1,29 +1,27 @@
-"""Watching a job that says how far it is: from its first beat on, another one is due."""
+"""Watches a job that sends beats: from the first beat on, another one is due."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gangq.proc.clock import boottime
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import Sample, Verdict, judge
 from gangq.watchdogs.numbers import count, factor, seconds
-from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.sensors import Sensors, WorkSensors
-from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Trip
-from gangq.watchdogs.watch import Watch, Watched
+from gangq.watchdogs.verdicts import Trip
+from gangq.watchdogs.watch import Setup, Watch, Watched
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, Unpack
 
 STALL_TIMEOUT_S = 120.0
-"""Seconds without a beat before a stall is suspected, when nobody says otherwise."""
+"""Seconds without a beat before a stall is suspected, by default."""
 LOAD_GRACE_S = 1200.0
 LONG_PHASE_S = 3600.0
 LEARNED_FACTOR = 5.0
-"""A job may be silent for so many times the longest gap it has honestly made."""
+"""A job may be silent for this many times the longest gap between two of its beats."""
 WARM_UP_BEATS = 5
 """The gaps between so many first beats teach nothing: they hold compilation and first touches."""
 
@@ -44,10 +42,10 @@ class Beat(NamedTuple):
     phase_since: float
 
 
-class Limits(NamedTuple):
+class SilenceLimits(NamedTuple):
     """After how much silence what happens, seconds: ``due`` a suspicion, ``waited`` the limit for a job that waits
-    (or whose devices spin), ``overdue`` the one that holds even for a busy job; ``unit`` is how long an exoneration
-    lasts.
+    (or whose devices spin), ``overdue`` the one that holds even for a busy job; ``unit`` is the re-arm period: how
+    long until the next suspicion after one that was dropped.
     """
 
     due: float
@@ -101,7 +99,7 @@ class StallWatchdog(Watch[_Beaten]):
     (reason ``idle``) when the devices were quiet and nothing moved in all of it. Something busy or moving in it
     re-arms for another timeout; so does what cannot be known.
 
-    What may be honest waiting (a sleep, a loop that polls, a lock that another program holds) is given
+    A wait that may be legitimate (a sleep, a loop that polls, a lock that another program holds) gets
     ``wait_factor`` timeouts (``waits``). Busy is not progress, though: at ``overdue_factor`` timeouts of silence it
     trips whatever the devices do (``no_progress``), at ``wait_factor`` where they are busy without touching memory or
     drawing power (``spin``). With every sensor unknown neither does.
@@ -114,6 +112,8 @@ class StallWatchdog(Watch[_Beaten]):
     """
 
     _class = "stall"
+    _thread_name = "gangq-stall"
+    _default_poll_s = 1.0
 
     def __init__(
         self,
@@ -126,29 +126,15 @@ class StallWatchdog(Watch[_Beaten]):
         overdue_factor: float = 10.0,
         wait_factor: float = 3.0,
         sensors: Sensors | None = None,
-        name: str = "gangq-stall",
-        clock: Callable[[], float] = boottime,
-        wait: Callable[[float], object] | None = None,
-        poll_s: float = 1.0,
-        on_trip: OnTrip | None = None,
-        on_suspect: OnSuspect | None = None,
-        pauses: PauseMeter | None = None,
+        **setup: Unpack[Setup],
     ) -> None:
         """``stall_timeout_s`` [120, and learned]; given, it stays as it is. ``sensors`` [this process, without
-        devices]. The rest as for every watchdog: see `Watchdog`.
+        devices]. See :class:`gangq.watchdogs.watch.Setup` for the rest.
 
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        super().__init__(
-            name=name,
-            clock=clock,
-            wait=wait,
-            poll_s=poll_s,
-            on_trip=on_trip,
-            on_suspect=on_suspect,
-            pauses=pauses,
-        )
+        super().__init__(**setup)
         self._learns = stall_timeout_s is None
         self._timeout_s = (
             STALL_TIMEOUT_S if stall_timeout_s is None else seconds("stall_timeout_s", stall_timeout_s)
@@ -159,7 +145,7 @@ class StallWatchdog(Watch[_Beaten]):
         self._long_phase_s = seconds("long_phase_s", long_phase_s)
         self._overdue_factor = factor("overdue_factor", overdue_factor)
         self._wait_factor = factor("wait_factor", wait_factor)
-        self._sensors = sensors or WorkSensors(clock=clock)
+        self._sensors = sensors or WorkSensors(clock=self._clock)
         self._latest: _Beaten | None = None
 
     def start(
@@ -208,7 +194,7 @@ class StallWatchdog(Watch[_Beaten]):
         job = self._job
         if job is None:
             return
-        # Compared with what is known; what anything else does when it is compared nobody knows.
+        # It is compared below, and comparing an object of the program could run any code.
         phase = phase if isinstance(phase, str) else None
         now = self._clock()
         last = job.last
@@ -278,31 +264,33 @@ class StallWatchdog(Watch[_Beaten]):
         if len(job.window) >= 2:
             self._decide(job, last, silence_s, limits)
 
-    def _decide(self, job: _Beaten, last: Beat, silence_s: float, limits: Limits) -> None:
+    def _decide(self, job: _Beaten, last: Beat, silence_s: float, limits: SilenceLimits) -> None:
         verdict = judge(job.window)
         full = self._full(job.window)
         if silence_s >= limits.overdue and verdict.known:
-            self._convict(job, last, silence_s, limits, verdict, "no_progress")
+            self._trip_because(job, last, silence_s, limits, verdict, "no_progress")
         elif verdict.idle is False or (verdict.idle and self._got_on(job, silence_s, limits)):
             if not ((verdict.spinning or verdict.waiting or verdict.idle) and silence_s >= limits.waited):
                 self._rearm(job, silence_s, limits, verdict)
             elif full:
-                self._convict(job, last, silence_s, limits, verdict, "spin" if verdict.spinning else "waits")
+                self._trip_because(
+                    job, last, silence_s, limits, verdict, "spin" if verdict.spinning else "waits"
+                )
         elif full:
             if verdict.idle is None:
                 # One reading that failed must not cost a whole timeout: the window slides on for a while.
                 verdict = judge(self._tail(job.window))
             if verdict.idle:
-                self._convict(job, last, silence_s, limits, verdict, "idle")
+                self._trip_because(job, last, silence_s, limits, verdict, "idle")
             elif silence_s - job.opened_s >= _SLIDE_FACTOR * self._confirm_s:
                 self._rearm(job, silence_s, limits, verdict)
 
-    def _got_on(self, job: _Beaten, silence_s: float, limits: Limits) -> bool:
+    def _got_on(self, job: _Beaten, silence_s: float, limits: SilenceLimits) -> bool:
         """Whether Python got on lately, though not in this window: a loop may sleep for longer than that."""
         at = job.sensors.got_on_at
         return at is not None and self._clock() - at <= limits.unit / 2 < silence_s
 
-    def _limits(self, job: _Beaten, last: Beat) -> Limits:
+    def _limits(self, job: _Beaten, last: Beat) -> SilenceLimits:
         unit = due = job.timeout_s
         if job.learns:
             unit = due = max(due, LEARNED_FACTOR * job.longest_s)
@@ -312,8 +300,8 @@ class StallWatchdog(Watch[_Beaten]):
             # Repeating the word does not prolong the exemption: it counts from when the phase began.
             due = max(due, job.long_phase_s - (last.at - last.phase_since))
         elif last.phase == "wait":
-            return Limits(math.inf, math.inf, math.inf, unit)
-        return Limits(
+            return SilenceLimits(math.inf, math.inf, math.inf, unit)
+        return SilenceLimits(
             due, due + (self._wait_factor - 1) * unit, due + (self._overdue_factor - 1) * unit, unit
         )
 
@@ -327,7 +315,7 @@ class StallWatchdog(Watch[_Beaten]):
             first -= 1
         return window[max(first, 0) :]
 
-    def _rearm(self, job: _Beaten, silence_s: float, limits: Limits, verdict: Verdict) -> None:
+    def _rearm(self, job: _Beaten, silence_s: float, limits: SilenceLimits, verdict: Verdict) -> None:
         job.window = []
         job.rearmed += 1
         job.next_s = silence_s + limits.unit
@@ -339,8 +327,8 @@ class StallWatchdog(Watch[_Beaten]):
             extra={"silence_s": round(silence_s, 1), "reason": verdict.why, "times": job.rearmed},
         )
 
-    def _convict(
-        self, job: _Beaten, last: Beat, silence_s: float, limits: Limits, verdict: Verdict, reason: str
+    def _trip_because(
+        self, job: _Beaten, last: Beat, silence_s: float, limits: SilenceLimits, verdict: Verdict, reason: str
     ) -> None:
         evidence = self._evidence(job, last, silence_s, limits)
         evidence |= {"why": verdict.why, "window": verdict.evidence}
@@ -362,7 +350,7 @@ class StallWatchdog(Watch[_Beaten]):
             gap, paused = pending
             job.longest_s = max(job.longest_s, gap - (self.pauses.total_s - paused))
 
-    def _evidence(self, job: _Beaten, last: Beat, silence_s: float, limits: Limits) -> dict[str, Any]:
+    def _evidence(self, job: _Beaten, last: Beat, silence_s: float, limits: SilenceLimits) -> dict[str, Any]:
         return {
             "silence_s": round(silence_s, 3),
             "due_s": limits.due,

@@ -23,7 +23,7 @@ _kept: list[object] = []
 """Every callback there was: a call of it may be pending long after its owner is gone."""
 
 
-class Steps:
+class PythonSteps:
     """Counts the looks at which some thread of the program had gone on. Watchdogs look, from any of their threads."""
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:

@@ -1,12 +1,12 @@
-"""The one way in which a watchdog ends work in this process: evidence, one statement, exit.
+"""How a watchdog ends work in this process: collect evidence, report the trip with one statement, exit.
 
-The order of promises is the other way round. First the kernel is told to end this process at the deadline; only
-then is anything tried that could hang: reading ``/proc``, the database, the log. So a trip with PostgreSQL
-unreachable or frozen exits just as a trip with PostgreSQL at hand does, and the lease's end does the rest. The
-statement may say that the process is as good as gone for the same reason: it is, whatever comes.
+1. Arm a kernel timer that ends this process at the deadline. Everything after it may hang.
+2. Collect evidence, which reads ``/proc``; write the stacks to standard error.
+3. Report the trip to the database, over a connection of its own: the thread that hangs may hold the worker's.
+4. Kill the children and exit.
 
-The connection is this path's own. The worker's pool may be exhausted by the very thread that hangs, and its
-patience is measured for work, not for an exit.
+So a trip exits in time whether or not PostgreSQL answers; without an answer the jobs are free when the lease ends.
+For the same reason the statement may say when this process will be gone: the timer guarantees it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, Uns
 from gangq.proc.clock import boottime
 from gangq.watchdogs import evidence as evidence_of
 from gangq.watchdogs import waits
-from gangq.watchdogs.activity import Family
 from gangq.watchdogs.deadman import Deadman
+from gangq.watchdogs.family import Family
 from gangq.watchdogs.gate import Gate
 from gangq.watchdogs.numbers import seconds
-from gangq.watchdogs.verdicts import Suspicion, Trip, error_of, sentence
+from gangq.watchdogs.verdicts import Trip, error_of, sentence
 
 if TYPE_CHECKING:
     from gangq.client.core import Target
@@ -45,14 +45,12 @@ log = logging.getLogger("gangq.watchdogs.trip")
 T = TypeVar("T")
 
 PROMISED_S = 5.0
-"""So long after its verdict a worker is gone, its supervisor included, whatever the database does."""
+"""A worker and its supervisor are gone this long after the verdict, whatever the database does."""
 _CALLED_OFF = ("held", "notify")
-_DOUBTFUL = ("stall", "health")
-"""Classes that the database may hold back. The others are facts."""
 _FACT_S = 2.0
-"""What telling and leaving get for a fact."""
+"""What telling and leaving get where the database cannot hold the trip back (:attr:`ExitCode.may_be_held`)."""
 _RESERVE_S = 0.5
-"""Left for leaving itself: what comes before ends so much earlier than the deadline."""
+"""What is left of the deadline for the exit itself."""
 _FIRST_S = 1.0
 _AFTER_DEADLINE_S = 0.75
 """The second timer's SIGKILL comes 0.25 s after the deadline; the rest is for the kernel."""
@@ -65,13 +63,13 @@ class TripPath:
     """Carries out trips of work that runs in this process. Thread-safe: one trip at a time.
 
     - ``database``: a conninfo, URI or `Target`; ``incarnation``: the worker's.
-    - ``deadline_s``: so long after the call the kernel ends this process at the latest, whatever hangs; five
-      seconds are promised, the rest is for a host under load.
+    - ``deadline_s``: the kernel ends this process at most this long after the call, whatever hangs; five seconds are
+      documented, the difference is for a host under load.
     - ``database_s``: connect, lock and statement timeout, each.
-    - ``first``: what to do before the evidence, such as handing in results; given a second at most.
+    - ``first``: called before the evidence is collected, to report results; it gets a second at most.
     - ``ignored``: pids below this process that are left alive; the rest of its children is killed.
     - ``leave(code)``: how to exit [at once].
-    - ``keep``: where the trip is kept until it is told, for whoever finds this process gone (None: called off).
+    - ``keep``: stores the trip until it is reported, for the process that finds this one gone (None: called off).
 
     From the call on the main thread, which runs the handler, does not get back into Python
     (:mod:`gangq.watchdogs.gate`), unless the trip is called off.
@@ -106,16 +104,8 @@ class TripPath:
         self._deadman: Deadman | None = None
         self._gate = Gate()
 
-    def __call__(
-        self,
-        trip: Trip,
-        *,
-        job_id: int,
-        token: int,
-        evidence: Mapping[str, Any] | None = None,
-        log_tail: Callable[[], str | bytes] | str | bytes | None = None,
-    ) -> bool:
-        """End this process with the trip's code; ``evidence`` is kept beside what is collected here.
+    def __call__(self, trip: Trip, *, job_id: int, token: int) -> bool:
+        """End this process with the trip's code.
 
         Returns only if nothing is to be ended: False, because the database called it off (the class only
         notifies, or too much of the fleet is suspect at once) or because the claim is not this worker's any
@@ -132,7 +122,7 @@ class TripPath:
                     log.error("trip_without_timer", extra={"error": str(unarmed)})
                 called_off = False
                 try:
-                    called_off = self._say(trip, job_id, token, evidence, log_tail, began)
+                    called_off = self._report(trip, job_id, token, began)
                 except Exception as problem:
                     log.error("trip_fault", extra={"job": job_id, "error": repr(problem)})
                 if called_off:
@@ -182,27 +172,6 @@ class TripPath:
 
         return self._ask(query, within_s)
 
-    def doubt(
-        self, suspicion: Suspicion, *, job_id: int, token: int, within_s: float | None = None
-    ) -> str | None:
-        """Put a suspicion on record (SQL: gangq.suspect); return ``noted`` or ``held``, None without an answer.
-
-        Raises:
-            StaleToken, IncarnationEnded, NotFound: the claim is not this worker's any more.
-        """
-        from gangq.client.verbs import Verbs
-
-        def query() -> Query[str]:
-            return Verbs.suspect(
-                incarnation=self._incarnation,
-                job_id=job_id,
-                token=token,
-                class_=suspicion.cls,
-                evidence={"message": suspicion.message, **suspicion.evidence},
-            )
-
-        return self._ask(query, within_s)
-
     # -- the steps -------------------------------------------------------------------------------------------
 
     def _arm(self, deadline: float, trip: Trip) -> Exception | None:
@@ -215,20 +184,12 @@ class TripPath:
             return problem
         return None
 
-    def _say(
-        self,
-        trip: Trip,
-        job_id: int,
-        token: int,
-        more: Mapping[str, Any] | None,
-        log_tail: Callable[[], str | bytes] | str | bytes | None,
-        began: float,
-    ) -> bool:
-        """Hand over results, collect, tell; True when the trip is called off."""
+    def _report(self, trip: Trip, job_id: int, token: int, began: float) -> bool:
+        """Report results, collect evidence, report the trip; True when the trip is called off."""
         if self._first is not None:
-            within(_FIRST_S, self._first, "gangq-goodbye")
-        collected = evidence_of.collect(own=True, trip=trip, more=more, log_tail=log_tail)
-        within(_SHOW_S, lambda: _show(str(collected.get("stacks", ""))), "gangq-goodbye")
+            within(_FIRST_S, self._first, "gangq-trip")
+        collected = evidence_of.collect(own=True, trip=trip)
+        within(_SHOW_S, lambda: _show(str(collected.get("stacks", ""))), "gangq-trip")
         kept = {
             "job": job_id,
             "token": token,
@@ -241,9 +202,9 @@ class TripPath:
         until = {"incarnation": self._incarnation, "until": began + PROMISED_S}
         self._put({**until, **kept})
         deadline = began + self._deadline_s
-        if trip.cls not in _DOUBTFUL and self._deadman is not None:
-            # Nothing that the database could answer lets it live on. The sooner it is gone for certain, the sooner
-            # its job may run elsewhere; what it could not say in that time its supervisor says.
+        if not trip.code.may_be_held and self._deadman is not None:
+            # The database cannot call this one off. The sooner the process is gone, the sooner the job may run
+            # elsewhere; what is not reported in that time its supervisor reports.
             deadline = min(deadline, self._clock() + _FACT_S)
             self._arm(deadline, trip)
         left = deadline - _RESERVE_S - self._clock()
@@ -255,18 +216,20 @@ class TripPath:
         except (StaleToken, IncarnationEnded, NotFound) as problem:
             log.warning("trip_of_a_lost_claim", extra={"job": job_id, "error": str(problem)})
             return True
-        log.warning("trip_told" if outcome else "trip_unheard", extra={"job": job_id, "outcome": outcome})
+        log.warning(
+            "trip_reported" if outcome else "trip_unanswered", extra={"job": job_id, "outcome": outcome}
+        )
         if outcome is not None:
-            self._put({**until, "told": True})
+            self._put({**until, "reported": True})
         return outcome in _CALLED_OFF
 
     def _put(self, what: Mapping[str, Any] | None) -> None:
-        """Keep it. A full disk, or one that hangs, is no reason to live on."""
+        """Store the trip. A disk that is full or hangs does not stop the exit."""
         keep = self._keep
         if keep is None:
             return
         try:
-            within(_SHOW_S, lambda: keep(what), "gangq-goodbye")
+            within(_SHOW_S, lambda: keep(what), "gangq-trip")
         except Exception as problem:
             log.warning("trip_not_kept", extra={"error": repr(problem)})
 
@@ -291,7 +254,7 @@ class TripPath:
         except (StaleToken, IncarnationEnded, NotFound):
             raise
         except Exception as problem:
-            # A schema without the verb, a login without the right: nothing that trying again would change.
+            # A schema without the verb, or a login without the right to it: another try would fail too.
             log.error("database_refused", extra={"error": str(problem)})
             return None
 
@@ -326,7 +289,7 @@ class TripPath:
             raise self._target.failed(problem, query.name) from problem
 
     def _children(self) -> list[int]:
-        """What the handler started dies with it: a data loader or a rank of its own would hold the device."""
+        """The processes that the handler started. They are killed with it: a data loader would hold the device."""
         me = os.getpid()
         try:
             ignored = list(self._ignored()) if self._ignored is not None else []
@@ -343,7 +306,7 @@ class TripPath:
             except ProcessLookupError:
                 continue
             except OSError as problem:
-                # It runs as somebody else.
+                # It runs as another user.
                 left[pid] = str(problem)
         if left:
             log.warning("children_left", extra={"pids": sorted(left), "error": "; ".join(left.values())})
@@ -363,20 +326,20 @@ def leave_with(children: Iterable[int], code: int, leave: Callable[[int], object
 
 
 def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
-    """What watchdogs do with a trip when nobody says otherwise: all stacks to standard error, one line to the
-    log, and exit with the trip's code, within two seconds even where standard error is a pipe nobody reads.
+    """The default of watchdogs for a trip: all stacks to standard error, one line to the
+    log, and exit with the trip's code, within two seconds even where standard error is a pipe that is not read.
     """
     with contextlib.suppress(Unsupported, OSError):
         Deadman().arm(boottime() + _LEAVE_NOW_S, int(trip.code))
 
-    def last_words() -> None:
+    def write_evidence() -> None:
         said = sentence(trip, waits.of_handler().as_json())
         _show(f"{evidence_of.stacks()}\ngangq: {trip.cls} ({int(trip.code)}): {said}\n")
         log.critical("leaving", extra={"code": int(trip.code), "reason": said})
 
     with logqueue.running(*logqueue.WATCHDOGS), Gate():
         try:
-            within(_LEAVE_NOW_S / 2, last_words, "gangq-goodbye")
+            within(_LEAVE_NOW_S / 2, write_evidence, "gangq-trip")
         except Exception as problem:
             log.error("trip_fault", extra={"error": repr(problem)})
         logqueue.flush()
@@ -385,7 +348,7 @@ def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
 
 
 def _show(stacks: str) -> None:
-    """To standard error as well: the database may never hear of them."""
+    """Write the stacks to standard error too: the report may not reach the database."""
     stream = sys.__stderr__ or sys.stderr
     if stream is not None:
         stream.write(stacks)
@@ -393,8 +356,10 @@ def _show(stacks: str) -> None:
 
 
 def within(limit_s: float, act: Callable[[], T], name: str) -> T | None:
-    """Do something in a thread of its own; None when it is not done after ``limit_s`` seconds, in which case it
-    goes on unheard, and when no thread can be started. Raises what it raises.
+    """Call ``act()`` in a thread and return its result, or raise what it raised.
+
+    None if it takes longer than ``limit_s`` seconds (the thread then goes on, and its result is dropped), or if no
+    thread can be started.
     """
     done: list[T] = []
     failed: list[Exception] = []

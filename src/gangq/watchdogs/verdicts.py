@@ -1,4 +1,4 @@
-"""What a watchdog hands over when it has made up its mind."""
+"""What a watchdog reports: a suspicion, or a trip."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def sentence(trip: Trip, evidence: Mapping[str, Any]) -> str:
     place, silence_s = evidence.get("place"), trip.evidence.get("silence_s", trip.evidence.get("quiet_s"))
     if not place:
         return trip.message
-    if silence_s is None or trip.code not in (ExitCode.STALL, ExitCode.HEALTH):
+    if silence_s is None or not trip.code.may_be_held:
         return f"{trip.message}; it was in {place}"
     window = trip.evidence.get("window") or trip.evidence.get("samples") or {}
     percents = [reading.get("gpu_pct") for reading in window.get("devices", ())]

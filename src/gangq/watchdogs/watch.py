@@ -2,10 +2,10 @@
 attribute.
 
 A worker runs thousands of small jobs a second, so nothing is created, woken or joined per job: the thread polls.
-What must hold all the same is that the watchdog of a finished job can never end the next one. A trip therefore
-begins under the same lock under which a job ends: either the job was over first, and nothing happens, or the
-trip was first, and then :meth:`Watch.stop` does not return before the process has ended or the trip was called
-off.
+
+The watchdog of a finished job must never end the next one. So a trip begins under the same lock under which a job
+ends. If the job was over first, nothing happens. If the trip was first, :meth:`Watch.stop` does not return before the
+process has ended or the trip was called off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
 from gangq import logqueue
 from gangq.errors import GangqError
@@ -28,12 +28,29 @@ from gangq.watchdogs.trip import leave_now
 from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Suspicion, Trip
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, Unpack
 
 _FAULT_WAIT_S = 60.0
 _SUSPICIONS_KEPT = 100
 
 J = TypeVar("J", bound="Watched")
+
+
+class Setup(TypedDict, total=False):
+    """What every watchdog's constructor takes besides its own limits.
+
+    ``name`` is that of the thread. ``clock`` is in seconds, those asleep included; ``wait(seconds)`` is how the
+    thread waits, ``poll_s`` how long. ``on_trip`` carries a trip out [dump stacks, exit]; ``on_suspect`` is called
+    with suspicions. ``pauses`` measures the pauses of this process.
+    """
+
+    name: str
+    clock: Callable[[], float]
+    wait: Callable[[float], object] | None
+    poll_s: float
+    on_trip: OnTrip | None
+    on_suspect: OnSuspect | None
+    pauses: PauseMeter | None
 
 
 class Watched:
@@ -54,35 +71,28 @@ class Watched:
 
 
 class Watch(ABC, Generic[J]):
-    """A thread that looks at the present job every ``poll_s`` seconds; see the module for what that promises.
+    """A thread that looks at the present job every ``poll_s`` seconds; see the module for what that guarantees.
 
     A context manager around one job: entering starts unless :meth:`start` did, leaving stops. The same object
     serves any number of jobs, one at a time.
     """
 
     _class: ClassVar[str]
-    """What its suspicions and trips are filed under; its thread's name is the caller's."""
+    """The class of its suspicions and trips."""
+    _thread_name: ClassVar[str]
+    _default_poll_s: ClassVar[float] = 0.5
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        clock: Callable[[], float] = boottime,
-        wait: Callable[[float], object] | None = None,
-        poll_s: float = 1.0,
-        on_trip: OnTrip | None = None,
-        on_suspect: OnSuspect | None = None,
-        pauses: PauseMeter | None = None,
-    ) -> None:
-        self.name = name
-        self.pauses = pauses or PauseMeter(name=name, clock=clock)
+    def __init__(self, **setup: Unpack[Setup]) -> None:
+        """Raises `InvalidInput` for a number that makes no sense, by name."""
+        self.name = setup.get("name", self._thread_name)
+        self._clock = setup.get("clock", boottime)
+        self.pauses = setup.get("pauses") or PauseMeter(name=self.name, clock=self._clock)
         """The pauses of this process that the thread has met; they move every deadline."""
-        self._clock = clock
         self._closing = threading.Event()
-        self._wait = wait or self._closing.wait
-        self._poll_s = seconds("poll_s", poll_s, most=3600)
-        self._on_trip = on_trip or leave_now
-        self._on_suspect = on_suspect
+        self._wait = setup.get("wait") or self._closing.wait
+        self._poll_s = seconds("poll_s", setup.get("poll_s", self._default_poll_s), most=3600)
+        self._on_trip = setup.get("on_trip") or leave_now
+        self._on_suspect = setup.get("on_suspect")
         self._log = logging.getLogger(f"gangq.watchdogs.{self._class}")
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
@@ -171,9 +181,11 @@ class Watch(ABC, Generic[J]):
             try:
                 self._suspicions = _SuspicionQueue(f"{self.name}-tell", on_suspect, self._log)
             except RuntimeError as problem:
-                # No thread is to be had. A suspicion untold is no reason to watch no more: that would be how a
-                # job that has used up all its pids cannot be ended.
-                self._log.warning("suspicion_untold", extra={"class": suspicion.cls, "error": str(problem)})
+                # No thread can be started, perhaps because the job has used up all pids. Watching must go on, so
+                # that this job can be ended.
+                self._log.warning(
+                    "suspicion_not_reported", extra={"class": suspicion.cls, "error": str(problem)}
+                )
                 return
         self._suspicions.put(suspicion)
 
@@ -231,7 +243,7 @@ class Watch(ABC, Generic[J]):
                 self.check()
                 faults = 0
             except Exception as problem:
-                # A sensor nobody foresaw must neither kill the job nor leave it unwatched.
+                # A fault of a sensor must neither end the job nor leave it unwatched.
                 faults += 1
                 self._log.error("watchdog_fault", extra={"faults": faults}, exc_info=problem)
             self.pauses.wait(
@@ -255,7 +267,7 @@ class _SuspicionQueue:
         try:
             self._due.put_nowait(suspicion)
         except queue.Full:
-            self._log.warning("suspicion_untold", extra={"class": suspicion.cls})
+            self._log.warning("suspicion_not_reported", extra={"class": suspicion.cls})
 
     def close(self) -> None:
         """End the thread once it has passed on what waits."""
@@ -269,7 +281,9 @@ class _SuspicionQueue:
             try:
                 self._tell(suspicion)
             except Exception as problem:
-                self._log.warning("suspicion_untold", extra={"class": suspicion.cls, "error": str(problem)})
+                self._log.warning(
+                    "suspicion_not_reported", extra={"class": suspicion.cls, "error": str(problem)}
+                )
 
 
 def _about(job: Watched) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _POLL_S = 0.2
 
 
 def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo | None:
-    """Wait until the gang may start and return who this member is; None when it must not start any more.
+    """Wait until the gang may start and return this member's place in it; None when it must not start any more.
 
     The last claim's transaction opens the barrier and notifies; behind that it is polled every 200 ms. Being
     told to stop, or having lost the claim, ends the wait at once.
@@ -30,7 +30,7 @@ def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo
     while not job.told and not session.ended.is_set():
         job.wake.clear()
         try:
-            members = session.client.execute(who_is_who(job, ports))
+            members = session.thread_client.execute(who_is_who(job, ports))
         except TRANSIENT as problem:
             log.warning("barrier_unknown", extra={**job.extra, "error": str(problem)})
             members = []
@@ -50,7 +50,7 @@ def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo
 
 
 def who_is_who(job: ActiveJob, ports: PortHolder) -> Steps[list[BarrierMember]]:
-    """Ask for the members of the present epoch; as its rank 0, say where it is to be found if nobody knows.
+    """Ask for the members of the present epoch; as its rank 0, register an address if there is none.
 
     The rank 0 of a gang that shrank was claimed as another one, without a port.
     """
@@ -66,7 +66,7 @@ def who_is_who(job: ActiveJob, ports: PortHolder) -> Steps[list[BarrierMember]]:
         log.warning("port_taken", extra={**job.extra, "port": port, "error": str(problem)})
         return members
     finally:
-        # Whoever is told of the new epoch is about to bind it.
+        # The member that learns of the new epoch is about to bind it.
         ports.release(port)
 
 

@@ -1,8 +1,7 @@
-"""A command as its worker sees it: start, deadline, stop, output, and an end that is only reported once it is
-true.
+"""A command as its worker sees it: start, deadline, stop, output, and its end, reported once nothing of it is left.
 
-Between the worker and the command stands a guardian (:mod:`gangq.proc.guardian`), which does what must
-happen even when the worker cannot. This class talks to it, and steps in where the guardian itself was killed.
+Between the worker and the command is a guardian (:mod:`gangq.proc.guardian`), which does what must happen even when
+the worker cannot. This class talks to it, and kills the command if the guardian itself was killed.
 
 The mark: every process of a command carries ``GANGQ_MARK=<incarnation>/<command>`` in its environment, so
 that it can be found again by the guardian (that exact mark) and by a later incarnation of the worker
@@ -83,7 +82,6 @@ class Child:
         self._process = process
         self._lock = threading.RLock()
         self._inbox = b""
-        self._told: str | None = None
         self._exit: Exit | None = None
         self._lost_at: float | None = None
         self._clean_passes = 0
@@ -167,8 +165,7 @@ class Child:
         """Move the instant of SIGKILL (seconds on ``CLOCK_BOOTTIME``; None for never); SIGTERM falls a grace
         earlier.
 
-        Once the deadline has begun to end the command (see :attr:`told`), a later one does not take that
-        back.
+        Once SIGTERM was sent for a deadline, a later deadline does not take that back.
         """
         with self._lock:
             self._grace_s = self._grace_s if grace_s is None else grace_s
@@ -186,17 +183,6 @@ class Child:
         self._send({"op": "kill"})
 
     # -- the end ---------------------------------------------------------------------------------------------
-
-    @property
-    def told(self) -> str | None:
-        """Who had SIGTERM sent (``stop``, ``deadline`` or ``orphan``), or None as long as nobody has."""
-        with self._lock:
-            self._receive()
-            return self._told
-
-    def fileno(self) -> int:
-        """Readable when :meth:`poll` has news: for a loop that watches many commands."""
-        return self._sock.fileno()
 
     def poll(self) -> Exit | None:
         """How it ended, or None while it runs. Never waits.
@@ -269,11 +255,13 @@ class Child:
                 # Short enough to go whole or not at all.
                 self._sock.send(json.dumps(order).encode() + b"\n")
             except BlockingIOError:
-                log.warning("guardian_deaf", extra={"guardian_pid": self.guardian_pid, "order": order["op"]})
+                log.warning(
+                    "guardian_channel_full", extra={"guardian_pid": self.guardian_pid, "order": order["op"]}
+                )
             except OSError:
                 return  # It has ended; poll() finds out how.
             if order["op"] != "deadline" and self._process.poll() is None:
-                # Somebody may have stopped (SIGSTOP) the guardian; then nothing but this makes it read.
+                # If the guardian was stopped (SIGSTOP), only this makes it read.
                 self._process.send_signal(signal.SIGCONT)
 
     def _receive(self) -> None:
@@ -298,13 +286,11 @@ class Child:
             self._recover(self._lost_at)
 
     def _take_events(self) -> bool:
-        """Digest what has arrived; True when the end has been told."""
+        """Process the events received; True after the last one, ``gone``."""
         while b"\n" in self._inbox:
             line, _, self._inbox = self._inbox.partition(b"\n")
             event = json.loads(line)
-            if event["event"] == "told":
-                self._told = event["cause"]
-            elif event["event"] == "stuck":
+            if event["event"] == "stuck":
                 self._exit = Exit(None, None, False, tuple(event["pids"]), "stuck")
                 log.error("command_stuck", extra={"pid": self.pid, "stuck": event["pids"]})
             elif event["event"] == "gone":
@@ -366,5 +352,5 @@ class Child:
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
-            log.error("guardian_lingers", extra={"guardian_pid": self.guardian_pid})
+            log.error("guardian_still_running", extra={"guardian_pid": self.guardian_pid})
         log.info("command_gone", extra={"pid": self.pid, "exit": ended})

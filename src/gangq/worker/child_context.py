@@ -2,7 +2,7 @@
 
 Used by ``gangq.current()`` in a child, by isolated handlers and by ``gangq beat`` and ``gangq checkpoint``.
 One JSON object a line each way; every request carries the job's key (``GANGQ_KEY``), without which the worker
-answers nobody. A child never learns a DSN.
+refuses it. A child never learns a DSN.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from gangq import errors
 from gangq.client import Client
-from gangq.client.encoding import as_progress, dumps_result, note_for
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
 from gangq.errors import GangqError, Stopped, TooLarge, WorkerGone
 from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
-from gangq.worker.facts import checkpoint_from_wire, from_wire, gang_from_wire
+from gangq.worker.handler_info import checkpoint_from_wire, from_wire, gang_from_wire
 from gangq.worker.jobs import BEAT_BYTES
+from gangq.worker.results import as_progress, dumps_result, note_for
 
 if TYPE_CHECKING:
     from gangq.context import Logger
@@ -159,24 +159,20 @@ class ChildContext(Context):
 
     @property
     def job(self) -> JobInfo:
-        """See `Context.job`."""
         return self._info
 
     @property
     def gang(self) -> GangInfo | None:
-        """See `Context.gang`."""
         if self._gang is not None:
             self._ask_now_and_then()
         return self._gang
 
     @property
     def gang_changed(self) -> threading.Event:
-        """See `Context.gang_changed`."""
         self._poll_gang()
         return self._changed
 
     def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
-        """See `Context.on_gang_change`."""
         self._callbacks.append(callback)
         self._poll_gang()
 
@@ -204,31 +200,27 @@ class ChildContext(Context):
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """See `Context.devices`."""
         return self._devices
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """See `Context.checkpoint`."""
         gang = self.gang
         with self._gang_lock:
             if gang is not None and gang.epoch != self._loaded_for:
                 self._checkpoint = checkpoint_from_wire(self._link.ask("checkpoint")["checkpoint"])
                 if self._checkpoint is None and self.stopping:
-                    # Not answered before the stop came: None would mean "from the beginning".
+                    # The stop came before an answer. None would mean "from the beginning", which may be wrong.
                     raise Stopped(f"job {self._info.id} was told to stop while it loaded its checkpoint")
                 self._loaded_for = gang.epoch
             return self._checkpoint
 
     @property
     def log(self) -> Logger:
-        """See `Context.log`."""
         return job_log(self._info, self._gang)
 
     def beat(
         self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
     ) -> None:
-        """See `Context.beat`."""
         beat, changed = as_progress(progress(step, total, phase, data), BEAT_BYTES)
         trouble: object = f"it was changed in {', '.join(changed)}" if changed else None
         try:
@@ -244,12 +236,10 @@ class ChildContext(Context):
 
     @property
     def stopping(self) -> bool:
-        """See `Context.stopping`."""
         self._ask_now_and_then()
         return self.stop_flag.look()
 
     def wait_stopping(self, timeout: float | None = None) -> bool:
-        """See `Context.wait_stopping`."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self.stopping:
             left = _POLL_S if until is None else min(_POLL_S, until - time.monotonic())
@@ -273,17 +263,14 @@ class ChildContext(Context):
             self._event.set()
 
     def save_checkpoint(self, step: int, data: bytes) -> None:
-        """See `Context.save_checkpoint`."""
         self._link.ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
 
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Context.submit_child`."""
         # Moments and UUIDs travel as text, which is cast in the database.
         sent = json.loads(json.dumps(dict(arguments), default=str))
         return self._link.ask("submit", verb=verb, arguments=sent)
 
     def complete(self, connection: object, result: Any = None) -> None:
-        """See `Context.complete`."""
         # A client without an address: with the caller's connection it needs none.
         Client().complete(
             job_ids=[self._info.id],

@@ -25,7 +25,7 @@ from gangq.context import set_current
 from gangq.errors import GangqError
 from gangq.signatures import unfinished
 from gangq.worker.child_context import ChildContext, Link
-from gangq.worker.runner_inline import HandlerUnfit, error_of, is_retryable
+from gangq.worker.runner_inline import HandlerUnfit, error_of_exception, what_follows
 
 SCRIPT = "__gangq_main__"
 """The module name under which a script is loaded for its App."""
@@ -115,7 +115,7 @@ def run(find: Callable[[], Any], task: str) -> int:
     """Run the handler of the job this process belongs to, of the App that ``find()`` returns."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    # What a handler forks has nobody who asks it to stop: a pool of processes ends its own by SIGTERM.
+    # A fork of the handler must die of SIGTERM: a pool of processes ends its workers with that.
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL) and None)
     context = ChildContext(Link.from_environ(), stopping)
     set_current(context)
@@ -131,8 +131,13 @@ def run(find: Callable[[], Any], task: str) -> int:
         if stopping.is_set():
             context.outcome("stopped")
         else:
-            retryable = handler is None or is_retryable(problem, handler, context.job.payload)
-            context.outcome("error", error=error_of(problem), retryable=retryable)
+            again = what_follows(problem, handler, context.job.payload, context.attempt)
+            context.outcome(
+                "error",
+                error=error_of_exception(problem),
+                retryable=again.retryable,
+                retry_in_s=again.delay_s,
+            )
         return 1
     _only_in(pid)
     if context.stop_flag.seen and result is None:

@@ -1,4 +1,19 @@
-"""Asking for work: once, exactly, and without asking all the time."""
+"""Claiming jobs: each claim once although answers get lost, and rarely while there are none.
+
+What a :class:`ClaimSource` remembers from one call to the next:
+
+- ``_request``: the id of a claim whose answer is outstanding; ``_most``: how many jobs it asks for. Until the answer
+  comes the same request is repeated.
+- ``_late``: the last call sent no claim, because the lease has to be renewed first.
+- ``_asleep``: this worker is on the list of sleepers. A claim that finds nothing puts it there, a notification that
+  work is kept for it takes it off. A job that was submitted just before has notified no sleeper, so the first wait on
+  the list is short (:data:`PACE_S`).
+- ``_empty_at``: when a claim last found nothing. The next one is :data:`PACE_S` later, or at once if work is kept
+  here.
+- ``_kept_answered``: the claim being made answers a notification that work is kept. If it finds nothing, the
+  notification was false. ``_trusts_kept`` is then off until a claim finds something, and such notifications no longer
+  shorten the wait: any login may send them.
+"""
 
 from __future__ import annotations
 
@@ -113,17 +128,17 @@ class ClaimSource(Generic[W]):
         keeper: LeaseKeeper,
         ports: PortHolder,
         wakes: W,
-        hears: Callable[[], bool] = lambda: True,
+        gets_notifications: Callable[[], bool] = lambda: True,
         *,
         lane: Lane | None = None,
-        sleeps: Callable[[], bool] = lambda: True,
+        light_slot_free: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``hears()`` says whether a wake-up reaches this worker, ``sleeps()`` whether a light slot is free, which a
-        source of both lanes cannot know. A worker on the list of sleepers for which one of them is false takes the
-        wake-ups of others.
+        """``gets_notifications()``: whether a wake-up reaches this worker. ``light_slot_free()``: whether it could
+        take a light job, which a source of both lanes does not know itself. If one is false this worker must not be
+        on the list of sleepers: it would take the wake-ups of other workers.
         """
-        self._hears = hears
-        self._sleeps = sleeps
+        self._gets_notifications = gets_notifications
+        self._light_slot_free = light_slot_free
         self.lane = lane
         self._session = session
         self._keeper = keeper
@@ -137,14 +152,10 @@ class ClaimSource(Generic[W]):
         self._late = False
         self._waits = backoff()
         self._empty_at = -PACE_S
-        self._answering_kept = False
-        self._believed = True
+        self._kept_answered = False
+        self._trusts_kept = True
         self.wait_s = 0.0
         """How long to wait for a wake-up before the next call, as the last one suggests."""
-
-    def take(self, most: int) -> list[Claim]:
-        """:meth:`taking`, carried out. For a thread."""
-        return self._session.client.execute(self.taking(most))
 
     def taking(self, most: int) -> Steps[list[Claim]]:
         """Claim up to ``most`` jobs; an empty list means: wait for :attr:`wakes`, ``wait_s`` at most, and ask again.
@@ -154,8 +165,8 @@ class ClaimSource(Generic[W]):
         """
         self._late = self._session.lapsing()
         if self._late:
-            # After an outage the database gives it work before its lease is renewed here. That would have to be
-            # handed back at once, and claimed again, until it has been stopped too often.
+            # After an outage a claim may succeed before the heartbeat that renews the lease. Such a job would have to
+            # be handed back at once, and claimed again, until it has been stopped too often.
             self._keeper.beat_now()
             self.wait_s = next(self._waits)
             return []
@@ -166,14 +177,14 @@ class ClaimSource(Generic[W]):
             log.warning("claim_failed", extra={"error": str(problem), "request": str(self._request)})
             return []
         except (IncarnationEnded, NotFound) as problem:
-            # It may be over, or only late: the heartbeat renews it after an outage, and knows.
+            # The incarnation has ended, or the lease is late after an outage. The next heartbeat finds out which.
             self.wait_s = next(self._waits)
             self._keeper.beat_now()
             log.warning("claim_late", extra={"error": str(problem)})
             return []
         except GangqError as problem:
-            # An answer, and not one that the same request will change: say it, and ask again later. GQ004 from
-            # claim means that a port offered is taken under this host's name.
+            # The same request would get the same answer. GQ004 from claim: a port that was offered is taken under
+            # this host's name.
             self._request = None
             taken = isinstance(problem, WrongState)
             if taken:
@@ -182,39 +193,40 @@ class ClaimSource(Generic[W]):
             log.error("claim_refused", extra={"error": str(problem)})
             return []
         self._waits = backoff()
-        poll_s = _PLACED_POLL_S if self.lane == "placed" and self._hears() else _POLL_S
+        poll_s = _PLACED_POLL_S if self.lane == "placed" and self._gets_notifications() else _POLL_S
         self.wait_s = poll_s * random.uniform(0.5, 1.0)
         asleep = not rows and self._may_sleep()
         if asleep and not self._asleep:
             self.wait_s = PACE_S
         self._asleep = asleep
         if rows:
-            self._believed = True
+            self._trusts_kept = True
         else:
             self._empty_at = time.monotonic()
-            if self._answering_kept:
-                self._believed = False
+            if self._kept_answered:
+                self._trusts_kept = False
         return rows
 
     @property
     def pace_s(self) -> float:
-        """How long the last empty answer has to grow old, unless work is kept for this worker."""
+        """How long to wait before the next claim after an empty one, unless work is kept for this worker; seconds."""
         return self._empty_at + PACE_S - time.monotonic()
 
     def paced(self, kept: bool) -> None:
-        """The loop has waited :attr:`pace_s`, or less because work is ``kept`` here. From here on it is woken anew.
+        """The loop has waited :attr:`pace_s`, or less because work is ``kept`` for this worker, and claims now.
 
-        Where that was not true it is believed again after the next claim that brought something.
+        Wake-ups from here on are for the claim after this one.
         """
-        self._answering_kept = kept
+        self._kept_answered = kept
         self.wakes.clear()
 
-    def taking_along(
+    def completing_and_claiming(
         self, finished: Sequence[ActiveJob], most: int
     ) -> Steps[tuple[Sequence[Outcome], Sequence[Claim]] | None]:
-        """Report what is finished and claim up to ``most`` jobs in one call: one try. None: no answer, or a refusal;
-        then the report has to be made alone, and :meth:`taking` finds what may have been claimed.
-        Where nothing is claimed this worker is one of the sleepers.
+        """Report what is finished and claim up to ``most`` jobs in one call; one try.
+
+        None: no answer, or a refusal. The caller then reports alone, and :meth:`taking` finds what may have been
+        claimed. If nothing is claimed this worker is on the list of sleepers.
         """
         if self._request is not None or self._session.lapsing():
             return None
@@ -234,10 +246,10 @@ class ClaimSource(Generic[W]):
                 **self._offer(self._may_sleep()),
             )
         except GangqError as problem:
-            log.info("not_along", extra={"error": str(problem), "request": str(request)})
+            log.info("complete_and_claim_failed", extra={"error": str(problem), "request": str(request)})
             return None
         self._asleep = not answer.claims and self._may_sleep()
-        # With nothing claimed the request stays open: what an earlier try of it took would be found by asking again.
+        # With nothing claimed the request stays open. :meth:`taking` then repeats it before it makes a new one.
         if answer.claims:
             self._settle_request(answer.claims)
         return answer.outcomes, answer.claims
@@ -250,14 +262,14 @@ class ClaimSource(Generic[W]):
         return offer
 
     def _may_sleep(self) -> bool:
-        if self.lane == "placed" or not self._hears():
+        if self.lane == "placed" or not self._gets_notifications():
             return False
-        return self.lane == "light" or self._sleeps()
+        return self.lane == "light" or self._light_slot_free()
 
     @property
     def unsure(self) -> bool:
-        """Whether there may be work for it all the same: the answer of a claim is outstanding, or the lease has to be
-        renewed first.
+        """Whether an empty claim does not mean that there is no work: its answer is outstanding, or the lease has to
+        be renewed before it is sent.
         """
         return self._request is not None or self._late
 
@@ -265,7 +277,7 @@ class ClaimSource(Generic[W]):
         """There may be work. `kept`: for this worker, which is off the list of sleepers now."""
         if kept:
             self._asleep = False
-        self.wakes.set(kept and self._believed)
+        self.wakes.set(kept and self._trusts_kept)
 
     def _ask(self, most: int) -> Steps[list[Claim]]:
         if self._request is None:

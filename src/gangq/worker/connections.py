@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
-from gangq.client import Client, core
+from gangq.client import Client, aio, core, sync
 from gangq.client.aio import AsyncClient, AsyncConnection
+from gangq.client.base import probe
 from gangq.client.sync import Connection
 from gangq.client.verb import Query, Steps
 
@@ -69,9 +70,7 @@ class MainClient(Client):
             self._own, self._home = None, os.getpid()
         if (own := self._own) is not None and not own.closed:
             with contextlib.suppress(psycopg.Error):
-                if core.doubtful(own, own.used_at):
-                    with own.within(self._connect_s):
-                        own.execute("")
+                sync.finish(probe(own, self._connect_s))
                 return own
             own.close()
         return self._connect()
@@ -132,9 +131,7 @@ class ListeningClient(AsyncClient):
     async def _tried(self) -> AsyncConnection:
         if (own := self._own) is not None and not own.closed:
             with contextlib.suppress(psycopg.Error):
-                if core.doubtful(own, own.used_at):
-                    own.deadline = core.Deadline(self._connect_s)
-                    await own.execute("")
+                await aio.finish(probe(own, self._connect_s))
                 return own
             await own.close()
         own = await self._connect()

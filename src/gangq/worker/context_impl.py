@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import dumps_result
+from gangq.client.rows import GangSubmitted
+from gangq.client.verb import Verb
+from gangq.client.verbs import Verbs
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
 from gangq.errors import InvalidInput, Stopped
-from gangq.worker import facts
+from gangq.worker import handler_info
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.results import dumps_result
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ def job_log(info: JobInfo, gang: GangInfo | None) -> Logger:
 
 
 def call_each(callbacks: Sequence[Callable[[GangInfo], None]], gang: GangInfo, log: Logger) -> None:
-    """Call those who asked to hear of a new epoch. What they raise is theirs to find in the log."""
+    """Call every callback for a new epoch. What one raises is logged."""
     for callback in callbacks:
         try:
             callback(gang)
@@ -73,16 +76,9 @@ class StopFlag:
 
 
 class InlineContext(Context):
-    """Facts from the claim, words to the database over the worker's own connections."""
+    """Answers from the claim; what the handler stores goes over the worker's own connections."""
 
-    def __init__(
-        self,
-        session: Session,
-        job: ActiveJob,
-        gang: GangInfo | None,
-        load_checkpoint: Callable[[], Checkpoint | None] | None = None,
-    ) -> None:
-        """``load_checkpoint`` [asks the database] is how the checkpoint to resume from is fetched."""
+    def __init__(self, session: Session, job: ActiveJob, gang: GangInfo | None) -> None:
         self._session = session
         self._active = job
         self._info: JobInfo | None = None
@@ -92,7 +88,6 @@ class InlineContext(Context):
             job.gang = gang
         if job.gang is not None:
             job.on_gang = self._gang_changed
-        self._load = load_checkpoint
         self._loaded_for: int | None = None
         self._checkpoint: Checkpoint | None = None
         self._lock = threading.Lock()
@@ -110,26 +105,22 @@ class InlineContext(Context):
 
     @property
     def job(self) -> JobInfo:
-        """See `Context.job`."""
         if self._info is None:
-            self._info = facts.job_info(self._active)
+            self._info = handler_info.job_info(self._active)
         return self._info
 
     @property
     def gang(self) -> GangInfo | None:
-        """See `Context.gang`."""
         return self._active.gang
 
     @property
     def gang_changed(self) -> threading.Event:
-        """See `Context.gang_changed`."""
         with self._made_lock:
             if self._changed is None:
                 self._changed = threading.Event()
             return self._changed
 
     def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
-        """See `Context.on_gang_change`."""
         self._callbacks.append(callback)
 
     def _gang_changed(self, gang: GangInfo) -> None:
@@ -138,19 +129,17 @@ class InlineContext(Context):
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """See `Context.devices`."""
-        return facts.device_infos(self._active)
+        return handler_info.device_infos(self._active)
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """See `Context.checkpoint`."""
         with self._lock:
             gang = self._active.gang
             epoch = 0 if gang is None else gang.epoch
             if self._loaded_for != epoch:
-                self._checkpoint = (self._load or self._fetch_checkpoint)()
+                self._checkpoint = self._fetch_checkpoint()
                 if self._active.told and self._checkpoint is None:
-                    # Not answered before the stop came: None would be a lie, it means "from the beginning".
+                    # The stop came before an answer. None would mean "from the beginning", which may be wrong.
                     self.stop_flag.look()
                     raise Stopped(f"job {self._active.id} was told to stop while it loaded its checkpoint")
                 self._loaded_for = epoch
@@ -158,43 +147,35 @@ class InlineContext(Context):
 
     def _fetch_checkpoint(self) -> Checkpoint | None:
         job, session = self._active, self._session
-        return facts.fetch_checkpoint(session, job, session.directory / f"{job.id}-{job.token}")
+        return handler_info.fetch_checkpoint(session, job, session.directory / f"{job.id}-{job.token}")
 
     @property
     def log(self) -> Logger:
-        """See `Context.log`."""
         return job_log(self.job, self._active.gang)
 
     def beat(
         self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
     ) -> None:
-        """See `Context.beat`."""
         self._active.beat(progress(step, total, phase, data))
 
     def set_model(self, name: str | None) -> None:
-        """See `Context.set_model`."""
         self._session.model = name
 
     @property
     def stopping(self) -> bool:
-        """See `Context.stopping`."""
         return self.stop_flag.look()
 
     def wait_stopping(self, timeout: float | None = None) -> bool:
-        """See `Context.wait_stopping`."""
         return self.stop_flag.wait(timeout)
 
     def save_checkpoint(self, step: int, data: bytes) -> None:
-        """See `Context.save_checkpoint`."""
-        facts.store_checkpoint(self._session, self._active, step, data)
+        handler_info.store_checkpoint(self._session, self._active, step, data)
 
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Context.submit_child`."""
         return submit_child(self._session, self._active, verb, arguments)
 
     def complete(self, connection: object, result: Any = None) -> None:
-        """See `Context.complete`."""
-        self._session.client.complete(
+        self._session.thread_client.complete(
             job_ids=[self._active.id],
             tokens=[self._active.token],
             results=[dumps_result(result, f"the result of job {self._active.id}")],
@@ -206,13 +187,18 @@ class InlineContext(Context):
 
 def submit_child(session: Session, job: ActiveJob, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Submit in the job's name; see `Context.submit_child`."""
-    client = session.client
-    if verb == "submit":
-        ids = client.submit_child(job_id=job.id, token=job.token, arguments=arguments)
-        return {"job_ids": ids, "gang_id": None, "note": None}
-    if verb == "submit_gang":
-        return client.submit_child_gang(job_id=job.id, token=job.token, arguments=arguments)._asdict()
-    raise InvalidInput(f"a job submits with submit or submit_gang, not with {verb!r}")
+    verbs: dict[str, Verb[..., Any]] = {"submit": Verbs.submit_child, "submit_gang": Verbs.submit_child_gang}
+    declared = verbs.get(verb)
+    if declared is None:
+        raise InvalidInput(f"a job submits with submit or submit_gang, not with {verb!r}")
+    try:
+        query = declared(job_id=job.id, token=job.token, **arguments)
+    except TypeError as problem:
+        raise InvalidInput(f"{verb}: {problem}") from problem
+    made = session.thread_client.execute(query)
+    if isinstance(made, GangSubmitted):
+        return made._asdict()
+    return {"job_ids": made, "gang_id": None, "note": None}
 
 
 def progress(step: int | None, total: int | None, phase: str | None, data: dict[str, Any]) -> dict[str, Any]:

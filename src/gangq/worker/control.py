@@ -43,7 +43,7 @@ class Control:
         self._thread = threading.Thread(target=self._run, name="gangq-control", daemon=True)
         self.on_notification: Callable[[str, str], object] | None = None
         """Called in the loop with channel and payload."""
-        self.client = ListeningClient(client.target.conninfo, heard=self._heard, **options)
+        self.client = ListeningClient(client.target.conninfo, heard=self._pass_notification_on, **options)
         """For tasks of the loop."""
         self.for_threads = ControlClient(self, client.target.conninfo, **options)
         """The same for threads."""
@@ -147,7 +147,7 @@ class Control:
             if task is not asyncio.current_task():
                 task.cancel()
 
-    def _heard(self, channel: str, payload: str) -> None:
+    def _pass_notification_on(self, channel: str, payload: str) -> None:
         if self.on_notification is not None:
             self.on_notification(channel, payload)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangq.app import COMMAND, App
 from gangq.errors import GangqError, UnknownTask
+from gangq.retry import Again
 from gangq.worker.child_main import app_target
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import Reporter, describe
@@ -48,7 +49,7 @@ class Dispatcher:
         """
         if log.isEnabledFor(logging.DEBUG):
             if inline is not None:
-                inline.rest()  # Writing a line may wait for whoever reads them.
+                inline.rest()  # To write a line may wait for its reader.
             log.debug("job_begins", extra=job.extra)
         try:
             self._run(job, inline, done, more_follow)
@@ -62,7 +63,7 @@ class Dispatcher:
             self._reporter.failed(
                 job,
                 describe(type(problem).__qualname__, f"its worker could not run it: {problem}"),
-                retryable=not isinstance(problem, _Unrunnable),
+                again=Again(not isinstance(problem, _Unrunnable)),
             )
 
     def _run(self, job: ActiveJob, inline: InlineRunner | None, done: Done, more_follow: bool) -> None:

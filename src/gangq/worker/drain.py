@@ -1,4 +1,4 @@
-"""Stopping as asked: finish or hand back, and free nothing that still runs."""
+"""Stopping a worker: its jobs end or are handed back, and nothing that still runs is reported as ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from pathlib import Path
 
 from gangq.errors import GangqError
 from gangq.proc.clock import boottime
@@ -21,23 +22,40 @@ _ANNOUNCE_S = 2.0
 
 
 class Drain:
-    """A worker's wish to stop. The first request drains, the second skips every grace."""
+    """Whether this worker is to stop. The first request drains it, the second skips every grace."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self.requested = threading.Event()
         self.urgent = threading.Event()
+        self.without_directory = False
+        """It stops because its directory is gone: it ends with code 77."""
 
     def request(self) -> None:
-        """Ask for it, once politely, twice without patience."""
+        """Drain; a second call skips every grace. From any thread."""
         if self.requested.is_set():
             self.urgent.set()
         self.requested.set()
 
-    def impatient(self, session: Session) -> bool:
-        """Whether to end even with things unsaid: asked twice, or asked once and nothing can be ours any
-        more.
+    def directory_gone(self, directory: Path) -> None:
+        """Drain because the directory of sockets and logs was removed, so that no job can start here.
+
+        Jobs that have not begun are handed back; the next process makes a new directory. A repeat changes nothing.
         """
+        if self.without_directory:
+            return
+        self.without_directory = True
+        log.critical(
+            "directory_gone",
+            extra={
+                "directory": str(directory),
+                "advice": "keep cleaners of temporary files away from it, or set XDG_RUNTIME_DIR",
+            },
+        )
+        self.request()
+
+    def impatient(self, session: Session) -> bool:
+        """Whether to end even if some reports have no answer: asked twice, or asked once and the lease has ended."""
         return self.urgent.is_set() or (self.requested.is_set() and session.lapsed())
 
     async def run(self, session: Session, reporter: Reporter, waiting: deque[ActiveJob]) -> None:
@@ -64,14 +82,14 @@ class Drain:
             left -= _SLICE_S
         session.note("drained")
         while True:
-            # Again and again: a claim that was on its way when the drain began is told like the others.
+            # Repeated, because a claim that was in flight when the drain began may have brought more jobs.
             session.table.each(lambda job: job.tell_stop("drain", session.terms.grace_s))
             if self.urgent.is_set():
                 session.table.each(ActiveJob.hasten)
             await asyncio.sleep(_SLICE_S)
 
     async def _announce(self, session: Session) -> None:
-        """Tell the database that this worker takes no more; it may be gone, so not for long."""
+        """Tell the database that this worker takes no more jobs; try for 2 s, the database may be away."""
         until = boottime() + _ANNOUNCE_S
         waits = backoff()
         while not session.ended.is_set() and not self.urgent.is_set():
@@ -80,9 +98,9 @@ class Drain:
                 return
             except TRANSIENT as problem:
                 if boottime() > until:
-                    log.warning("drain_unannounced", extra={"error": str(problem)})
+                    log.warning("drain_not_reported", extra={"error": str(problem)})
                     return
                 await asyncio.sleep(next(waits))
             except GangqError as problem:
-                log.warning("drain_unannounced", extra={"error": str(problem)})
+                log.warning("drain_not_reported", extra={"error": str(problem)})
                 return

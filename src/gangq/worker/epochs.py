@@ -29,7 +29,7 @@ class EpochWatch:
         self._some = asyncio.Event()
         self._behind: dict[int, ActiveJob] = {}
 
-    def heard(self, job: ActiveJob, epoch: int | None) -> None:
+    def note_epoch(self, job: ActiveJob, epoch: int | None) -> None:
         """A heartbeat said that this job's gang is in this epoch. For the control loop."""
         gang = job.gang
         if gang is None or epoch is None or epoch <= gang.epoch:
@@ -38,7 +38,7 @@ class EpochWatch:
         self._some.set()
 
     async def run(self) -> None:
-        """Look up what was heard, until cancelled."""
+        """Look up each new epoch that a heartbeat named, until cancelled."""
         while True:
             await self._some.wait()
             signs.alive()

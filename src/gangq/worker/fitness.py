@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gangq.errors import Unfit
-from gangq.gpu import Detection, DeviceSampler, device_sampler
+from gangq.gpu import Detection, DeviceSampler, SamplerProcess
 from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity
 from gangq.worker.liveness import number_of
@@ -51,7 +51,7 @@ def check(
     detection: Detection,
     environ: Mapping[str, str],
     *,
-    sampler_of: SamplerOf = device_sampler,
+    sampler_of: SamplerOf = SamplerProcess,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Return if this worker may register.
@@ -71,7 +71,7 @@ def check(
     _all_devices(options, detection, environ, last if here else None)
     _some_device_usable(client, options, detection)
     if last is not None and here and last.state == "dead" and last.exits_at is None:
-        # Ended without retiring: whoever saw to that was not looking at its devices.
+        # It ended without retiring, so the memory of its devices may still be taken.
         memory_back(client, options, detection, environ, sampler_of=sampler_of, sleep=sleep)
 
 
@@ -81,7 +81,7 @@ def memory_back(
     detection: Detection,
     environ: Mapping[str, str],
     *,
-    sampler_of: SamplerOf = device_sampler,
+    sampler_of: SamplerOf = SamplerProcess,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the memory of this worker's devices is free, after a predecessor was found dead.
@@ -150,8 +150,8 @@ def _not_beside_unkillable(name: str, last: Predecessor) -> None:
             "predecessor_unkillable",
             extra={
                 "quarantined": last.quarantined,
-                "advice": "this is another boot, so that process is gone; the quarantine stays until somebody "
-                f"has looked: gangq unquarantine --worker {name}, and its devices",
+                "advice": "this is another boot, so that process is gone; the quarantine stays until an "
+                f"operator lifts it: gangq unquarantine --worker {name}, and its devices",
             },
         )
         return
@@ -176,7 +176,7 @@ def _all_devices(
         return
     if len(seen) >= expected:
         return
-    # The number alone convicts: cards are exchanged, and MIG instances made anew.
+    # Only the number counts: cards are exchanged, and MIG instances made anew.
     names = f" (missing: {', '.join(missing)})" if missing else ""
     warnings = "".join(f" {warning}" for warning in detection.warnings)
     devices = "1 device" if len(seen) == 1 else f"{len(seen)} devices"
@@ -206,7 +206,7 @@ def _some_device_usable(client: Client, options: WorkerOptions, detection: Detec
         )
 
 
-def beside(name: str, pids: Sequence[int]) -> Unfit:
+def unfit_beside(name: str, pids: Sequence[int]) -> Unfit:
     """The refusal of a worker whose predecessor's processes survive SIGKILL."""
     what = "; ".join(
         f"{pid}: {entry.comm}, state {entry.state}" for pid in pids if (entry := procfs.stat(pid))

@@ -4,18 +4,16 @@ Processes that a handler *executes* inherit the worker's mark and are found by i
 (``multiprocessing`` does) shows the environment the worker itself was started with, without the mark. So the
 kernel is asked to send it SIGKILL when the worker dies.
 
-Only for forks of the main thread: the kernel's promise is bound to the *thread* that forked, and a helper
+Only for forks of the main thread: the kernel binds this to the *thread* that forked, and a helper
 thread of the handler may end long before its children.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import threading
 
-_PR_SET_PDEATHSIG = 1
+from gangq.proc import kernel
 
 
 class ForkGuard:
@@ -23,7 +21,6 @@ class ForkGuard:
 
     def __init__(self) -> None:
         self._worker = os.getpid()
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._forker_is_main = False
 
     def install(self) -> None:
@@ -38,6 +35,6 @@ class ForkGuard:
         self._forker_is_main = threading.current_thread() is threading.main_thread()
 
     def _in_child(self) -> None:
-        # Children of children are their parents' affair: a daemon's double fork must not end with its middle.
+        # Not for children of children: a daemon's double fork must not end with the process in the middle.
         if self._forker_is_main and self._worker and os.getppid() == self._worker:
-            self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            kernel.die_with_parent()

@@ -6,8 +6,8 @@ ends with it. What a job leaves in memory no other job finds, and nothing has to
 
 A fork copies the thread that forks, no other thread, and a GPU runtime that was initialised before does not work in
 it. Where importing the App starts Python threads or opens a GPU, every handler's process is executed afresh
-instead, and the worker says so (``handlers_spawned``). Threads that a numerical library keeps for itself are its own
-affair: it knows of forks, and starts them anew.
+instead, and the worker says so (``handlers_spawned``). Threads of a numerical library do not
+count: it handles forks, and starts them anew.
 
 Each fork begins as the guardian of its job (:mod:`gangq.proc.guardian`), and forks once more into the handler. This
 process itself runs nothing of a job, has no connection, and ends with its worker, with the incarnation, or after
@@ -145,7 +145,7 @@ class ForkServer:
         raise AssertionError
 
     def close(self) -> None:
-        """End it. What was forked from it is its guardians' affair."""
+        """End it. Guardians and handlers that were forked from it go on."""
         with self._lock:
             self._refused = True
             self._end()
@@ -201,7 +201,7 @@ class ForkServer:
 
 
 def main(argv: list[str]) -> int:
-    """Import the App at ``argv[1]`` and fork for whoever holds the other end of socket ``argv[0]``."""
+    """Import the App at ``argv[1]`` and fork for the process at the other end of socket ``argv[0]``."""
     control = socket.socket(fileno=int(argv[0]))
     os.set_inheritable(control.fileno(), False)
     child_main.log_to_stderr()

@@ -1,4 +1,4 @@
-"""Last words about jobs that somebody's open transaction holds: said again beside everything else, until taken."""
+"""Final reports of jobs that an open transaction holds: repeated in a thread of their own until they are answered."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ log = logging.getLogger("gangq.worker.held")
 
 _FIRST_S = 0.25
 _MOST_S = 8.0
-"""A try may wait 2 s for a lock, on the connection that renews the lease: the longer it lasts, the rarer they are."""
+"""A try may wait 2 s for a lock on the connection that renews the lease, so tries become rarer."""
 
 
 class HeldReports:
-    """The jobs, each with what says its last word. Thread-safe; its thread runs once there is one."""
+    """The jobs, each with the call that reports it. Thread-safe; the thread starts with the first job."""
 
     def __init__(self, freed: Callable[[], object]) -> None:
-        """``freed()`` hears that a job has its last word."""
+        """``freed()`` is called when a job was reported."""
         self._freed = freed
-        self._words: dict[ActiveJob, Callable[[], bool]] = {}
+        self._reports: dict[ActiveJob, Callable[[], bool]] = {}
         self._lock = threading.Lock()
         self._some = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __contains__(self, job: ActiveJob) -> bool:
-        return job in self._words
+        return job in self._reports
 
     def __len__(self) -> int:
-        return len(self._words)
+        return len(self._reports)
 
-    def add(self, job: ActiveJob, say: Callable[[], bool]) -> None:
-        """``say()`` tries once; False: the job is still held."""
+    def add(self, job: ActiveJob, report: Callable[[], bool]) -> None:
+        """``report()`` tries once; False: the job is still held."""
         log.warning("report_held", extra={**job.extra, "advice": "a transaction that is open holds this job"})
         with self._lock:
-            self._words[job] = say
+            self._reports[job] = report
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gangq-held", daemon=True)
                 self._thread.start()
         self._some.set()
 
     def stop(self) -> None:
-        """Try no more."""
+        """Make no more tries."""
         self._stop.set()
         self._some.set()
 
@@ -58,17 +58,17 @@ class HeldReports:
             if self._stop.wait(next(waits)):
                 return
             with self._lock:
-                words = list(self._words.items())
-            for job, say in words:
+                due = list(self._reports.items())
+            for job, report in due:
                 try:
-                    said = say()
+                    answered = report()
                 except Exception:
                     log.exception("report_fault", extra=job.extra)
-                    said = True
-                if said:
+                    answered = True
+                if answered:
                     self._freed()
                     with self._lock:
-                        del self._words[job]
-                        if not self._words:
+                        del self._reports[job]
+                        if not self._reports:
                             self._some.clear()
                             waits = backoff(_FIRST_S, _MOST_S)

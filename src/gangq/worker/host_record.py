@@ -1,7 +1,7 @@
 """What a worker leaves on its host, so that its successor may end what it left behind.
 
 Which processes an incarnation started is written in the database, and every login of a worker can write there. It is
-good for looking, never for killing: who believes it would end whatever an attacker names. So a worker also writes its
+good for looking, never for killing: an attacker could name any process there. So a worker also writes its
 name, its mark and its process into a file of its own private directory. A successor kills, and removes the directory,
 only where it finds that file: in a directory that belongs to its own user and is closed to all others.
 """
@@ -39,7 +39,7 @@ class HostRecord:
     directory: Path
 
     def lives(self) -> bool:
-        """Whether the worker's process is alive, or anybody answers in its directory."""
+        """Whether the worker's process is alive, or its socket is answered."""
         if is_same_process(self.process):
             return True
         with socket.socket(socket.AF_UNIX) as probe:
@@ -69,7 +69,7 @@ def write(directory: Path, worker: str, mark: str, process: ProcessIdentity) -> 
 
 def find(worker: str, mark: str) -> HostRecord | None:
     """What the worker of this name wrote here as the incarnation with this mark; None where there is no such file,
-    or somebody else could have written it.
+    or another user could have written it.
     """
     for place in places():
         try:
@@ -84,7 +84,7 @@ def find(worker: str, mark: str) -> HostRecord | None:
 
 
 def read(directory: Path, uid: int) -> HostRecord | None:
-    """What a worker of this user wrote in its private directory; None where there is no such file, or somebody else
+    """What a worker of this user wrote in its private directory; None where there is no such file, or another user
     could have written it.
     """
     try:

@@ -38,7 +38,7 @@ from gangq.worker.watching import JobWatch, ProcessTrip, Watching
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessParts:
     """What a worker has for as long as its process lives, through all incarnations."""
 
     app: App | None
@@ -56,9 +56,6 @@ class Process:
     surroundings: Surroundings
     deadman: Deadman | None
     """Ends the process at a deadline; None where no handler runs in it."""
-    stop: Callable[[], None]
-    leave_homeless: Callable[[], None]
-    """Begins the end of a worker whose directory is gone."""
     waiting: deque[ActiveJob] = field(default_factory=deque)
     """Jobs claimed for the main thread and not begun."""
 
@@ -66,7 +63,7 @@ class Process:
 class Incarnation:
     """The parts that work for one session. In the context :meth:`running` the main thread calls :meth:`serve`."""
 
-    def __init__(self, process: Process, session: Session) -> None:
+    def __init__(self, process: ProcessParts, session: Session) -> None:
         self._process = process
         self._session = session
         self._reporter = Reporter(session, lambda: process.drain.impatient(session))
@@ -84,8 +81,7 @@ class Incarnation:
             process.detection,
             self._server,
             self._watching,
-            process.stop,
-            process.leave_homeless,
+            process.drain,
             process.surroundings,
             process.liveness.guardian,
         )
@@ -119,7 +115,7 @@ class Incarnation:
         """Claim and run jobs until the worker stops. For the main thread."""
         process = self._process
         main, slots = process.lanes.main, process.lanes.children
-        intake = Intake(self._session, process.drain, process.sampler, process.leave_homeless)
+        intake = Intake(self._session, process.drain, process.sampler)
         dispatcher = Dispatcher(
             process.app, process.target, len(process.detection.devices), self._commands, self._reporter
         )
@@ -200,15 +196,15 @@ class Incarnation:
             self._keeper,
             self._process.ports,
             wakes,
-            self._hears,
+            self._gets_notifications,
             lane=lane,
-            sleeps=self._has_free_light_slot,
+            light_slot_free=self._has_free_light_slot,
         )
         self._sources.append(source)
         return source
 
-    def _hears(self) -> bool:
-        return not self._listener.deaf
+    def _gets_notifications(self) -> bool:
+        return not self._listener.notifications_lost
 
     def _has_free_light_slot(self) -> bool:
         jobs = self._session.table.snapshot()

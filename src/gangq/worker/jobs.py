@@ -1,8 +1,8 @@
 """The claims a worker holds, and the one place where being told to stop and starting meet.
 
-Several threads have a say about a job: the lease keeper brings orders, the listener brings the opening of the
+Several threads act on a job: the lease keeper brings orders, the listener brings the opening of the
 barrier, a drain tells everybody to stop, and the runner starts and ends it. :class:`ActiveJob` makes each
-race between them come out one way: an order that comes before the work starts keeps it from starting, one
+race between them end the same way: an order that comes before the work starts keeps it from starting, one
 that comes later reaches the work.
 """
 
@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from gangq.client.encoding import as_progress
 from gangq.watchdogs import signs
+from gangq.worker.results import as_progress
 
 if TYPE_CHECKING:
     from gangq.client.rows import Claim
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.jobs")
 
 StopReason = Literal["preempt", "cancel", "drain", "lease"]
-"""Who wants it stopped: the database (preempt, cancel), this worker's own drain, or a lease about to end."""
+"""Why it has to stop: an order of the database (preempt, cancel), this worker's drain, or a lease about to end."""
 
 BEAT_BYTES = 16 << 10
 """What one beat may hold; more is left out of it."""
@@ -38,14 +38,14 @@ class Work(Protocol):
         """Ask it to end within the grace, and see to it that it does."""
 
     def lose(self, reason: str) -> None:
-        """The claim is somebody else's: end it now."""
+        """The claim is lost: end the work now."""
 
     def extend(self, kill_at: float, grace_s: float) -> None:
         """The lease was renewed: from now on it dies at ``kill_at`` (CLOCK_BOOTTIME)."""
 
 
 class ActiveJob:
-    """One claim, from its arrival to the last word about it."""
+    """One claim, from its arrival to its final report."""
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
@@ -58,22 +58,22 @@ class ActiveJob:
         self.reporting = False
         self.completed_by_handler = False
         self.gang: GangInfo | None = None
-        """Who it is in its gang: set when its barrier has opened, replaced with every epoch that begins around it."""
+        """Its place in its gang: set when its barrier has opened, replaced with every new epoch."""
         self.on_gang: Callable[[GangInfo], None] | None = None
-        """Who wants to hear of that at once: the context of a handler in this process."""
+        """Called with each new epoch: set by the context of a handler in this process."""
         self.result: Any = None
-        """What it came to, once it is done: waits here for its report."""
+        """Its result, once it is done, until it is reported."""
         self.outcome: dict[str, Any] | None = None
-        """What an isolated handler said over the socket: its result, its error, or that it stopped."""
+        """What an isolated handler sent over the socket: its result, its error, or that it stopped."""
         self.on_beat: Callable[[dict[str, Any]], None] | None = None
-        """Who wants to hear of each beat at once: the watchdogs of this job."""
+        """Called with each beat: set by the watchdogs of this job."""
         self.last_beat: dict[str, Any] | None = None
         """The latest one, sent or not."""
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._beat: dict[str, Any] | None = None
         self._beat_noted = False
-        # Made for those who ask: a small job ends before anybody does, and they cost more than running it.
+        # Made when first used: a small job ends without using them, and they cost more than running it.
         self._key: str | None = None
         self._stopping: threading.Event | None = None
         self._wake: threading.Event | None = None
@@ -140,12 +140,12 @@ class ActiveJob:
             work.stop(reason, 0.0)
 
     def lose(self, reason: str) -> None:
-        """Not ours any more: kill it, report nothing."""
+        """The claim is lost: kill the work, report nothing."""
         with self._lock:
             if self.lost is not None or self.reporting:
                 return
             if self.completed_by_handler:
-                return  # Its own transaction has ended it; the handler is merely tidying up.
+                return  # The handler has completed it in its own transaction, and is about to return.
             self.lost = reason
             work = self._work
         log.error("job_lost", extra={**self.extra, "reason": reason, "started": work is not None})
@@ -163,7 +163,7 @@ class ActiveJob:
             tell(gang)
 
     def lose_again(self) -> None:
-        """If its claim is lost, say so to its work once more."""
+        """If its claim is lost, call its work's ``lose`` once more."""
         with self._lock:
             work, reason = self._work, self.lost
         if work is not None and reason is not None:
@@ -192,7 +192,7 @@ class ActiveJob:
             return True
 
     def end_work(self) -> None:
-        """Nothing of it runs any more: what is left is to say how it ended, and orders mean nothing to it."""
+        """Nothing of it runs any more: only its report is left, and orders have no effect."""
         with self._lock:
             self._work = None
             self.reporting = True
@@ -210,9 +210,9 @@ class ActiveJob:
             )
         with self._lock:
             self._beat = self.last_beat = data
-        heard = self.on_beat
-        if heard is not None:
-            heard(data)
+        on_beat = self.on_beat
+        if on_beat is not None:
+            on_beat(data)
 
     def take_beat(self) -> dict[str, Any] | None:
         """The latest beat that has not been sent, which then counts as sent."""
@@ -242,7 +242,7 @@ class JobTable:
                 self._jobs[job.id, job.token] = job
 
     def remove(self, *jobs: ActiveJob) -> None:
-        """The last word about them has been said."""
+        """They were reported."""
         with self._changed:
             for job in jobs:
                 self._jobs.pop((job.id, job.token), None)

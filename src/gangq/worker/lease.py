@@ -33,7 +33,7 @@ _PACE_S = 0.05
 
 
 class Flag:
-    """As an event that nobody waits for: raised and lowered with every claim, of which there may be thousands."""
+    """An event without waiting: raised and lowered with every claim, of which there may be thousands a second."""
 
     __slots__ = ("_up",)
 
@@ -59,8 +59,8 @@ class LeaseKeeper:
     def __init__(
         self, session: Session, watching: Watching | None = None, epochs: EpochWatch | None = None
     ) -> None:
-        """``watching``: whose devices' readings go along, and whose limits are kept fresh. ``epochs`` hears of the
-        epoch of every job.
+        """``watching``: its device readings are sent with heartbeats, and its limits are refreshed. ``epochs`` gets
+        the epoch of every job.
         """
         self._session = session
         self._watching = watching
@@ -99,7 +99,7 @@ class LeaseKeeper:
                 self._session.end(str(problem))
                 return
             except Exception:
-                # Not renewing is safe (the work stops itself); a dead keeper that nobody notices is not.
+                # Not renewing is safe (the work stops itself); a keeper that ended unnoticed is not.
                 wait = next(waits)
                 log.exception("heartbeat_fault")
             else:
@@ -142,7 +142,7 @@ class LeaseKeeper:
             if known is not None:
                 self._obey(known, order.action, order.reason)
                 if self._epochs is not None and order.action == "continue":
-                    self._epochs.heard(known, order.epoch)
+                    self._epochs.note_epoch(known, order.epoch)
             elif self._session.table.get(order.job_id, order.token) is None:
                 strange[order.job_id, order.token] = self._strange.get((order.job_id, order.token), 0) + 1
         self._strange = {} if any(flag.is_set() for flag in self._claiming) else strange
@@ -157,8 +157,8 @@ class LeaseKeeper:
             job.tell_stop("cancel", self._session.terms.grace_s)
 
     async def _hand_back_strange(self) -> None:
-        """Claims that the database thinks we work on and we know nothing of: with no claim outstanding they
-        are nobody's, and a lease renewed for ever would hold them for ever.
+        """Release claims of this worker that are not in its table. If no claim is in flight, no thread works on them,
+        and as long as the lease is renewed they would never be free.
         """
         pairs = [pair for pair, beats in self._strange.items() if beats >= _STRANGE_BEATS]
         if not pairs:

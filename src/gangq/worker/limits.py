@@ -31,7 +31,7 @@ _ASK_S = 2.0
 class Limits:
     """What the watchdogs allow one job; seconds. The defaults hold where the database has not answered yet.
 
-    `learn`: the stall timeout was set by nobody, and may grow with the job. `notify_only`: classes of trip that
+    `learn`: the stall timeout is the default, and may grow with the job. `notify_only`: classes of trip that
     are reported and stop nothing.
     """
 
@@ -59,7 +59,7 @@ class LimitsTable:
         self._known: dict[_Key, tuple[float, Limits]] = {}
         self._used_at: dict[_Key, float] = {}
         self._gaps: dict[tuple[str, str], tuple[float, int]] = {}
-        self._told: dict[tuple[str, str], float] = {}
+        self._saved: dict[tuple[str, str], float] = {}
 
     def of(self, claim: Claim, options: WatchOptions | None, device_class: str) -> Limits:
         """What holds for this job, but for a budget of its own: its task's options, then what the database says."""
@@ -84,7 +84,7 @@ class LimitsTable:
         """
         key = (task, device_class)
         with self._lock:
-            if longest_s <= max(self._told.get(key, 0.0), self._gaps.get(key, (0.0, 0))[0]) * 1.1:
+            if longest_s <= max(self._saved.get(key, 0.0), self._gaps.get(key, (0.0, 0))[0]) * 1.1:
                 return
             self._gaps[key] = (longest_s, beats)
 
@@ -101,15 +101,15 @@ class LimitsTable:
             except InvalidInput as problem:
                 log.warning("gap_refused", extra={"task": task, "error": str(problem)})
             except GangqError as problem:
-                log.info("gap_untold", extra={"task": task, "error": str(problem)})
+                log.info("stall_gap_not_saved", extra={"task": task, "error": str(problem)})
                 continue
             with self._lock:
-                self._told[task, device_class] = longest_s
+                self._saved[task, device_class] = longest_s
                 if self._gaps.get((task, device_class)) == (longest_s, beats):
                     del self._gaps[task, device_class]
         now = boottime()
         for key, used_at in list(self._used_at.items()):
-            # A job that began hours ago may still run, and its operator may have changed his mind since.
+            # A job that began hours ago may still run, and its limits may have been changed since.
             if now - used_at > _KEPT_S:
                 self._used_at.pop(key, None)
                 self._known.pop(key, None)
@@ -121,7 +121,9 @@ class LimitsTable:
 
     def _ask(self, key: _Key) -> Limits:
         try:
-            row = within(_ASK_S, lambda: self._session.client.watch_terms(**_asked(key)), "gangq-limits")
+            row = within(
+                _ASK_S, lambda: self._session.control.for_threads.watch_terms(**_asked(key)), "gangq-limits"
+            )
         except GangqError as problem:
             log.info("limits_unknown", extra={"task": key[0], "error": str(problem)})
             row = None

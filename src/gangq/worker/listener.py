@@ -1,4 +1,4 @@
-"""LISTEN: what the worker is told the moment it happens.
+"""LISTEN: notifications wake the worker at once.
 
 A notification is a hint. Whatever is missed (while reconnecting, through a pooler that swallows LISTEN) is found by
 the polls behind every hint, so this task may fail in any way and only make things slower. It polls everything once
@@ -48,12 +48,12 @@ class Listener:
         self._channel = f"gangq_{session.incarnation}"
         self._queues = frozenset(queues)
         self._handlers = handlers
-        self.deaf = False
+        self.notifications_lost = False
         """True when LISTEN is accepted and nothing arrives: a transaction pooler stands in between."""
 
     async def run(self) -> None:
         """Listen until cancelled."""
-        self._session.control.on_notification = self._heard
+        self._session.control.on_notification = self._on_notification
         waits = backoff(0.05, 5.0)
         while True:
             since = time.monotonic()
@@ -65,19 +65,19 @@ class Listener:
                 log.exception("listener_fault")
             if time.monotonic() - since > _STEADY_S:
                 waits = backoff(0.05, 5.0)
-            # Behind a pooler there is nothing to hear; ask again now and then, the DSN may have moved.
-            await asyncio.sleep(_TEST_AGAIN_S if self.deaf else next(waits))
+            # Behind a pooler no notification arrives. Test again now and then: the DSN may lead elsewhere by now.
+            await asyncio.sleep(_TEST_AGAIN_S if self.notifications_lost else next(waits))
 
     async def _listen(self) -> None:
-        """Returns once another connection has taken the place of this one, or where nothing is heard."""
+        """Returns once the connection was replaced, or if no notification arrives."""
         client = self._client
-        self.deaf = not await self._is_heard()
-        if self.deaf:
+        self.notifications_lost = not await self._is_delivered()
+        if self.notifications_lost:
             await client.listen()
             log.warning(
-                "listener_deaf",
+                "notifications_lost",
                 extra={
-                    "advice": "LISTEN reaches no one through this DSN, as behind PgBouncer in "
+                    "advice": "no notification arrives through this DSN, as behind PgBouncer in "
                     "transaction mode: the worker polls every second instead; give it a direct DSN to "
                     "wake in milliseconds"
                 },
@@ -92,13 +92,14 @@ class Listener:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(client.news.wait(), _PROBE_S)
             signs.alive()
-            # A half-open connection looks like silence; only asking tells the two apart.
+            # A half-open connection looks like silence; only a call tells the two apart.
             await client.read()
 
-    async def _is_heard(self) -> bool:
-        """Whether a connection that only listens hears what the other sends.
+    async def _is_delivered(self) -> bool:
+        """Whether a connection that only listens receives what the other one sends.
 
-        One that works meanwhile proves nothing: a pooler in transaction mode delivers along with an answer.
+        A connection that also makes calls proves nothing: a pooler in transaction mode delivers notifications with
+        the answer of a call.
         """
         channel = f"{self._channel}_probe"
         async with await self._client.connect_listener() as other:
@@ -108,12 +109,12 @@ class Listener:
             other.deadline = None
             async for _ in other.notifies(timeout=_SELF_TEST_S, stop_after=1):
                 return True
-            # It would stay on the pooler's connection, which is most likely this one still.
+            # The LISTEN would stay on the pooler's server connection.
             other.deadline = Deadline(self._session.terms.answer_s)
             await other.execute(b"unlisten *")
         return False
 
-    def _heard(self, channel: str, payload: str) -> None:
+    def _on_notification(self, channel: str, payload: str) -> None:
         if channel == WAKE_CHANNEL:
             if payload in self._queues:
                 self._handle("wake")

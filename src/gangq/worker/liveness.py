@@ -86,11 +86,6 @@ class Liveness:
         )
         return cls(backstop, memory, channel)
 
-    @property
-    def supervised(self) -> bool:
-        """Whether there is a supervisor."""
-        return self._memory is not None
-
     def start(self) -> None:
         """Give the first sign of life, and go on. To be called once what may hold the interpreter for long
         (the import of the app) is done: from now on silence is judged.
@@ -101,7 +96,7 @@ class Liveness:
             self._memory.dump_signal = self._backstop.dump_signal
 
     def stop(self) -> None:
-        """No more signs of life, and nobody waits for any: the process is about to end, or goes on as
+        """No more signs of life, and none are expected: the process is about to end, or goes on as
         something else than a worker. What was :meth:`registered` and has not :meth:`ended` stays known.
         """
         self._backstop.stop()
@@ -141,7 +136,7 @@ class Liveness:
             self._memory.register(incarnation, json.dumps(record).encode())
         except ValueError as problem:
             # The supervisor then ends this worker like any other, and leaves its jobs to the lease.
-            log.warning("record_unwritten", extra={"error": str(problem)})
+            log.warning("record_not_written", extra={"error": str(problem)})
         _write(self._channel, liveness_memory.REGISTERED)
 
     def job(self, job_id: int, token: int) -> None:
@@ -242,8 +237,8 @@ def _supervisor(named: str) -> tuple[int, Memory] | None:
 
 
 def _write(channel: int, what: bytes) -> None:
-    """Say it, if somebody listens: a supervisor that is stopped reads nothing, one that was killed takes this
-    process with it (PDEATHSIG).
+    """Write it if there is room. A supervisor that is stopped does not read; when one is killed this process is
+    killed too (PDEATHSIG).
     """
     try:
         os.write(channel, what)

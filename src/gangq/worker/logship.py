@@ -86,7 +86,7 @@ class LogShipper:
         if not self._unsent:
             return True
         try:
-            self._session.client.append_log(
+            self._session.thread_client.append_log(
                 job_ids=[self._job.id], tokens=[self._job.token], seqs=[self._seq], chunks=[self._unsent]
             )
         except GangqError as problem:

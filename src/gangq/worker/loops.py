@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.loops")
 
 _DOUBT_S = 1.0
-"""How long to wait before looking again whether the driver answers."""
+"""How long to wait before checking again whether the driver answers."""
 _FULL_S = 1.0
 """The same, where all slots are taken, whether one has become free."""
 _FAULT_S = 1.0
@@ -46,14 +46,10 @@ _DECIDED_S = 3.0
 class Intake:
     """Whether a worker takes more jobs, and what becomes of those it has claimed: for all its loops."""
 
-    def __init__(
-        self, session: Session, drain: Drain, sampler: DeviceSampler, homeless: Callable[[], None]
-    ) -> None:
-        """``homeless()`` begins the end of a worker whose directory is gone."""
+    def __init__(self, session: Session, drain: Drain, sampler: DeviceSampler) -> None:
         self.session = session
         self._drain = drain
         self._sampler = sampler
-        self._homeless = homeless
         self.taken = 0
         """How many jobs were claimed."""
 
@@ -64,13 +60,13 @@ class Intake:
             return False
         if self.session.directory.is_dir():
             return True
-        self._homeless()
+        self._drain.directory_gone(self.session.directory)
         return False
 
     @property
     def doubtful(self) -> bool:
-        """Whether the driver does not answer for a device: whether that is broken is seen within a minute, and what
-        runs is left alone.
+        """Whether the driver is late with an answer for a device: no new job begins. Whether the device is broken is
+        known within a minute; running jobs are left alone until then.
         """
         return bool(self._sampler.doubtful())
 
@@ -94,10 +90,10 @@ class Intake:
         self.taken += len(jobs)
         claims.settled()
         if self._drain.requested.is_set():
-            # Claimed before it was, and not begun: nothing of them has to be waited for.
+            # The claim was in flight when the drain was requested; these jobs have not begun.
             session.table.each(lambda job: job.tell_stop("drain", 0.0), jobs)
         if session.ended.is_set():
-            # Who ended it has told those in the table, and these may not have been in it.
+            # Session.end() has lost the jobs that were in the table then; these may not have been.
             session.table.each(lambda job: job.lose("its worker's incarnation has ended"), jobs)
         return jobs
 
@@ -130,12 +126,12 @@ class MainLoop:
         self._waiting = waiting
         self._prefetch = prefetch
         self._left = left
-        reporter.along = self._along
+        reporter.complete_and_claim = self._complete_and_claim
 
     def run(self) -> None:
         """Claim and run until the worker stops."""
         intake, claims, waiting = self._intake, self._claims, self._waiting
-        execute = intake.session.client.execute
+        execute = intake.session.main_client.execute
         while intake.serving:
             signs.alive()
             claims.paced(claims.wakes.wait_kept(claims.pace_s))
@@ -162,10 +158,12 @@ class MainLoop:
             finally:
                 self._signals.renew()
 
-    def _along(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
+    def _complete_and_claim(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
         if not self._intake.claiming:
             return None
-        answer = self._intake.session.client.execute(self._claims.taking_along(finished, self._prefetch))
+        answer = self._intake.session.main_client.execute(
+            self._claims.completing_and_claiming(finished, self._prefetch)
+        )
         if answer is None:
             return None
         self._waiting.extend(self._intake.add(self._claims, answer[1]))
@@ -199,12 +197,12 @@ class ChildLoop:
         self._left = left
         self._found_nothing = found_nothing
         self._claiming = threading.Lock()
-        """Held while this lane is claimed for. Nobody waits for it."""
+        """Held while a claim for this lane is in flight. It is only tried, never waited for."""
         self._stopping = False
         self._asked = 0
-        """How often it was told to look again."""
+        """How many times :meth:`look_again` was called."""
         self._idle_since: int | None = None
-        """Nothing runs here, and a claim that began after it had been told so often found nothing."""
+        """The value of ``_asked`` when the last claim began, if it found nothing and nothing runs here."""
 
     def stop(self) -> None:
         """Have :meth:`run` return. What it has claimed is in the job table then."""
@@ -218,12 +216,12 @@ class ChildLoop:
                 if await self._turn():
                     return
             except Exception:
-                # The main thread may be inside a handler for hours: what goes wrong here must not end this lane.
+                # The main thread may be inside a handler for hours, so a fault here must not end this lane.
                 log.exception("claims_fault")
                 await asyncio.sleep(_FAULT_S)
 
     async def _turn(self) -> bool:
-        """Claim once, start what was claimed, wait for more. True: nothing is left."""
+        """Claim once, start what was claimed, wait for the next wake-up. True: nothing is left to claim."""
         claims, intake = self._claims, self._intake
         signs.alive()
         claims.paced(await claims.wakes.wait_kept(claims.pace_s))
@@ -283,16 +281,16 @@ class ChildLoop:
             self._claims.wakes.set()
 
     def _done(self, job: ActiveJob, result: Any) -> None:
-        self._reporter.done_in_child(job, result, self._along)
+        self._reporter.done_in_child(job, result, self._complete_and_claim)
 
-    def _along(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
-        # While this lane is being claimed for, which may take a while, the report goes out alone.
+    def _complete_and_claim(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
+        # If a claim for this lane is in flight, report alone: that claim may take a while.
         if not self._intake.claiming or self._stopping or not self._claiming.acquire(blocking=False):
             return None
         try:
             free = self._free + len(finished)
-            along = self._claims.taking_along(finished, free)
-            answer = self._intake.session.client.execute(along) if free > 0 else None
+            query = self._claims.completing_and_claiming(finished, free)
+            answer = self._intake.session.control.for_threads.execute(query) if free > 0 else None
             jobs = () if answer is None else self._intake.add(self._claims, answer[1])
         finally:
             self._claiming.release()
@@ -313,12 +311,13 @@ class NothingLeft:
         """The loop of the other lane."""
 
     def look(self) -> Steps[bool]:
-        """For when a claim has found nothing. True once both lanes have looked in vain since the last job ended, and
-        a pass has run since.
+        """To be called after a claim that found nothing. True once the worker may end.
+
+        It takes two calls. The first one finds the job table empty, has a pass run, and makes both lanes claim again.
+        The second one finds that no job was claimed since, and that the other lane's claim found nothing either.
         """
         intake = self._intake
-        # In this order: what was taken before is in the table or has ended before the pass, and what the other
-        # lane takes meanwhile is seen by the next call.
+        # Read these two before the table: a job that is claimed after this line is seen by the next call.
         idle = self.children is None or self.children.idle
         taken = intake.taken
         if len(intake.session.table):

@@ -24,7 +24,7 @@ from gangq import logqueue, private
 from gangq.app import COMMAND, App
 from gangq.client import Client
 from gangq.errors import GangqError, IncarnationEnded
-from gangq.gpu import detect, device_sampler
+from gangq.gpu import SamplerProcess, detect
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode
@@ -37,7 +37,7 @@ from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
 from gangq.worker.forks import ForkGuard
 from gangq.worker.held import HeldReports
-from gangq.worker.incarnation import Incarnation, Process
+from gangq.worker.incarnation import Incarnation, ProcessParts
 from gangq.worker.lanes import choose
 from gangq.worker.liveness import Liveness
 from gangq.worker.options import WorkerOptions
@@ -91,9 +91,7 @@ class Worker:
         self._ports = PortHolder(min(self.lanes.slots, 16))
         for warning in self._detection.warnings:
             log.warning("devices", extra={"advice": warning})
-        self._sampler = device_sampler(self._detection, self._environ)
-        self._homeless = False
-        self._directory: Path | None = None
+        self._sampler = SamplerProcess(self._detection, self._environ)
         self._forks: ForkGuard | None = None
 
     def _unreachable(self) -> str | None:
@@ -146,7 +144,7 @@ class Worker:
             os.environ.update(shown)
         surroundings = Surroundings.here()
         closed = private.close(procfs.work_name(PROCESS_MARK) if in_main else None)
-        self._directory = directory = _private_directory()
+        directory = _private_directory()
         self._liveness.start()
         self._sampler.start()
         # What was imported stays. To look through all of it for garbage, now and then, would hold the jobs for 20 ms.
@@ -155,7 +153,7 @@ class Worker:
         try:
             fitness.check(self.client, self.options, self._detection, self._environ)
             code = self._incarnations(directory, surroundings)
-            return ExitCode.LOST if code == 0 and self._homeless else code
+            return ExitCode.LOST if code == 0 and self._drain.without_directory else code
         finally:
             gc.unfreeze()
             self._liveness.stop()
@@ -176,7 +174,7 @@ class Worker:
     # -- incarnations ----------------------------------------------------------------------------------------
 
     def _incarnations(self, directory: Path, surroundings: Surroundings) -> int:
-        process = Process(
+        process = ProcessParts(
             app=self.app,
             target=self._target,
             options=self.options,
@@ -190,8 +188,6 @@ class Worker:
             liveness=self._liveness,
             surroundings=surroundings,
             deadman=self._deadman,
-            stop=self.stop,
-            leave_homeless=self._leave_homeless,
         )
         model: str | None = None
         first = True
@@ -219,7 +215,7 @@ class Worker:
                     log.critical("exit_stuck", extra={"pids": sorted(sum(session.stuck.values(), ()))})
                     return ExitCode.UNKILLABLE
                 model = session.model
-                # Asked once: a heartbeat right behind our own retirement hears of it; no reason to begin anew.
+                # Read once: a heartbeat right after our own retirement sets it too, which is no reason to begin anew.
                 ended = session.ended.is_set()
                 if ended or self._retire(session):
                     self._liveness.ended()
@@ -253,22 +249,6 @@ class Worker:
                 if self._drain.requested.wait(next(waits)):
                     return None
 
-    def _leave_homeless(self) -> None:
-        """Somebody has removed the directory of sockets and logs, and no job can run here any more: what has not
-        begun is handed back, and the next process has a new directory.
-        """
-        if self._homeless:
-            return
-        self._homeless = True
-        log.critical(
-            "directory_gone",
-            extra={
-                "directory": str(self._directory),
-                "advice": "keep cleaners of temporary files away from it, or set XDG_RUNTIME_DIR",
-            },
-        )
-        self.stop()
-
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _settle(self, session: Session, held: HeldReports) -> None:
@@ -285,7 +265,7 @@ class Worker:
             elif until is None:
                 until = boottime() + session.terms.grace_s
             elif boottime() > until:
-                log.error("reports_unsaid", extra={"jobs": left, "advice": "they will run again"})
+                log.error("ends_not_reported", extra={"jobs": left, "advice": "they will run again"})
                 return
 
     def _retire(self, session: Session) -> bool:
@@ -293,7 +273,10 @@ class Worker:
         until = boottime() + session.terms.grace_s
         try:
             answered = until_answered(
-                lambda: (session.client.retire_worker(incarnation=session.incarnation, final=True), True),
+                lambda: (
+                    session.main_client.retire_worker(incarnation=session.incarnation, final=True),
+                    True,
+                ),
                 "retire_worker",
                 lambda: session.ended.is_set() or self._drain.urgent.is_set() or boottime() > until,
             )

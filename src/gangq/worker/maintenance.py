@@ -1,6 +1,6 @@
 """Offering to run the tick and the decision.
 
-Nobody is *the* scheduler: every worker offers, and the database lets one at a time do the work, one bounded call
+There is no one scheduler: every worker offers, and the database lets one at a time do the work, one bounded call
 after another.
 """
 

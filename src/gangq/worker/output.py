@@ -27,7 +27,7 @@ _OWN_THREADS = "gangq-"
 
 
 class Tee:
-    """A text stream with a listener; everything but writing is the stream's own affair."""
+    """A text stream with a listener; everything but writing is passed on to the stream."""
 
     def __init__(self, stream: TextIO, capture: Capture) -> None:
         self._stream = stream
@@ -87,7 +87,7 @@ class Capture:
                     self._handlers.append((handler, stream))
 
     def remove(self) -> None:
-        """Put back what was there, unless somebody has put something else there since."""
+        """Put back what was there, unless it has been replaced since."""
         tees = list(self._tees.values())
         for name, tee in self._tees.items():
             if getattr(sys, name) is tee:
@@ -110,7 +110,7 @@ class Capture:
         return output
 
     def take(self, text: str) -> None:
-        """Somebody has written this. Never raises."""
+        """Text was written. Never raises."""
         # A fork has the lock in whatever state it was; it is a subprocess, and its output stays out.
         if self._job is None or not text or os.getpid() != self._pid:
             return
@@ -135,7 +135,7 @@ class _Output:
         self._ended = threading.Event()
         self._log: BoundedLog | None = None
         self._shipper = LogShipper(session, job, self._read)
-        self._thread = threading.Thread(target=self._ship, name=f"{_OWN_THREADS}output", daemon=True)
+        self._thread = threading.Thread(target=self._ship, name="gangq-output", daemon=True)
         try:
             self._log = BoundedLog(str(self._path), *log_sizes(session.terms))
             self._thread.start()
@@ -165,7 +165,7 @@ class _Output:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
                 data = file.read(limit)
-        except OSError:  # Somebody has removed the directory, and the worker is about to leave.
+        except OSError:  # The directory was removed, and the worker is about to stop.
             return b""
         self._offset += len(data)
         return data

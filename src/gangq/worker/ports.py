@@ -1,6 +1,6 @@
 """The rendezvous port of a gang: held by rank 0's worker from before the reservation until its code starts.
 
-A port that is merely *chosen* is taken by somebody else before the training binds it. So a worker keeps
+A port that is merely *chosen* may be taken by another program before the training binds it. So a worker keeps
 sockets bound (not listening) and offers their numbers with every claim; the database picks one that no other
 live epoch of this host uses. A bound socket that never listened leaves nothing behind when it closes.
 """
@@ -25,7 +25,7 @@ class PortHolder:
     def __init__(self, count: int) -> None:
         self._count = count
         self._lock = threading.Lock()
-        self._held: dict[int, socket.socket] = {}
+        self._bound: dict[int, socket.socket] = {}
         self._given: set[int] = set()
         self._offered: Sequence[int] | None = None
         """What to offer, as long as it stays so: every claim asks."""
@@ -35,10 +35,10 @@ class PortHolder:
         with self._lock:
             if self._offered is not None:
                 return self._offered
-            while len(self._held) - len(self._given & self._held.keys()) < self._count:
+            while len(self._bound) - len(self._given & self._bound.keys()) < self._count:
                 bound = _bind()
-                self._held[bound.getsockname()[1]] = bound
-            self._offered = sorted(self._held.keys() - self._given)
+                self._bound[bound.getsockname()[1]] = bound
+            self._offered = sorted(self._bound.keys() - self._given)
             return self._offered
 
     def give(self, port: int) -> None:
@@ -52,7 +52,7 @@ class PortHolder:
         bound = _bind()
         port: int = bound.getsockname()[1]
         with self._lock:
-            self._held[port] = bound
+            self._bound[port] = bound
             self._given.add(port)
             self._offered = None
         return port
@@ -61,7 +61,7 @@ class PortHolder:
         """Close it: its member starts, or will not. A repeat is harmless."""
         with self._lock:
             self._given.discard(port)
-            bound = self._held.pop(port, None)
+            bound = self._bound.pop(port, None)
             self._offered = None
         if bound is not None:
             bound.close()
@@ -69,16 +69,16 @@ class PortHolder:
     def renew(self) -> None:
         """Offer others from now on: the database knows these as another worker's of the same host name."""
         with self._lock:
-            refused = [self._held.pop(port) for port in self._held.keys() - self._given]
+            refused = [self._bound.pop(port) for port in self._bound.keys() - self._given]
             self._offered = None
-            self._held |= {bound.getsockname()[1]: bound for bound in (_bind() for _ in refused)}
+            self._bound |= {bound.getsockname()[1]: bound for bound in (_bind() for _ in refused)}
         for bound in refused:
             bound.close()
 
     def close(self) -> None:
         """Let go of all of them."""
         with self._lock:
-            held, self._held = self._held, {}
+            held, self._bound = self._bound, {}
             self._offered = None
         for bound in held.values():
             bound.close()

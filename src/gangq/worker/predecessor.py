@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gangq.proc import cgroup, procfs
 from gangq.proc.proof import (
@@ -25,8 +25,7 @@ from gangq.proc.proof import (
     process_identity,
 )
 from gangq.worker import fitness, host_record
-from gangq.worker.report import deliver
-from gangq.worker.session import clean_stop_reason
+from gangq.worker.report import report_end
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -49,8 +48,8 @@ class Predecessor:
     host: HostIdentity
     process: ProcessIdentity
     record: host_record.HostRecord | None
-    """What that very incarnation left on this host. Without it nothing of it is ended or removed here: the database's
-    word alone is good for looking only.
+    """What that very incarnation left on this host. Without it nothing is ended or removed here, because every
+    worker's login can write the database's record.
     """
 
     @classmethod
@@ -92,7 +91,7 @@ class Predecessor:
             },
         )
         if evidence.survivors and self.record is not None:
-            raise fitness.beside(self.name, [survivor.pid for survivor in evidence.survivors])
+            raise fitness.unfit_beside(self.name, [survivor.pid for survivor in evidence.survivors])
         if not evidence.proves_death:
             return False
         self._report(client, evidence)
@@ -109,11 +108,11 @@ class Predecessor:
             return is_same_process(process)
         procfs.await_end([entry])
         if is_same_process(process):
-            raise fitness.beside(self.name, [process.pid])
+            raise fitness.unfit_beside(self.name, [process.pid])
         return False
 
     def _confirm_gone(self) -> Evidence:
-        """Let guardians end their commands in peace, then insist."""
+        """Give the guardians time to end their commands, then kill what is left."""
         if self.record is None:
             return confirm_gone(self.mark, [self.process], host=self.host, timeout_s=_LOOK_S)
         evidence = confirm_gone(self.mark, [self.process], host=self.host, timeout_s=_LET_END_S)
@@ -129,22 +128,19 @@ class Predecessor:
         return confirm_gone(self.mark, [self.process], host=self.host, kill=True, timeout_s=timeout_s)
 
     def _report(self, client: Client, evidence: Evidence) -> None:
-        directory = None if self.record is None else self.record.directory
-        reason = None if directory is None else clean_stop_reason(directory, self.incarnation, os.getuid())
-        about: dict[str, Any] = {"incarnation": self.incarnation}
-        if reason is not None:
-            # It ended its own work for a reason that is no fault of the jobs', and left word of it.
-            client.retire_worker(incarnation=self.incarnation, final=True)
-            log.warning("predecessor_retired", extra={**about, "reason": reason})
-            return
-        if directory is not None:
-            deliver(client, self.incarnation, directory, os.getuid())
-        freed = client.report_dead(
-            worker=self.name,
-            incarnation=self.incarnation,
-            evidence={"by": "its next incarnation", **evidence.as_json()},
+        reason, freed = report_end(
+            client,
+            self.name,
+            self.incarnation,
+            None if self.record is None else self.record.directory,
+            os.getuid(),
+            {"by": "its next incarnation", **evidence.as_json()},
         )
-        log.warning("predecessor_reported_dead", extra={**about, "jobs": freed})
+        about = {"incarnation": self.incarnation}
+        if reason is None:
+            log.warning("predecessor_reported_dead", extra={**about, "jobs": freed})
+        else:
+            log.warning("predecessor_retired", extra={**about, "reason": reason})
 
     def _remove_leftovers(self) -> None:
         if self.record is None:

@@ -24,8 +24,8 @@ from gangq.worker.lanes import Lanes
 from gangq.worker.options import WorkerOptions
 from gangq.worker.predecessor import Predecessor
 from gangq.worker.retry import backoff
+from gangq.worker.service_unit import service_unit
 from gangq.worker.session import Session, Terms
-from gangq.worker.whereabouts import whereabouts
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -98,7 +98,7 @@ def register(
             "process": asdict(process),
             "directory": str(directory),
             "cgroups": cgroups is not None,
-            **{key: value for key, value in asdict(whereabouts()).items() if value is not None},
+            **{key: value for key, value in asdict(service_unit()).items() if value is not None},
         },
         "lease_s": options.lease_s,
     }

@@ -1,13 +1,12 @@
-"""Says how a worker died, for its supervisor: ``python -m gangq.worker.report``, a fresh process each time.
+"""Reports how a worker died, for its supervisor: ``python -m gangq.worker.report``, a fresh process each time.
 
-On standard input comes one JSON object: ``record``, what the worker had said of its incarnation (with the
-address of its database, which is why none of this is on a command line), ``secrets``, what libpq has to find in
-the environment, and ``facts``, what the supervisor saw. Out of these it says, in this order: the trip of the job
-that ran in the worker's own process; that all of the incarnation is dead. Of a process that nothing can kill it
-says that, and nothing else: what such a process holds is not free.
+Standard input is one JSON object. ``record`` is what the worker wrote about its incarnation; it holds the address of
+the database, so none of this is on a command line. ``secrets`` is what libpq has to find in the environment.
+``facts`` is what the supervisor saw. Two things are reported: first the trip of the job that ran in the worker's own
+process, then that all of the incarnation is dead. If a process cannot be killed, only that is reported: what it holds
+is not free.
 
-Exit status: 0 all was said, 1 something was not; then the worker's lease ends by itself. The supervisor allows
-5 s.
+Exit status: 0 all was reported, 1 not all; then the worker's lease ends by itself. The supervisor allows 5 s.
 """
 
 from __future__ import annotations
@@ -37,12 +36,10 @@ _CONNECT_S = 2
 _TRY_FOR_S = 4.0
 _AGAIN_S = 0.25
 _RUNNER = os.path.join("worker", "runner_inline.py")
-_WORKERS_OWN = (ExitCode.BUDGET, ExitCode.STALL, ExitCode.HEALTH, ExitCode.FAULT)
-"""Trips that the worker itself reports; again from here, should it not have been able to. A repeat is none."""
 
 
 def main() -> None:
-    """Read standard input, say it, and exit."""
+    """Read standard input, report, and exit."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
@@ -58,7 +55,7 @@ def main() -> None:
                 said = report(client, record, facts)
             break
         except GangqError as problem:
-            # Everything said here may be said again. PostgreSQL is often back within a second or two.
+            # Every call here may be repeated. PostgreSQL is often back within a second or two.
             if not problem.retryable or time.monotonic() + _AGAIN_S > until:
                 log.error("report_failed: %s", problem)
                 said = False
@@ -68,7 +65,7 @@ def main() -> None:
 
 
 def report(client: Client, record: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Say what the supervisor saw of this incarnation; whether all of it was said.
+    """Report what the supervisor saw of this incarnation; whether all of it was reported.
 
     Raises:
         GangqError: the database is not there, or refused.
@@ -92,44 +89,75 @@ def report(client: Client, record: Mapping[str, Any], facts: Mapping[str, Any]) 
         )
         return False
     directory = own_directory(record.get("directory"))
-    reason = None if directory is None else clean_stop_reason(directory, incarnation, os.getuid())
-    told = directory is not None and _kept_trip(client, incarnation, directory, os.getuid())
-    if reason is None and not told and not _trip(client, incarnation, facts):
-        reason = "it came to life for a moment while it was being ended"
-    if reason is not None:
-        # What it held had begun for no fault of its own, or was ended for none.
-        try:
-            client.retire_worker(incarnation=incarnation, final=True)
-        except IncarnationEnded:
-            log.info("already_ended: incarnation %s", incarnation)
-        else:
-            log.warning("reported_retired: worker %s, incarnation %s: %s", worker, incarnation, reason)
-    else:
-        freed = client.report_dead(
-            worker=worker, incarnation=incarnation, evidence={"by": "its supervisor", **_seen(facts)}
-        )
+    evidence = {"by": "its supervisor", **_seen(facts)}
+    reason, freed = report_end(client, worker, incarnation, directory, os.getuid(), evidence, facts)
+    if reason is None:
         log.warning("reported_dead: worker %s, incarnation %s, jobs freed: %s", worker, incarnation, freed)
+    else:
+        log.warning("reported_retired: worker %s, incarnation %s: %s", worker, incarnation, reason)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
     return True
 
 
+def report_end(
+    client: Client,
+    worker: str,
+    incarnation: int,
+    directory: Path | None,
+    uid: int,
+    evidence: Mapping[str, Any],
+    facts: Mapping[str, Any] | None = None,
+) -> tuple[str | None, int]:
+    """Report an incarnation that is proven dead. Returns why it was retired, None if it was reported dead, and how
+    many jobs that freed.
+
+    ``directory`` is the private one of a worker of user ``uid``; None: it is not known. ``facts`` is what its
+    supervisor saw [what that left there]. In this order:
+
+    1. The trip of a job that the worker, or else its supervisor, could not report.
+    2. If the worker had ended its jobs for no fault of theirs, its retirement: they are released, not charged with a
+       crash. Otherwise its death.
+    """
+    reason = None if directory is None else clean_stop_reason(directory, incarnation, uid)
+    tripped = directory is not None and _kept_trip(client, incarnation, directory, uid)
+    if reason is None and not tripped:
+        if facts is not None:
+            charged = _trip(client, incarnation, facts)
+        else:
+            charged = directory is None or _trip_of_kept_death(client, incarnation, directory, uid)
+        if not charged:
+            reason = "it continued for a moment while it was being ended"
+    if reason is None:
+        return None, client.report_dead(worker=worker, incarnation=incarnation, evidence=evidence)
+    try:
+        client.retire_worker(incarnation=incarnation, final=True)
+    except IncarnationEnded:
+        log.info("already_ended: incarnation %s", incarnation)
+    return reason, 0
+
+
 def deliver(client: Client, incarnation: int, directory: Path, uid: int) -> None:
-    """Tell what this incarnation, a worker of user ``uid``, or its supervisor could not, if they left it there: the
-    trip of a job. Not of a claim that is over by now: its token fences that.
+    """Report the trip of a job that this incarnation (a worker of user ``uid``) or its supervisor could not report
+    and left in its directory. If the claim is over by now its token is refused, and nothing changes.
 
     Raises:
-        DatabaseUnreachable: the database is away; it is told the next time.
+        DatabaseUnreachable: the database is away; the file stays, and the next caller reports it.
     """
-    if _kept_trip(client, incarnation, directory, uid):
-        return
+    if not _kept_trip(client, incarnation, directory, uid):
+        _trip_of_kept_death(client, incarnation, directory, uid)
+
+
+def _trip_of_kept_death(client: Client, incarnation: int, directory: Path, uid: int) -> bool:
+    """Report the trip that the supervisor could not, if it kept one; False as for :func:`_trip`."""
     facts = _kept(directory, statefile.DEATH, incarnation, uid)
     if facts is None:
-        return
+        return True
     try:
-        _trip(client, incarnation, {**_NOTHING, **facts})
+        return _trip(client, incarnation, {**_NOTHING, **facts})
     except (TypeError, ValueError, KeyError, AttributeError, NotAllowed) as problem:
         log.warning("death_unreadable: %s: %s", directory, problem)
+        return True
 
 
 _NOTHING: dict[str, Any] = {
@@ -143,7 +171,7 @@ _NOTHING: dict[str, Any] = {
 
 
 def _kept(directory: Path, name: str, incarnation: int, uid: int) -> dict[str, Any] | None:
-    """What stands in that file about that incarnation."""
+    """The content of that file, if it is about this incarnation."""
     raw = statefile.read(directory, name, uid=uid, most=statefile.REPORT_BYTES)
     try:
         found = json.loads(raw or b"null")
@@ -153,7 +181,7 @@ def _kept(directory: Path, name: str, incarnation: int, uid: int) -> dict[str, A
 
 
 def _kept_trip(client: Client, incarnation: int, directory: Path, uid: int) -> bool:
-    """Tell the trip that the worker itself could not; whether there was one."""
+    """Report the trip that the worker itself could not; whether there was one."""
     trip = _kept(directory, statefile.TRIP, incarnation, uid)
     if trip is None or "job" not in trip:
         return False
@@ -179,7 +207,7 @@ def _kept_trip(client: Client, incarnation: int, directory: Path, uid: int) -> b
 def own_directory(path: object) -> Path | None:
     """The private directory of a worker that could not remove it itself; None if this is no such directory.
 
-    The name may come from the database: believe little.
+    The name may come from the database, so it is checked.
     """
     if not isinstance(path, str):
         return None
@@ -193,47 +221,46 @@ def own_directory(path: object) -> Path | None:
 
 
 def _trip(client: Client, incarnation: int, facts: Mapping[str, Any]) -> bool:
-    """The trip of the job whose handler ran in the worker, if that is what it died of.
+    """Report the trip of the job whose handler ran in the worker, if the worker died of it.
 
-    False where a frozen worker's job is over by now: writing down its stacks sets a stopped process going and
-    interrupts what it waits for. Then it finished, and may have begun another, which is not to blame.
+    False if the worker was frozen and the job is over by now. To write the stacks of a stopped process its supervisor
+    continues it, so the job may have finished in that moment. A job that began after it is not to blame.
     """
-    code, job = int(facts["exit_code"]), facts["job"]
-    if not job or code not in (ExitCode.FROZEN, ExitCode.MEMORY, *_WORKERS_OWN):
+    code, job = ExitCode.of(int(facts["exit_code"])), facts["job"]
+    if not job or code is None or code.reporter is None:
         return True
     silent_s = facts["silent_s"]
-    if code == ExitCode.FROZEN:
+    if code is ExitCode.FROZEN:
         since = f" for {silent_s:.0f} s" if silent_s is not None else ""
         kind, message = "Frozen", f"no thread of its worker ran{since}: something held the interpreter"
-    elif code == ExitCode.MEMORY:
+    elif code is ExitCode.MEMORY:
         kind = "OutOfMemory"
         message = "the kernel killed its worker for want of memory: give the job a larger memory_mb, or the host more"
     else:
-        known = next(own for own in _WORKERS_OWN if own == code)
-        kind, message = known.word, known.meaning
+        # The worker's own trip, in case it could not report it itself: the repeat of a reported one changes nothing.
+        kind, message = code.word, code.meaning
     try:
         outcome = client.trip(
             incarnation=incarnation,
             job_id=job,
             token=facts["token"],
-            code=code,
+            code=int(code),
             error={"type": kind, "message": message},
             evidence={"by": "its supervisor", **_seen(facts), **_handler(facts["stacks"])},
-            # All of it is gone already, and the other jobs of this worker are nobody's fault: this ends the
-            # incarnation and hands them back.
+            # The process is gone already. This also ends the incarnation and hands its other jobs back.
             exit_in_s=0,
         )
     except (StaleToken, IncarnationEnded, NotFound, InvalidInput) as problem:
-        # It was between two jobs, or could say so itself.
+        # The worker was between two jobs, or has reported this trip itself.
         log.info("no_trip: job %s: %s", job, problem)
-        return code != ExitCode.FROZEN or isinstance(problem, InvalidInput)
-    log.warning("reported_trip: job %s, code %s: %s", job, code, outcome)
+        return code is not ExitCode.FROZEN or isinstance(problem, InvalidInput)
+    log.warning("reported_trip: job %s, code %d: %s", job, code, outcome)
     return True
 
 
 def _seen(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts as evidence. What stacks and threads say goes by the name under which the database keeps it from
-    viewers, and out of events.
+    """The facts as evidence. Stacks and threads go under ``traceback``, which the database hides from viewers and
+    keeps out of events.
     """
     kept = {
         key: value
@@ -249,8 +276,8 @@ def _seen(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _handler(stacks: str) -> dict[str, str]:
-    """The handler's own frames in a dump of all threads, innermost last, as evidence of a trip. Nowhere else: viewers
-    read how a worker was proven dead.
+    """The handler's own frames in a dump of all threads, innermost last. Only for the evidence of a trip: viewers may
+    read the evidence of a death, and must not see frames.
     """
     ours = f'  File "{Path(__file__).parents[1]}{os.sep}'
     for thread in stacks.split("\n\n"):

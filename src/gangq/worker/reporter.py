@@ -1,9 +1,9 @@
-"""The last word about each job: done, failed, stopped, handed back.
+"""Reports how each job ended: done, failed, stopped, handed back.
 
 Every such call carries the job's token and may be repeated, so each is repeated until it is answered: a reply
-lost on the wire must neither lose a result nor double one. An incarnation that has ended ends the repeating
-too: by then the answer could only be "stale". Of a job that somebody's open transaction holds it is said later
-(:class:`gangq.worker.held.HeldReports`), and nothing else waits for that.
+lost on the wire must neither lose a result nor double one. The repeating also stops when the incarnation has ended:
+by then the answer could only be "stale". A job that an open transaction holds is reported later, by
+:class:`gangq.worker.held.HeldReports`; no other report waits for that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import dumps, note_for
+from gangq.client.encoding import dumps
 from gangq.errors import (
     Busy,
     GangqError,
@@ -26,10 +26,12 @@ from gangq.errors import (
     StaleToken,
     WrongState,
 )
+from gangq.retry import AGAIN, NEVER, Again
 from gangq.watchdogs import signs
 from gangq.watchdogs.verdicts import Trip, error_of
 from gangq.worker.held import HeldReports
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.results import note_for
 from gangq.worker.retry import ANSWERS, until_answered
 from gangq.worker.session import Session
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.reporter")
 
 _FLUSH_S = 0.01
-"""Between two looks of the thread. What it finds at one and finds unmoved at the next has waited 20 ms at most."""
+"""Between two looks of the thread. A result that waits at two looks in a row is sent, so none waits over 20 ms."""
 _TEXT_CHARS = 16_000
 
 
@@ -60,35 +62,35 @@ def clean(text: str, most: int = _TEXT_CHARS) -> str:
     return f"{head}\n[... {len(text) - most} characters left out ...]\n{tail}"
 
 
-Along = Callable[[Sequence[ActiveJob]], "Sequence[Outcome] | None"]
-"""Reports these jobs done together with a claim. One try; None: it has not been said, or nobody knows."""
+CompleteAndClaim = Callable[[Sequence[ActiveJob]], "Sequence[Outcome] | None"]
+"""Reports these jobs done and claims more, in one call. One try; None: no answer, so they may not be reported."""
 
 
 class Reporter:
-    """Says how jobs ended. Thread-safe; a job leaves the table when the last word about it was taken.
+    """Reports how jobs ended. Thread-safe; a job leaves the table when its report was answered.
 
-    Jobs of one claim that are done in quick succession are reported together, with the next claim. A thread, started
-    by the first that has to wait for another, reports those that wait for a slow one, within 20 ms.
+    Results of short jobs are batched and go out with the next claim. If a slow job follows, the thread
+    ``gangq-results`` sends the batch within 20 ms. At most one call is in flight.
     """
 
     def __init__(self, session: Session, impatient: Callable[[], bool] = lambda: False) -> None:
-        """``impatient()`` says whether the worker wants to end, database or not."""
+        """``impatient()``: whether the worker is to end even without an answer of the database."""
         self._session = session
         self._impatient = impatient
         self._finished: deque[ActiveJob] = deque()
         self.held = HeldReports(session.wake)
-        """The jobs that have ended and of which it could not be said yet."""
+        """The jobs that have ended and could not be reported yet."""
         self._sending = threading.Lock()
         self._sent = 0
         """How many batches have been sent."""
         self._called = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.along: Along | None = None
-        """How to report what is done together with the next claim, which saves a round trip and a commit."""
+        self.complete_and_claim: CompleteAndClaim | None = None
+        """Reports results together with the next claim, which saves a round trip and a commit."""
 
     def stop(self) -> None:
-        """Flush no more by itself."""
+        """Stop the threads."""
         self._stop.set()
         self._called.set()
         self.held.stop()
@@ -96,46 +98,46 @@ class Reporter:
     # -- done ------------------------------------------------------------------------------------------------
 
     def done(self, job: ActiveJob, result: Any, *, more_follow: bool = False) -> None:
-        """It is done. With ``more_follow`` the word goes out with those of its successors, within 20 ms; else at
-        once, and the next claim may go along with it.
+        """The job is done. With ``more_follow`` its result is batched and sent within 20 ms; otherwise it is sent at
+        once, together with the next claim where :attr:`complete_and_claim` is set.
         """
         job.result = result
         self._finished.append(job)
         if not more_follow:
-            self._flush(self.along)
+            self._flush(self.complete_and_claim)
         elif not self._called.is_set():
             self._called.set()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gangq-results", daemon=True)
                 self._thread.start()
 
-    def done_in_child(self, job: ActiveJob, result: Any, along: Along | None) -> None:
-        """A job that ran beside the main thread is done. For the thread that ran it; waits for the answer."""
+    def done_in_child(self, job: ActiveJob, result: Any, complete_and_claim: CompleteAndClaim | None) -> None:
+        """A job that ran in a child process is done. For the thread that ran it; waits for the answer."""
         job.result = result
-        self._say_done([job], along)
+        self._report_done([job], complete_and_claim)
 
     def flush(self) -> None:
         """Report everything that is done, now, in one call; returns once it was answered."""
         self._flush(None)
 
-    def _flush(self, along: Along | None) -> None:
+    def _flush(self, complete_and_claim: CompleteAndClaim | None) -> None:
         with self._sending:
             self._sent += 1
             batch = self._take_finished()
             if batch:
-                self._say_done(batch, along)
+                self._report_done(batch, complete_and_claim)
 
     def _take_finished(self) -> list[ActiveJob]:
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
-    def _say_done(self, batch: Sequence[ActiveJob], along: Along | None) -> None:
+    def _report_done(self, batch: Sequence[ActiveJob], complete_and_claim: CompleteAndClaim | None) -> None:
         try:
-            # Where the answer was lost, or was a refusal, the same is said alone: it may be repeated.
-            outcomes = None if along is None else along(batch)
+            # If that had no answer, or was refused, call complete alone: it may be repeated.
+            outcomes = None if complete_and_claim is None else complete_and_claim(batch)
             if outcomes is None:
                 self._complete(batch)
             else:
-                self._hear(outcomes, batch)
+                self._take_outcomes(outcomes, batch)
         except GangqError as problem:
             self._complete_each(batch, problem)
         finally:
@@ -146,32 +148,32 @@ class Reporter:
 
     def _complete(self, batch: Sequence[ActiveJob]) -> None:
         outcomes = until_answered(
-            lambda: self._session.client.complete(
+            lambda: self._session.thread_client.complete(
                 job_ids=[job.id for job in batch],
                 tokens=[job.token for job in batch],
                 results=[job.result for job in batch],
                 strict=False,
             ),
             "complete",
-            self._hopeless,
+            self._gives_up,
         )
-        self._hear(outcomes or (), batch)
+        self._take_outcomes(outcomes or (), batch)
 
-    def _hear(self, outcomes: Sequence[Outcome], batch: Sequence[ActiveJob]) -> None:
+    def _take_outcomes(self, outcomes: Sequence[Outcome], batch: Sequence[ActiveJob]) -> None:
         for outcome in outcomes:
             if outcome.outcome == "stale":
                 log.error("result_stale", extra={"job": outcome.job_id})
             elif outcome.outcome == "busy":
                 job = next(one for one in batch if one.id == outcome.job_id)
-                self.held.add(job, partial(self._say, job, "complete", partial(self._complete_held, job)))
+                self.held.add(job, partial(self._report, job, "complete", partial(self._complete_held, job)))
 
     def _complete_held(self, job: ActiveJob) -> None:
-        outcomes = self._session.client.complete(
+        outcomes = self._session.thread_client.complete(
             job_ids=[job.id], tokens=[job.token], results=[job.result], strict=False
         )
         if [one.outcome for one in outcomes] == ["busy"]:
             raise Busy(f"somebody's open transaction holds job {job.id}")
-        self._hear(outcomes, [job])
+        self._take_outcomes(outcomes, [job])
 
     def _complete_each(self, batch: Sequence[ActiveJob], problem: GangqError) -> None:
         """One of the batch is refused (too large): a note takes the place of its result, and all are done."""
@@ -198,15 +200,15 @@ class Reporter:
         self.failed(
             job,
             describe(type(problem).__name__, f"its result could not be reported: {problem}"),
-            retryable=False,
+            again=NEVER,
         )
 
     # -- not done --------------------------------------------------------------------------------------------
 
     def failed(
-        self, job: ActiveJob, error: dict[str, Any], *, retryable: bool = True, cause: str = "error"
+        self, job: ActiveJob, error: dict[str, Any], *, again: Again = AGAIN, cause: str = "error"
     ) -> None:
-        """It failed; see :func:`describe`."""
+        """The job failed with this error, made by :func:`describe`."""
 
         def said(state: Any) -> None:
             if state in (None, "repeated", "done"):
@@ -214,26 +216,31 @@ class Reporter:
             about = {"state": state, "error_type": error["type"], "error": error["message"][:500]}
             log.warning("job_failed", extra={**job.extra, **about})
 
-        self._say_or_hold(
+        self._report_or_hold(
             job,
             "fail",
-            lambda: self._session.client.fail(
-                job_id=job.id, token=job.token, error=error, retryable=retryable, cause=cause
+            lambda: self._session.thread_client.fail(
+                job_id=job.id,
+                token=job.token,
+                error=error,
+                retryable=again.retryable,
+                cause=cause,
+                retry_in_s=again.delay_s,
             ),
             said,
         )
 
     def tripped(self, job: ActiveJob, trip: Trip, evidence: Mapping[str, Any]) -> None:
-        """A watchdog has ended it, and nothing of it runs any more."""
+        """A watchdog has ended the job, and nothing of it runs any more."""
         try:
             dumps(evidence, "the evidence")
         except InvalidInput as problem:
-            # Whatever it was that could not be kept: the job must get its last word.
+            # The job has to be reported even if its evidence cannot be stored.
             evidence = {"dropped": str(problem)}
-        self._say_or_hold(
+        self._report_or_hold(
             job,
             "trip",
-            lambda: self._session.client.trip(
+            lambda: self._session.thread_client.trip(
                 incarnation=self._session.incarnation,
                 job_id=job.id,
                 token=job.token,
@@ -250,7 +257,7 @@ class Reporter:
     def completed_by_handler(self, job: ActiveJob, error: dict[str, Any] | None) -> None:
         """``ctx.complete(connection)`` was called: whether it *happened* depends on the caller's commit.
 
-        Where it was committed, what is said here is a repeat of the token's final word and changes nothing.
+        If it was committed, this report repeats the token's final report and changes nothing.
         """
         if error is None:
             error = describe(
@@ -271,10 +278,10 @@ class Reporter:
             self._release(job)
 
     def _ack(self, job: ActiveJob) -> None:
-        self._say_or_hold(
+        self._report_or_hold(
             job,
             "ack_preempted",
-            lambda: self._session.client.ack_preempted(job_id=job.id, token=job.token),
+            lambda: self._session.thread_client.ack_preempted(job_id=job.id, token=job.token),
             lambda state: log.info(
                 "job_stopped", extra={**job.extra, "reason": job.stop_reason, "state": state}
             ),
@@ -290,37 +297,37 @@ class Reporter:
             outcome = outcomes[0].outcome if outcomes else None
             log.info("job_released", extra={**job.extra, "reason": reason, "outcome": outcome})
 
-        self._say_or_hold(
+        self._report_or_hold(
             job,
             "release",
-            lambda: self._session.client.release(job_ids=[job.id], tokens=[job.token], reason=reason),
+            lambda: self._session.thread_client.release(job_ids=[job.id], tokens=[job.token], reason=reason),
             said,
         )
 
     def forget(self, job: ActiveJob) -> None:
-        """Its claim was lost: nothing is said about it."""
+        """Its claim was lost: it is not reported."""
         self._session.table.remove(job)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _say_or_hold(
+    def _report_or_hold(
         self, job: ActiveJob, what: str, call: Callable[[], Any], said: Callable[[Any], None]
     ) -> None:
-        """Make this call, the last word about the job; ``said`` hears the answer, perhaps after this has returned."""
-        if not self._say(job, what, call, said):
-            self.held.add(job, partial(self._say, job, what, call, said))
+        """Make this call, the job's final report; ``said(answer)`` may be called after this has returned."""
+        if not self._report(job, what, call, said):
+            self.held.add(job, partial(self._report, job, what, call, said))
 
-    def _say(
+    def _report(
         self, job: ActiveJob, what: str, call: Callable[[], Any], said: Callable[[Any], None] | None = None
     ) -> bool:
-        """The same; False where somebody's transaction holds the job. With its last word it leaves the table."""
+        """The same; False while an open transaction holds the job. Otherwise the job leaves the table."""
         held = False
         try:
-            answer = until_answered(call, what, self._hopeless, answers=(*ANSWERS, Busy))
+            answer = until_answered(call, what, self._gives_up, answers=(*ANSWERS, Busy))
             if said is not None:
                 said(answer)
         except Busy:
-            held = not self._hopeless()
+            held = not self._gives_up()
         except (StaleToken, WrongState, NotFound, IncarnationEnded) as problem:
             log.error("report_stale", extra={**job.extra, "call": what, "error": str(problem)})
         except GangqError as problem:
@@ -330,7 +337,7 @@ class Reporter:
                 self._session.table.remove(job)
         return not held
 
-    def _hopeless(self) -> bool:
+    def _gives_up(self) -> bool:
         return self._session.ended.is_set() or self._impatient()
 
     def _run(self) -> None:
@@ -341,7 +348,7 @@ class Reporter:
             if self._stop.wait(_FLUSH_S):
                 return
             if sent != self._sent:
-                continue  # Whoever runs jobs is quick, and sends the next batch itself.
+                continue  # The thread that runs the jobs has sent a batch meanwhile, and will send the next.
             self._called.clear()
             try:
                 self._flush(None)

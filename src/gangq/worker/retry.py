@@ -60,7 +60,7 @@ def until_answered(
 
     Only for calls that may be repeated: every one that carries a token or a request id is. ``pause`` ends the
     waiting between two tries early when set. Errors that are among `answers` (a stale token, say) are raised at
-    once, and those that nobody foresaw after 15 s.
+    once, and unknown ones after 15 s.
     """
     waits = backoff()
     until: float | None = None

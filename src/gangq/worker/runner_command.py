@@ -17,23 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import dumps_result
 from gangq.context import GangInfo
 from gangq.errors import CommandStartError, GangqError
 from gangq.gpu import Detection
 from gangq.gpu.memory import container_memory
 from gangq.proc import cgroup, procfs
 from gangq.proc.proof import HostIdentity
+from gangq.retry import Again
 from gangq.watchdogs import ExitCode, Trip
-from gangq.worker import child_main, facts
+from gangq.worker import child_main, handler_info
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
+from gangq.worker.drain import Drain
+from gangq.worker.endings import Attempt, Ending, Outcome, ending_of
 from gangq.worker.environment import Surroundings, for_child, scrubbed, visible_devices
 from gangq.worker.forkserver import ForkServer
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.logship import LogShipper, log_sizes
 from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, clean, describe
+from gangq.worker.results import dumps_result
 from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
 from gangq.worker.socket_server import SocketServer
@@ -130,20 +133,15 @@ class CommandRunner:
         detection: Detection,
         server: SocketServer,
         watching: Watching,
-        leave: Callable[[], None],
-        homeless: Callable[[], None],
+        drain: Drain,
         surroundings: Surroundings,
         guarded: Callable[[int], Callable[[], None]] = lambda _: lambda: None,
     ) -> None:
-        """``leave()`` begins the end of this worker, ``homeless()`` that of one whose directory is gone.
-        ``guarded(pid)`` is told of every guardian, and returns
-        what is to be called once that has ended.
-        """
+        """``guarded(pid)`` is called for every guardian; what it returns is called once that guardian has ended."""
         self._guarded = guarded
         self._surroundings = surroundings
-        self._homeless = homeless
         self._watching = watching
-        self._leave = leave
+        self._drain = drain
         self._session = session
         self._reporter = reporter
         self._ports = ports
@@ -166,7 +164,7 @@ class CommandRunner:
             try:
                 directory.mkdir(mode=0o700)
             except FileNotFoundError:
-                self._homeless()
+                self._drain.directory_gone(self._session.directory)
                 job.tell_stop("drain", 0.0)
                 self._not_started(job)
                 return
@@ -185,7 +183,7 @@ class CommandRunner:
         forked = command.target is not None and self._forks.warm(
             command.target, lambda: job.told or session.ended.is_set()
         )
-        checkpoint = None if job.told else facts.fetch_checkpoint(session, job, directory)
+        checkpoint = None if job.told else handler_info.fetch_checkpoint(session, job, directory)
         gang: GangInfo | None = None
         if job.claim.gang_id is not None:
             gang = wait_for_go(session, job, self._ports)
@@ -193,7 +191,10 @@ class CommandRunner:
             self._not_started(job)
             return
         self._server.announce(
-            job, facts.as_wire(facts.job_info(job), gang, facts.device_infos(job), checkpoint)
+            job,
+            handler_info.as_wire(
+                handler_info.job_info(job), gang, handler_info.device_infos(job), checkpoint
+            ),
         )
         env = for_child(
             job,
@@ -220,9 +221,9 @@ class CommandRunner:
             return
         over = self._guarded(child.guardian_pid)
         try:
-            with child, self._watching.beside(child.guardian_pid):
+            with child, self._watching.excluding(child.guardian_pid):
                 tripped = CommandTrip(self._watching, job, child)
-                ended = self._attend(job, child, command, tripped)
+                ended = self._wait_for_end(job, child, command, tripped)
                 if ended is None:
                     return
                 tail = clean(child.log_tail(_TAIL_BYTES).decode("utf-8", "replace"))
@@ -260,7 +261,9 @@ class CommandRunner:
             forks=forks,
         )
 
-    def _attend(self, job: ActiveJob, child: Child, command: Command, tripped: CommandTrip) -> Exit | None:
+    def _wait_for_end(
+        self, job: ActiveJob, child: Child, command: Command, tripped: CommandTrip
+    ) -> Exit | None:
         """Watch it until its whole tree is gone; None where it never will be, and this is the main thread."""
         session = self._session
         shipper = LogShipper(session, job, child.read_new_output)
@@ -293,7 +296,7 @@ class CommandRunner:
         return ended
 
     def _unkillable(self, job: ActiveJob, ended: Exit) -> None:
-        """Say it, so that worker and devices are out of service, before the worker begins to leave with 87."""
+        """Report it, so that worker and devices are out of service, before this worker begins to end with 87."""
         session = self._session
         session.stuck[job.token] = ended.stuck
         log.critical("command_stuck", extra={**job.extra, "pids": ended.stuck})
@@ -306,15 +309,15 @@ class CommandRunner:
         }
         try:
             until_answered(
-                lambda: session.client.report_stuck(
+                lambda: session.thread_client.report_stuck(
                     worker=session.name, incarnation=session.incarnation, evidence=evidence
                 ),
                 "report_stuck",
                 lambda: session.ended.is_set() or session.lapsed(),
             )
         except GangqError as problem:
-            log.error("stuck_untold", extra={**job.extra, "error": str(problem)})
-        self._leave()
+            log.error("stuck_not_reported", extra={**job.extra, "error": str(problem)})
+        self._drain.request()
 
     def _not_started(self, job: ActiveJob) -> None:
         job.end_work()
@@ -334,43 +337,43 @@ class CommandRunner:
         tripped: CommandTrip,
         done: Done,
     ) -> None:
-        outcome = job.outcome or {}
-        if job.lost is not None:
+        said = job.outcome or {}
+        trip = tripped.trip
+        outcome: Outcome | None = said.get("kind")
+        if outcome is None and ended.code == 0 and command.target is None:
+            outcome = "exit 0"
+        ending = ending_of(
+            Attempt(
+                outcome,
+                lost=job.lost is not None,
+                completed=job.completed_by_handler,
+                told=job.stop_reason is not None,
+                trip=None if trip is None else trip.code,
+                cause=ended.cause,
+            )
+        )
+        cause = "port_taken" if _port_taken(gang, tail, ran_s) else "error"
+        if ending is Ending.NOTHING:
             self._reporter.forget(job)
-        elif job.completed_by_handler:
-            self._reporter.completed_by_handler(job, outcome.get("error"))
-        elif outcome.get("kind") == "result":
-            result = outcome["result"]
+        elif ending is Ending.COMMITTED_OR_FAILED:
+            self._reporter.completed_by_handler(job, said.get("error"))
+        elif ending is Ending.DONE:
+            result = said.get("result")
             what = f"the result of task {job.claim.task!r}"
             done(job, None if result is None else dumps_result(result, what))
-        elif tripped.trip is not None and (
-            # One that ended by itself while the watchdog made up its mind ended as it says.
-            ended.cause != "exit" or tripped.trip.code is ExitCode.MEMORY
-        ):
-            self._reporter.tripped(job, tripped.trip, {**tripped.evidence, "log_tail": tail})
-        elif ended.cause in ("deadline", "orphan") or (
-            job.stop_reason is not None
-            and (ended.cause in ("stop", "kill") or outcome.get("kind") == "stopped")
-        ):
+        elif ending is Ending.TRIPPED and trip is not None:
+            self._reporter.tripped(job, trip, {**tripped.evidence, "log_tail": tail})
+        elif ending is Ending.STOPPED:
             job.stop_reason = job.stop_reason or "lease"
             self._reporter.stopped(job)
-        elif outcome.get("kind") == "error":
-            retryable = outcome.get("retryable") is not False
-            error = dict(outcome["error"])
-            self._reporter.failed(
-                job,
-                describe(error.pop("type"), error.pop("message"), **{**error, "log_tail": tail}),
-                retryable=retryable,
-                cause="port_taken" if _port_taken(gang, tail, ran_s) else "error",
-            )
-        elif ended.code == 0 and command.target is None:
-            done(job, None)
+        elif ending is Ending.ERROR:
+            error = dict(said["error"])
+            described = describe(error.pop("type"), error.pop("message"), **{**error, "log_tail": tail})
+            again = Again(said.get("retryable") is not False, said.get("retry_in_s"))
+            self._reporter.failed(job, described, again=again, cause=cause)
         else:
-            self._reporter.failed(
-                job,
-                describe("ExitStatus", _how(ended), exit_status=_status(ended), log_tail=tail),
-                cause="port_taken" if _port_taken(gang, tail, ran_s) else "error",
-            )
+            described = describe("ExitStatus", _how(ended), exit_status=_status(ended), log_tail=tail)
+            self._reporter.failed(job, described, cause=cause)
 
 
 def _out_of_memory(ended: Exit, oom_kills_before: int | None) -> bool:
@@ -399,7 +402,7 @@ def _status(ended: Exit) -> int | None:
 
 
 def _port_taken(gang: GangInfo | None, tail: str, ran_s: float) -> bool:
-    """Whether rank 0 ended because somebody else had taken its rendezvous port: nobody's fault."""
+    """Whether rank 0 ended because another program had taken its rendezvous port, which is no fault of the job."""
     if gang is None or gang.rank != 0 or ran_s > _PORT_TAKEN_WITHIN_S:
         return False
     return str(gang.master_port) in tail and ("EADDRINUSE" in tail or "Address already in use" in tail)

@@ -1,8 +1,8 @@
 """Running a handler inside the worker process, in its main thread, one at a time.
 
 A Python thread cannot be stopped; a process can. So a handler that must end and does not takes the process
-with it: exit 79 when it was told to stop and its grace is over, 77 when its claim is no longer ours. Both are
-promised to the kernel (:class:`gangq.watchdogs.deadman.Deadman`) before they are tried from Python.
+with it: exit 79 when it was told to stop and its grace is over, 77 when its claim is no longer ours. For both
+a kernel timer is set (:class:`gangq.watchdogs.deadman.Deadman`) before Python tries to exit.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gangq import logqueue
-from gangq.client.encoding import dumps_result
 from gangq.context import GangInfo, set_current
 from gangq.errors import GangqError
 from gangq.proc.clock import boottime
+from gangq.retry import NEVER, Again, after
 from gangq.signatures import misfit, unfinished
 from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
+from gangq.worker.endings import Attempt, Ending, Outcome, ending_of
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.liveness import Liveness
 from gangq.worker.output import Capture
 from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, clean, describe
+from gangq.worker.results import dumps_result
 from gangq.worker.session import Session
 from gangq.worker.watching import JobWatch
 
@@ -45,7 +47,7 @@ _STACKS_S = 0.2
 
 
 class HardExit:
-    """Ends this process from any thread, after one second of saying goodbye at most."""
+    """Ends this process from any thread, after one second of work at most."""
 
     def __init__(
         self,
@@ -68,13 +70,15 @@ class HardExit:
             return
         self._deadman.arm(min(boottime() + 2 * _EVIDENCE_S, max(self._session.kill_at, boottime())), code)
         log.critical("hard_exit", extra={**job.extra, "code": code, "reason": why})
-        goodbye = threading.Thread(target=self._goodbye, args=(job,), name="gangq-goodbye", daemon=True)
-        goodbye.start()
-        goodbye.join(_EVIDENCE_S)
+        work = threading.Thread(
+            target=self._write_evidence_and_release, args=(job,), name="gangq-exit-work", daemon=True
+        )
+        work.start()
+        work.join(_EVIDENCE_S)
         logqueue.flush()
         self._leave(code)
 
-    def _goodbye(self, job: ActiveJob) -> None:
+    def _write_evidence_and_release(self, job: ActiveJob) -> None:
         # What runs in children ends with this process, through no fault of its own.
         self._session.note("exited")
         try:
@@ -91,13 +95,13 @@ class HardExit:
                 if one is not job and one.lane == job.lane and not one.reporting
             ]
             if others and not self._session.ended.is_set():
-                self._session.client.release(
+                self._session.control.for_threads.release(
                     job_ids=[other.id for other in others],
                     tokens=[other.token for other in others],
                     reason="its worker had to exit before it came to this job",
                 )
         except GangqError as problem:
-            log.warning("goodbye_unheard", extra={"error": str(problem)})
+            log.warning("release_not_reported", extra={"error": str(problem)})
 
 
 class InlineWork:
@@ -144,7 +148,7 @@ class InlineWork:
             self._timer.start()
 
     def lose(self, reason: str) -> None:
-        """Nothing but the end of this process ends it."""
+        """End this process: nothing else ends the handler."""
         with self._lock:
             if not self._active:
                 return
@@ -171,9 +175,9 @@ class InlineWork:
         # The timer thread comes first and leaves evidence; the switch is for when no Python runs.
         hardest = None if self._stop_by is None else self._stop_by + 2 * _EVIDENCE_S
         if hardest is not None and hardest < self._kill_at:
-            self._deadman.arm(hardest, ExitCode.UNSTOPPED, grace_s=_STACKS_S)
+            self._deadman.arm(hardest, ExitCode.UNSTOPPED, dump_before_s=_STACKS_S)
         else:
-            self._deadman.arm(self._kill_at, ExitCode.LOST, grace_s=_STACKS_S)
+            self._deadman.arm(self._kill_at, ExitCode.LOST, dump_before_s=_STACKS_S)
 
 
 class InlineRunner:
@@ -204,7 +208,7 @@ class InlineRunner:
         """No handler runs, and what comes next may take its time: this process need not die with its lease.
 
         Between two handlers of one batch the switch stays on, because setting it costs more than a small job
-        does. Nobody moves it ahead there, so everything that may wait for something comes after a rest.
+        does. Between them the timer is not moved ahead, so nothing that may wait is done before a rest.
         """
         self._deadman.disarm()
 
@@ -247,12 +251,12 @@ class InlineRunner:
         try:
             result = handler(context, **claim.payload) if claim.payload else handler(context)
         except BaseException as raised:
-            # SystemExit and KeyboardInterrupt too: what a handler raises is never the worker's affair.
+            # SystemExit and KeyboardInterrupt too: nothing that a handler raises may end the worker.
             problem = raised
         else:
             if result is not None and (why := unfinished(result)) is not None:
                 result, problem = None, HandlerUnfit(why)
-        retryable = is_retryable(problem, handler, claim.payload)
+        again = None if problem is None else what_follows(problem, handler, claim.payload, claim.attempt)
         if os.getpid() != self._pid:
             # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
             # either, the connections belong to its parent.
@@ -267,7 +271,7 @@ class InlineRunner:
         if output is not None:
             self.rest()
             output.finish()
-        self._report(job, context, result, problem, retryable, more_follow)
+        self._report(job, context, result, problem, again, more_follow)
 
     def _not_started(self, job: ActiveJob) -> None:
         self.rest()
@@ -283,26 +287,32 @@ class InlineRunner:
         context: InlineContext,
         result: Any,
         problem: BaseException | None,
-        retryable: bool,
+        again: Again | None,
         more_follow: bool,
     ) -> None:
         if problem is None and not job.told and not job.completed_by_handler:
             self._done(job, result, more_follow)
             return
         self.rest()
-        if job.lost is not None:
+        told = job.stop_reason is not None
+        outcome: Outcome = "result"
+        if told and (problem is not None or (context.stop_flag.seen and result is None)):
+            outcome = "stopped"
+        elif problem is not None:
+            outcome = "error"
+        lost = job.lost is not None
+        ending = ending_of(Attempt(outcome, lost=lost, completed=job.completed_by_handler, told=told))
+        if ending is Ending.NOTHING:
             self._reporter.forget(job)
-        elif job.completed_by_handler:
-            self._reporter.completed_by_handler(job, None if problem is None else error_of(problem))
-        elif job.stop_reason is not None and (
-            problem is not None or (context.stop_flag.seen and result is None)
-        ):
+        elif ending is Ending.COMMITTED_OR_FAILED:
+            self._reporter.completed_by_handler(job, None if problem is None else error_of_exception(problem))
+        elif ending is Ending.STOPPED:
             if problem is not None:
                 log.info("stopped_by_raising", extra={**job.extra, "error": repr(problem)[:500]})
             self._reporter.stopped(job)
-        elif problem is not None:
+        elif problem is not None and again is not None:
             cause = "port_taken" if _port_taken(problem, context.gang) else "error"
-            self._reporter.failed(job, error_of(problem), retryable=retryable, cause=cause)
+            self._reporter.failed(job, error_of_exception(problem), again=again, cause=cause)
         else:
             self._done(job, result, more_follow)
 
@@ -319,17 +329,23 @@ class HandlerUnfit(TypeError):
     """The handler cannot run any job: calling it runs nothing."""
 
 
-def is_retryable(
-    problem: BaseException | None, handler: Callable[..., Any], payload: Mapping[str, Any] | None
-) -> bool:
-    """Whether another attempt may end otherwise. Not where the payload does not fit the handler's parameters."""
-    if not isinstance(problem, TypeError):
-        return True
-    function = getattr(handler, "function", handler)
-    return not isinstance(problem, HandlerUnfit) and misfit(function, payload or {}) is None
+def what_follows(
+    problem: BaseException,
+    handler: Callable[..., Any] | None,
+    payload: Mapping[str, Any] | None,
+    attempt: int,
+) -> Again:
+    """What follows from what a handler raised. No further attempt where the payload does not fit its parameters."""
+    if isinstance(problem, HandlerUnfit):
+        return NEVER
+    if isinstance(problem, TypeError) and handler is not None:
+        function = getattr(handler, "function", handler)
+        if misfit(function, payload or {}) is not None:
+            return NEVER
+    return after(getattr(handler, "retry", None), problem, attempt)
 
 
-def error_of(problem: BaseException) -> dict[str, Any]:
+def error_of_exception(problem: BaseException) -> dict[str, Any]:
     """What is kept of an exception. Never raises: a traceback that cannot be formatted is left out."""
     try:
         trace = clean("".join(traceback.format_exception(type(problem), problem, problem.__traceback__)))

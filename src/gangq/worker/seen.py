@@ -1,6 +1,6 @@
 """Which process of this host is a certain worker, by what the kernel says and not by what the database says.
 
-Whoever has a worker's login can register any name with any identity. The bouncer restarts a unit or container for a
+Any worker's login can register any name with any identity. The bouncer restarts a unit or container for a
 worker only where this finds the worker in it.
 """
 

@@ -1,4 +1,20 @@
-"""One incarnation of a worker, as its threads share it."""
+"""One incarnation of a worker, as its threads share it.
+
+Who writes which state; all threads read it:
+
+- ``kill_at``: the control loop, when a heartbeat was answered.
+- ``table``: main thread and control loop add the jobs they claim; the thread that reports a job removes it.
+- ``ended``: the thread whose call was answered "this incarnation has ended", mostly the control loop.
+- ``closing``: the main thread, when it is done with the incarnation.
+- ``stuck``: the thread that waits for the job's process.
+- ``tripping``: the watchdog's thread that begins to end this process, and takes it back if the trip is called off.
+- ``model``: the main thread.
+- notes on disk: the control loop ``lapsed`` (which it takes back) and ``drained``; ``gangq-exit-work`` ``exited``.
+
+There are two connections, so there are two clients. The main thread uses :attr:`Session.main_client`; every other
+thread uses ``control.for_threads``. Code that runs in either takes :attr:`Session.thread_client`, which is the one of
+the two that belongs to the calling thread. Tasks of the control loop await ``control.client``.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +67,8 @@ class Terms:
 
     @property
     def answer_s(self) -> float:
-        """How long an answer may take before its line counts as dead: longer than any verb waits, and soon
-        enough to renew the lease on another line before anything has to stop.
+        """How long an answer may take before the connection counts as dead: longer than any verb waits, and short
+        enough to renew the lease over a new connection before any work has to stop.
         """
         return max(3.0, min(30.0, (self.lease_s - self.margin_s - self.grace_s) / 2))
 
@@ -72,9 +88,7 @@ class Terms:
 
 
 class Session:
-    """An incarnation from its registration until it has ended, with the instant at which its work must be
-    dead.
-    """
+    """An incarnation from its registration until it has ended."""
 
     def __init__(
         self,
@@ -89,9 +103,10 @@ class Session:
         control: Control,
         cgroups: str | None = None,
     ) -> None:
-        """``client`` is for the thread that makes this session; the calls of all others go through ``control``."""
-        self._client = client
-        self._owner = threading.get_ident()
+        """``client`` is for the thread that makes this session, the main thread."""
+        self.main_client = client
+        """For the main thread alone."""
+        self._main_thread = threading.get_ident()
         self.control = control
         self.terms = terms
         self.name = name
@@ -108,7 +123,7 @@ class Session:
         self.stuck: dict[int, tuple[int, ...]] = {}
         """By token, the pids of jobs that survived SIGKILL."""
         self.tripping = False
-        """A watchdog is about to end this process: it says with which code, and nobody else does."""
+        """A watchdog is about to end this process; its exit code counts, and no other thread may exit first."""
         self.model: str | None = None
         """The model this process has loaded, for the next claim."""
         self._lock = threading.Lock()
@@ -117,9 +132,9 @@ class Session:
         self._kill_at = sent_at + terms.lease_s - terms.margin_s
 
     @property
-    def client(self) -> Client:
-        """What this thread calls the database with. Not for the control loop, which has :attr:`Control.client`."""
-        return self._client if threading.get_ident() == self._owner else self.control.for_threads
+    def thread_client(self) -> Client:
+        """The client of the calling thread: :attr:`main_client` or ``control.for_threads``."""
+        return self.main_client if threading.get_ident() == self._main_thread else self.control.for_threads
 
     @property
     def incarnation(self) -> int:
@@ -141,8 +156,8 @@ class Session:
         self._take_back("lapsed")
 
     def note(self, why: CleanStop) -> None:
-        """Leave word for the next incarnation, on disk: should this process end without being able to tell
-        the database how, its jobs were stopped through no fault of theirs.
+        """Note on disk, for the next incarnation, that this process stops its jobs through no fault of theirs. It is
+        read if this process ends without reporting so to the database.
         """
         with self._lock:
             if why in self._notes:
@@ -151,7 +166,7 @@ class Session:
         try:
             statefile.write(self.directory, why, str(self.incarnation).encode())
         except OSError as problem:
-            log.warning("note_unwritten", extra={"note": why, "error": str(problem)})
+            log.warning("note_not_written", extra={"note": why, "error": str(problem)})
 
     def _take_back(self, why: CleanStop) -> None:
         with self._lock:
@@ -175,7 +190,7 @@ class Session:
         """The database has ended this incarnation. A repeat is harmless."""
         if self.ended.is_set():
             return
-        # A heartbeat that was under way while this worker retired hears of that, which is no fault.
+        # A heartbeat that was in flight while this worker retired gets this answer too; that is no error.
         if not self.closing.is_set():
             log.error("incarnation_ended", extra={"incarnation": self.incarnation, "reason": why})
         self.ended.set()
@@ -183,10 +198,10 @@ class Session:
         self.wake()
 
     def on_wake(self, look: Callable[[], object]) -> None:
-        """``look()`` has one more claim loop look; it is called in any thread."""
+        """Have :meth:`wake` call ``look()``, in any thread. For the claim loops."""
         self._loops.append(look)
 
     def wake(self) -> None:
-        """There may be something to claim, or a slot has become free: every claim loop looks."""
+        """Make every claim loop claim: there may be a job for it, or a slot has become free."""
         for look in self._loops:
             look()

@@ -37,10 +37,10 @@ class SignalWatch:
         self._control = control
         self._on_stop = on_stop
         self._counts = {False: 0, True: 0}
-        self._heard = 0
+        self._handled = 0
         self._pid = os.getpid()
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
+        self._read: int
+        self._write: int
         self._former: dict[signal.Signals, Any] = {}
         self._former_fd = -1
         # The bound method is made once: whether it is still the one installed is then a question of identity.
@@ -48,6 +48,8 @@ class SignalWatch:
 
     def install(self) -> None:
         """Take over the signals; in any other thread than the main one Python allows nothing of the kind."""
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
         for number in _WATCHED:
             self._former[number] = signal.signal(number, self._installed)
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -57,7 +59,7 @@ class SignalWatch:
 
     def renew(self) -> None:
         """Take the signals and the pipe back from whatever ran in the main thread: frameworks install handlers
-        of their own and leave them behind, and a worker deaf to SIGTERM would be killed with its next job.
+        of their own and leave them behind, and a worker that misses SIGTERM would be killed with its next job.
         """
         if not self._former:
             return
@@ -98,7 +100,7 @@ class SignalWatch:
         for byte in os.read(self._read, 64):
             if byte & ~_FROM_PYTHON in _WATCHED:
                 self._counts[bool(byte & _FROM_PYTHON)] += 1
-        while self._heard < max(self._counts.values()):
-            self._heard += 1
-            log.info("signal", extra={"nth": self._heard})
+        while self._handled < max(self._counts.values()):
+            self._handled += 1
+            log.info("signal", extra={"nth": self._handled})
             self._on_stop()

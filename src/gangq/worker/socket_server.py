@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from gangq.client.encoding import dumps
+from gangq.durations import seconds
 from gangq.errors import GangqError, InvalidInput
 from gangq.worker.context_impl import submit_child
-from gangq.worker.facts import checkpoint_as_wire, fetch_checkpoint, store_checkpoint
+from gangq.worker.handler_info import checkpoint_as_wire, fetch_checkpoint, store_checkpoint
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import clean
 from gangq.worker.retry import until_answered
@@ -151,7 +152,7 @@ class SocketServer:
         return job, self._carry_out(job, request)
 
     def _read(self, line: bytes | None) -> tuple[ActiveJob | None, dict[str, Any]]:
-        """Whose request it is and what it says; or nobody's, and a refusal."""
+        """The job of a request and its content; or None and a refusal."""
         try:
             request: dict[str, Any] = json.loads(line or b"")
             key, _ = request["key"], request["op"]
@@ -213,10 +214,12 @@ class SocketServer:
     def _outcome(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
         if request["kind"] not in ("result", "error", "stopped"):
             raise InvalidInput(f"unknown outcome {request['kind']!r}")
-        outcome = {name: request.get(name) for name in ("kind", "result", "error", "retryable")}
+        outcome = {name: request.get(name) for name in ("kind", "result", "error", "retryable", "retry_in_s")}
         if request["kind"] == "error":
             try:
                 outcome["error"] = _error(request.get("error"))
+                if outcome["retry_in_s"] is not None:
+                    outcome["retry_in_s"] = seconds(outcome["retry_in_s"], "retry_in_s", most=1e7)
             except GangqError as problem:
                 # A report that the database refuses would be made again and again, and with it the job.
                 job.outcome = {
@@ -245,7 +248,7 @@ class SocketServer:
 
     def _load_checkpoint(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         saved = until_answered(
-            lambda: self._session.client.load_checkpoint(job_id=job.id, token=job.token),
+            lambda: self._session.control.for_threads.load_checkpoint(job_id=job.id, token=job.token),
             "load_checkpoint",
             lambda: job.lost is not None or self._session.lapsed(),
         )

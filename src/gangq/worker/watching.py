@@ -50,7 +50,7 @@ _TAIL_BYTES = 8192
 
 
 class Watching:
-    """What the watchdogs of one incarnation share: limits, the sampler, and whom to tell."""
+    """What the watchdogs of one incarnation share: limits, the sampler, and the session."""
 
     def __init__(self, session: Session, detection: Detection, sampler: DeviceSampler) -> None:
         self.session = session
@@ -59,52 +59,52 @@ class Watching:
         self.calibration = Calibration()
         self._models = {device.uuid: device.model for device in detection.devices}
         self._readings_at = 0.0
-        self._beside: set[int] = set()
+        self._excluded: set[int] = set()
         # Whatever this process starts is its own to the driver, the sampler excepted.
         family = HostActivity(own=True, ignored=sampler.pids)
         sampler.watch(self._models, family.pids)
 
     @contextlib.contextmanager
-    def beside(self, pid: int) -> Iterator[None]:
+    def excluding(self, pid: int) -> Iterator[None]:
         """As long as this lasts, the process ``pid`` and all below it are not of the handler in the main thread."""
-        self._beside.add(pid)
+        self._excluded.add(pid)
         try:
             yield
         finally:
-            self._beside.discard(pid)
+            self._excluded.discard(pid)
 
     def strangers(self) -> list[int]:
         """Pids below this process that are, with all below them, not of the handler in its main thread."""
-        return [*self.sampler.pids(), *tuple(self._beside)]
+        return [*self.sampler.pids(), *tuple(self._excluded)]
 
     def uuids(self, job: ActiveJob) -> tuple[str, ...]:
         """The devices it holds."""
         return tuple(str(device["uuid"]) for device in job.claim.devices)
 
     def device_class(self, job: ActiveJob) -> str:
-        """The model of its devices; empty: it holds none, or nobody knows."""
+        """The model of its devices; empty: it holds none, or the model is not known."""
         return next((self._models.get(uuid, "") for uuid in self.uuids(job)), "")
 
     def limits_of(self, job: ActiveJob, options: WatchOptions | None) -> Limits:
         """What the watchdogs allow it."""
         return self.limits.of(job.claim, options, self.device_class(job))
 
-    def suspect(self, suspicion: Suspicion, *, notify: bool = False, convicted: bool = False) -> str | None:
+    def suspect(self, suspicion: Suspicion, *, notify: bool = False, tripping: bool = False) -> str | None:
         """Tell the database; returns ``noted`` or ``held``, None when it did not answer. ``notify``: it would
-        have been tripped, were this class not one that only reports. ``convicted``: it is ended now unless
+        have been tripped, were this class not one that only reports. ``tripping``: it is ended now unless
         the answer is ``held``.
         """
         job: ActiveJob = suspicion.job
 
         def tell() -> str:
-            said: str = self.session.client.suspect(
+            said: str = self.session.control.for_threads.suspect(
                 incarnation=self.session.incarnation,
                 job_id=job.id,
                 token=job.token,
                 class_=suspicion.cls,
                 evidence={"message": suspicion.message, **suspicion.evidence},
                 notify=notify or None,
-                convicted=convicted or None,
+                convicted=tripping or None,
             )
             return said
 
@@ -112,11 +112,11 @@ class Watching:
             # A server that hangs must not keep hung work alive.
             return within(_TELL_S, tell, "gangq-suspect")
         except GangqError as problem:
-            log.warning("suspicion_untold", extra={**job.extra, "error": str(problem)})
+            log.warning("suspicion_not_reported", extra={**job.extra, "error": str(problem)})
             return None
 
     def only_notifies(self, trip: Trip, job: ActiveJob, evidence: Mapping[str, Any]) -> bool:
-        """Whether the operator wants to hear of such trips and nothing else; the database is told then."""
+        """Whether such trips only notify; then this one is put on record."""
         if trip.cls not in self.limits_of(job, None).notify_only:
             return False
         self.suspect(suspicion_of(trip, evidence), notify=True)
@@ -149,7 +149,7 @@ class JobWatch:
         *,
         pids: Callable[[], Iterable[int]] | None = None,
     ) -> None:
-        """``pids``: whom to watch [this process without the library's own threads, and what it started]."""
+        """``pids``: what to watch [this process without the library's own threads, and what it started]."""
         self._watching = watching
         self._pids = pids
         self._on_trip = on_trip
@@ -221,10 +221,10 @@ class JobWatch:
                     sensors=self._sensors,
                     job=job,
                 )
-                job.on_beat = self._heard
-        self._heard(beat)
+                job.on_beat = self._on_beat
+        self._on_beat(beat)
 
-    def _heard(self, beat: dict[str, Any]) -> None:
+    def _on_beat(self, beat: dict[str, Any]) -> None:
         step, total, phase, loss = (beat.get(name) for name in ("step", "total", "phase", "loss"))
         self._stall.beat(step, total, phase, loss)
         self._health.beat(step, total, phase, loss)
@@ -249,14 +249,12 @@ class JobWatch:
     def close(self) -> None:
         """End the threads."""
         self.end()
-        for dog in (self._budget, self._stall, self._health):
-            dog.close()
+        for watchdog in (self._budget, self._stall, self._health):
+            watchdog.close()
 
 
 class CommandTrip:
-    """Carries out the trip of a command: kills its tree, and leaves word for its runner, which tells the
-    database once the tree is gone.
-    """
+    """Carries out the trip of a command: kills its tree. Its runner reports the trip once the tree is gone."""
 
     def __init__(self, watching: Watching, job: ActiveJob, child: Child) -> None:
         self._watching = watching
@@ -267,9 +265,9 @@ class CommandTrip:
         self.evidence: dict[str, Any] = {}
 
     def __call__(self, trip: Trip) -> bool:
-        """False where the operator wants to be told only, or the whole fleet is suspect at once."""
+        """False if the class only notifies, or if the database holds the trip back."""
         with self._one:
-            # Two watchdogs may have made up their minds: the first one's word counts.
+            # Two watchdogs may trip at once: the first one counts.
             return self.trip is not None or self._kill(trip)
 
     def _kill(self, trip: Trip) -> bool:
@@ -282,7 +280,7 @@ class CommandTrip:
         if watching.only_notifies(trip, job, evidence):
             return False
         suspicion = suspicion_of(trip, evidence)
-        if trip.cls in ("stall", "health") and watching.suspect(suspicion, convicted=True) == "held":
+        if trip.code.may_be_held and watching.suspect(suspicion, tripping=True) == "held":
             return False
         self.trip, self.evidence = trip, evidence
         self._child.kill()
@@ -295,9 +293,9 @@ class ProcessTrip:
 
     def __init__(self, watching: Watching, reporter: Reporter) -> None:
         self._watching = watching
-        # What came before this job is done, and must not run again because its word was still in this process.
+        # First report the jobs that are done: their results are in this process, and they must not run again.
         self._path = TripPath(
-            watching.session.client.target,
+            watching.session.main_client.target,
             watching.session.incarnation,
             first=reporter.flush,
             ignored=watching.sampler.pids,
@@ -305,7 +303,7 @@ class ProcessTrip:
         )
 
     def _keep(self, what: Mapping[str, Any] | None) -> None:
-        """Beside this worker's notes: its supervisor, its next incarnation or the bouncer tells it."""
+        """Store it in this worker's directory: its supervisor, its next incarnation or the bouncer reports it."""
         directory = self._watching.session.directory
         if what is None:
             statefile.remove(directory, statefile.TRIP)
@@ -323,7 +321,7 @@ class ProcessTrip:
         job: ActiveJob = trip.job
         if self._watching.only_notifies(trip, job, trip.evidence):
             return False
-        # The statement ends the incarnation; a heartbeat that hears of it must not be faster with another code.
+        # The statement ends the incarnation. A heartbeat that is answered so must not exit first, with another code.
         session = self._watching.session
         session.tripping = True
         try:

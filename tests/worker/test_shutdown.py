@@ -13,7 +13,7 @@ from worker.worker_process import until_state
 
 PRELUDE = """
 import atexit, logging, os, sys, threading, time
-from gangq.worker.leave import end_soon
+from gangq.worker.shutdown import end_soon
 logging.basicConfig(format="%(name)s %(message)s %(threads)s")
 atexit.register(print, "at exit")
 def start(work):
@@ -36,7 +36,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 def test_a_thread_that_never_ends_goes_with_the_process_and_is_named() -> None:
     done = run("start(lambda: time.sleep(10**6)); print('printed'); end_soon(7, 0.1); sys.exit(7)")
     assert (done.returncode, done.stdout) == (7, "printed\n")
-    assert done.stderr.startswith("gangq.worker.leave threads_left ['stray']")
+    assert done.stderr.startswith("gangq.worker.shutdown threads_left ['stray']")
 
 
 def test_what_a_handler_has_closed_does_not_change_the_code() -> None:

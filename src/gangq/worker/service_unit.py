@@ -1,4 +1,4 @@
-"""Who started this process, so that whoever has to restart it knows whom to ask: a unit or a container."""
+"""The systemd unit or the container that this process runs in: what has to be restarted to restart it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOUNTED = re.compile(
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class ServiceUnit:
     """Where a worker runs. ``unit`` is a unit of the system's service manager and ``user_unit`` one of a user's
     (``gangq-worker@0.service``), of which this process is the main one; ``container`` the 64 digits by which
     docker, podman or a kubelet knows it. None: not so, or not visible from inside.
@@ -28,9 +28,9 @@ class Whereabouts:
     container: str | None = None
 
 
-def whereabouts(
+def service_unit(
     environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc"), pids: tuple[int, ...] = ()
-) -> Whereabouts:
+) -> ServiceUnit:
     """Of this process. ``pids`` [this process and its parent] are those that may be the main one of a unit: a
     supervisor is, its worker is not.
     """
@@ -40,19 +40,19 @@ def whereabouts(
     container = _first(_CONTAINER, paths) or _mounted(_read(proc / "self" / "mountinfo"))
     if container is None and (proc.parent / ".dockerenv").exists():
         # Its own cgroup namespace, and a driver that shows no path: the name of the host is the short id,
-        # unless somebody has set another one.
+        # unless another one was set.
         name = socket.gethostname()
         container = name if re.fullmatch(r"[0-9a-f]{12}", name) else None
     if container is not None or not _is_main(environ, pids or (os.getpid(), os.getppid())):
-        return Whereabouts(container=container)
+        return ServiceUnit(container=container)
     # Version 2, and on hosts with both the tree that systemd keeps for itself, say the same.
     for path in paths:
         parts = path.split("/")
         services = [part for part in parts if part.endswith(".service") and not _MANAGER.match(part)]
         if services:
             of_user = any(_MANAGER.match(part) for part in parts)
-            return Whereabouts(**{"user_unit" if of_user else "unit": services[-1]})
-    return Whereabouts()
+            return ServiceUnit(**{"user_unit" if of_user else "unit": services[-1]})
+    return ServiceUnit()
 
 
 def _is_main(environ: Mapping[str, str], pids: tuple[int, ...]) -> bool:

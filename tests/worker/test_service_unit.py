@@ -6,51 +6,51 @@ from pathlib import Path
 
 import pytest
 
-from gangq.worker.whereabouts import Whereabouts, whereabouts
+from gangq.worker.service_unit import ServiceUnit, service_unit
 
 ID = "0123456789abcdef" * 4
 MAIN = {"SYSTEMD_EXEC_PID": "41"}
 
 
-def found(tmp_path: Path, cgroup: str, environ: dict[str, str], mountinfo: str = "") -> Whereabouts:
+def found(tmp_path: Path, cgroup: str, environ: dict[str, str], mountinfo: str = "") -> ServiceUnit:
     proc = tmp_path / "proc"
     (proc / "self").mkdir(parents=True)
     (proc / "self" / "cgroup").write_text(cgroup)
     (proc / "self" / "mountinfo").write_text(mountinfo)
-    return whereabouts(environ, proc=proc, pids=(42, 41))
+    return service_unit(environ, proc=proc, pids=(42, 41))
 
 
 @pytest.mark.parametrize(
     ("cgroup", "expected"),
     [
-        ("0::/system.slice/gangq-worker@0.service\n", Whereabouts(unit="gangq-worker@0.service")),
-        ("0::/system.slice/system-gangq.slice/w@1.service/sub\n", Whereabouts(unit="w@1.service")),
+        ("0::/system.slice/gangq-worker@0.service\n", ServiceUnit(unit="gangq-worker@0.service")),
+        ("0::/system.slice/system-gangq.slice/w@1.service/sub\n", ServiceUnit(unit="w@1.service")),
         (
             "4:memory:/\n1:name=systemd:/system.slice/w.service\n0::/system.slice/w.service\n",
-            Whereabouts(unit="w.service"),
+            ServiceUnit(unit="w.service"),
         ),
         (
             "0::/user.slice/user-1000.slice/user@1000.service/app.slice/w.service\n",
-            Whereabouts(user_unit="w.service"),
+            ServiceUnit(user_unit="w.service"),
         ),
-        ("0::/user.slice/user-1000.slice/session-3.scope\n", Whereabouts()),
-        ("0::/user.slice/user-1000.slice/user@1000.service/init.scope\n", Whereabouts()),
-        ("0::/\n", Whereabouts()),
-        ("", Whereabouts()),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", ServiceUnit()),
+        ("0::/user.slice/user-1000.slice/user@1000.service/init.scope\n", ServiceUnit()),
+        ("0::/\n", ServiceUnit()),
+        ("", ServiceUnit()),
     ],
 )
-def test_the_unit_whose_main_process_it_is(tmp_path: Path, cgroup: str, expected: Whereabouts) -> None:
+def test_the_unit_whose_main_process_it_is(tmp_path: Path, cgroup: str, expected: ServiceUnit) -> None:
     assert found(tmp_path, cgroup, MAIN) == expected
 
 
 @pytest.mark.parametrize("environ", [{"SYSTEMD_EXEC_PID": "7", "INVOCATION_ID": "x"}, {}])
 def test_a_unit_that_merely_started_it_is_not_its_own(tmp_path: Path, environ: dict[str, str]) -> None:
-    assert found(tmp_path, "0::/system.slice/ci-runner.service\n", environ) == Whereabouts()
+    assert found(tmp_path, "0::/system.slice/ci-runner.service\n", environ) == ServiceUnit()
 
 
 def test_an_old_systemd_does_not_say_whom_it_started(tmp_path: Path) -> None:
     here = found(tmp_path, "0::/system.slice/w.service\n", {"INVOCATION_ID": "x"})
-    assert here == Whereabouts(unit="w.service")
+    assert here == ServiceUnit(unit="w.service")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_an_old_systemd_does_not_say_whom_it_started(tmp_path: Path) -> None:
     ],
 )
 def test_the_container_it_is_in(tmp_path: Path, cgroup: str) -> None:
-    assert found(tmp_path, cgroup, MAIN) == Whereabouts(container=ID)
+    assert found(tmp_path, cgroup, MAIN) == ServiceUnit(container=ID)
 
 
 def test_a_container_with_a_cgroup_namespace_shows_in_its_mounts(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_container_with_a_cgroup_namespace_shows_in_its_mounts(tmp_path: Path)
         f"10 9 254:1 /var/lib/docker/volumes/{'f' * 64}/_data /data rw - ext4 /dev/vda1 rw\n"
         f"11 9 254:1 /var/lib/docker/containers/{ID}/hostname /etc/hostname rw - ext4 /dev/vda1 rw\n"
     )
-    assert found(tmp_path, "0::/\n", {}, mounts) == Whereabouts(container=ID)
+    assert found(tmp_path, "0::/\n", {}, mounts) == ServiceUnit(container=ID)
 
 
 def test_of_this_very_process_it_says_something() -> None:
-    assert isinstance(whereabouts(), Whereabouts)
+    assert isinstance(service_unit(), ServiceUnit)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from gangq import logqueue
 
-log = logging.getLogger("gangq.worker.leave")
+log = logging.getLogger("gangq.worker.shutdown")
 
 _FLUSH_S = 1.0
 
@@ -30,7 +30,7 @@ def end_soon(code: int, within_s: float = 3.0, leave: Callable[[int], None] = os
     """
     if _left():
         threading.Thread(
-            target=_insist, args=(code, within_s, leave), name="gangq-leave", daemon=True
+            target=_exit_when_late, args=(code, within_s, leave), name="gangq-shutdown", daemon=True
         ).start()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -51,7 +51,7 @@ def _left() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t is not threading.main_thread() and keeps(t)]
 
 
-def _insist(code: int, within_s: float, leave: Callable[[int], None]) -> None:
+def _exit_when_late(code: int, within_s: float, leave: Callable[[int], None]) -> None:
     until = time.monotonic() + within_s
     for thread in _left():
         thread.join(max(0.0, until - time.monotonic()))
@@ -61,14 +61,14 @@ def _insist(code: int, within_s: float, leave: Callable[[int], None]) -> None:
     names = sorted(thread.name for thread in left if not thread.daemon)
     try:
         # In a thread of its own: one that was left behind may hold the lock of what is flushed.
-        words = threading.Thread(target=_last_words, args=(names,), name="gangq-goodbye", daemon=True)
-        words.start()
-        words.join(_FLUSH_S)
+        flush = threading.Thread(target=_log_and_flush, args=(names,), name="gangq-flush", daemon=True)
+        flush.start()
+        flush.join(_FLUSH_S)
     finally:
         leave(code)
 
 
-def _last_words(names: list[str]) -> None:
+def _log_and_flush(names: list[str]) -> None:
     if names:
         log.warning(
             "threads_left",

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gangq.client.encoding import dumps
 from gangq.client.rows import PlanRow, Reason
 from gangq.client.verb import Query, Steps
 from gangq.client.verbs import Verbs
@@ -21,15 +20,15 @@ from gangq.placement.whatif import edit
 
 def plan_steps(changes: Sequence[Mapping[str, Any]]) -> Steps[list[PlanRow]]:
     """Decide on the board as it is and as it would be."""
-    text = yield from Verbs.board()
-    seen = Board.from_json(json.loads(text))
-    previews = yield _preview(changes, [kind.id for kind in seen.kinds])
+    seen = Board.from_json(json.loads((yield from Verbs.board())))
+    previews = yield from Verbs.preview(changes=changes, kinds=[kind.id for kind in seen.kinds])
     edited = edit(seen, changes, previews)
     was, becomes = _Decided(seen), _Decided(edited)
     told = [*becomes.by, *(ask for ask in was.by if ask not in becomes.by)]
     told += [unit for unit in becomes.stopped if unit not in told]
     names = [name for name in told if name[0] in "gn"]
-    gangs = yield _gangs([int(name[1:]) for name in names if name[0] == "g"])
+    ids = [int(name[1:]) for name in names if name[0] == "g"]
+    gangs = {f"g{row.id}": row._asdict() for row in (yield from Verbs.gangs(ids=ids, limit=None))}
     about = {f"new{n}": change["submit"] for n, change in enumerate(changes, 1) if "submit" in change}
     return [_row(name, was, becomes, gangs.get(name), about.get(name, {})) for name in names]
 
@@ -128,26 +127,13 @@ def summary(decision: Decision) -> str:
     return explain(decision.refused)[0] if decision.refused else "waits"
 
 
-def _preview(changes: Sequence[Mapping[str, Any]], kinds: Sequence[int]) -> Query[list[dict[str, Any]]]:
-    """Checks the changes, and says of each what the board lacks."""
-    text = "select gangq.preview(%(changes)s::jsonb, %(kinds)s::integer[]) as answers"
-    given = {"changes": dumps(list(changes), "changes"), "kinds": list(kinds)}
-    return Query("gangq.preview", text, given, lambda found: list(found[0]["answers"]))
-
-
-def _gangs(ids: Sequence[int]) -> Query[dict[str, dict[str, Any]]]:
-    text = "select id, queue, task, priority, size from gangq.gangs where id = any (%(ids)s::bigint[])"
-    return Query("gangq.gangs", text, {"ids": ids}, lambda found: {f"g{row['id']}": row for row in found})
-
-
 def explain_now_steps(stored: Query[list[Reason]]) -> Steps[list[Reason]]:
     """What explain says, with the verdict of a decision made here and now in place of the last pass's."""
     reasons: list[Reason] = yield stored
     ask = next((str((r.numbers or {}).get("ask")) for r in reasons if r.gate == "state"), "")
     if all(r.gate not in ("start", "unblock") for r in reasons):
         return reasons
-    text = yield from Verbs.board()
-    seen = Board.from_json(json.loads(text))
+    seen = Board.from_json(json.loads((yield from Verbs.board())))
     decision = next((one for one in decide(seen) if one.ask == ask), None)
     kept = [
         r for r in reasons if "decided_at" not in (r.numbers or {}) and r.gate not in ("start", "unblock")

@@ -48,7 +48,7 @@ def fetch_checkpoint(session: Session, job: ActiveJob, directory: Path) -> Check
         return None
     try:
         saved = until_answered(
-            lambda: session.client.load_checkpoint(job_id=job.id, token=job.token),
+            lambda: session.thread_client.load_checkpoint(job_id=job.id, token=job.token),
             "load_checkpoint",
             lambda: job.told or session.ended.is_set(),
             job.stopping,
@@ -70,13 +70,15 @@ def store_checkpoint(session: Session, job: ActiveJob, step: int, data: bytes) -
     saves must survive an outage as one that computes does.
 
     Raises:
-        StaleToken: the claim is over, so nobody knows whether it is stored: do not count on it.
+        StaleToken: the claim is over, and it is not known whether the checkpoint is stored.
         GangqError: the database refused it.
     """
     epoch = job.gang.epoch if job.gang is not None else None
 
     def save() -> bool:
-        session.client.save_checkpoint(job_id=job.id, token=job.token, step=step, data=data, epoch=epoch)
+        session.thread_client.save_checkpoint(
+            job_id=job.id, token=job.token, step=step, data=data, epoch=epoch
+        )
         return True
 
     if not until_answered(save, "save_checkpoint", lambda: job.lost is not None or session.lapsed()):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from gangq.client.rows import ReplayRow
+from gangq.client.rows import PassRow, ReplayRow
 from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
+from gangq.errors import GangqError
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
@@ -101,26 +101,28 @@ def _parts(decided: Sequence[Decision]) -> Iterator[list[Decision]]:
     yield changes + notes
 
 
-@dataclass(frozen=True)
-class ReplayedPass:
-    """A pass as it was written down."""
-
-    at: datetime
-    digest: str | None
-    parts: list[list[dict[str, Any]]]
-    board: dict[str, Any] | None
+def replayed(written: Iterable[PassRow]) -> list[ReplayRow]:
+    """Decide on recorded boards once more, and compare. `written`: parts of passes, oldest first."""
+    by_pass: dict[int, list[PassRow]] = {}
+    for part in written:
+        by_pass.setdefault(part.pass_, []).append(part)
+    return [_again(parts) for parts in by_pass.values()]
 
 
-def again(written: ReplayedPass) -> ReplayRow:
-    """Decide on its board once more, and compare."""
-    then = {one["ask"]: one for part in written.parts for one in part}
+def _again(written: Sequence[PassRow]) -> ReplayRow:
+    first = written[0]
+    then = {one["ask"]: one for part in written for one in part.decisions}
     count = sum(1 + len(one.get("alike", ())) for one in then.values())
-    row = ReplayRow(at=written.at, digest=written.digest or "", decisions=count, same=None, difference=None)
-    if written.board is None:
+    row = ReplayRow(at=first.at, digest=first.digest or "", decisions=count, same=None, difference=None)
+    board = next((part.board for part in written if part.board is not None), None)
+    if board is None:
         return row._replace(
             difference="its board was not recorded: select gangq.configure('{\"record_decisions\": true}')",
         )
-    seen = Board.from_json(written.board)
+    try:
+        seen = Board.from_json(board)
+    except GangqError as problem:
+        return row._replace(difference=f"its board cannot be read: {problem}")
     parts = json.loads(json.dumps([told(seen, part) for part in _parts(decide(seen))]))
     now = {one["ask"]: one for part in parts for one in part}
     names = dict.fromkeys([*then, *now])

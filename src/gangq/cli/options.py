@@ -1,0 +1,65 @@
+"""Options that several commands have, and those that are settings of the database: each is said once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import click
+
+from gangq.cli.parsing import ParamType, Resources, Seconds
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def chained(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Give a command these options, in this order."""
+
+    def attach(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return attach
+
+
+limit = click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many."
+)
+reason = click.option("--reason", help="Whoever lifts it will want to know [operator].")
+device = click.option("--device", metavar="UUID", help="A device, as gangq devices shows it.")
+worker = click.option("--worker", metavar="NAME", help="A worker by name, also after its restarts.")
+
+TIMEOUT_STYLE = click.Choice(["requeue", "hard", "soft"])
+THEN = (
+    "requeue (back off, if no worker could hold it or its planned start is overdue; a gang that waits for capacity "
+    "just waits on), hard (fail) or soft (run as single jobs)"
+)
+"""What `TIMEOUT_STYLE` means."""
+
+
+def settings(of: type, texts: Mapping[str, str | tuple[ParamType, str]]) -> Callable[[F], F]:
+    """Give a command an option for each of these settings of a TypedDict of `gangq.client.settings`: the help, or the
+    type where that is not the setting's, and the help. A setting in seconds is without its `_s`.
+    """
+    hints = get_type_hints(of)
+    options = []
+    for name, text in texts.items():
+        kind, help = text if isinstance(text, tuple) else (_type(name, hints[name]), text)
+        flag = f"--{name.removeprefix('placement_').removesuffix('_s').replace('_', '-')}"
+        flag += f"/--no-{flag[2:]}" if kind is bool else ""
+        more = {"default": None} if kind is bool else {"type": kind}
+        options.append(click.option(flag, name, help=help, **more))
+    return chained(*options)
+
+
+def resettable(of: type) -> list[str]:
+    """The settings of a TypedDict that may be none."""
+    return [name for name, hint in get_type_hints(of).items() if type(None) in get_args(hint)]
+
+
+def _type(name: str, hint: Any) -> Any:
+    plain = next((part for part in get_args(hint) if part in (bool, int, float)), hint)
+    if plain in (bool, int, float):
+        return Seconds() if name.endswith("_s") else plain
+    return Resources()

@@ -1,0 +1,215 @@
+"""The gates: every reason why something does not start now, declared once.
+
+A gate is a word for people (`room`), the sentences that explain it, and what a pass makes of it. A new one is a line
+here; whoever refuses names the line, so that no gate is without words.
+
+The words name moments nowhere, because they are kept: whoever shows them adds how long it is until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from gangq.placement.decisions import Refused
+
+Words = tuple[str, str]
+"""Why it waits, and what would let it start."""
+
+
+class Gate(str):
+    """One of them, by its name."""
+
+    words: Callable[[Refused], Words]
+    waits_for: Literal["room", "limit", ""]
+    """What it waits for: room on workers, a limit of the queue that the refusal names, or nothing that others could
+    take. Jobs that come after it do not take that without another pass (:class:`gangq.placement.places.Rivals`).
+    """
+    remembered: bool
+    """Whether others of its kind may be refused for the same reason without another look in this pass."""
+
+    def __new__(
+        cls,
+        name: str,
+        words: Callable[[Refused], Words],
+        *,
+        waits_for: Literal["room", "limit", ""] = "room",
+        remembered: bool = True,
+    ) -> Gate:
+        """``words``: of a refusal, why it waits and what would let it start."""
+        gate = super().__new__(cls, name)
+        gate.words, gate.waits_for, gate.remembered = words, waits_for, remembered
+        return gate
+
+
+def number(amount: float, of: str) -> str:
+    """``1 GPU``, ``3 GPUs``, ``1.5 CPUs``, ``2 GiB``."""
+    if of == "memory_mb":
+        return f"{amount / 1024:.4g} GiB"
+    one = {"gpus": "GPU", "cpus": "CPU"}.get(of, of.removesuffix("s"))
+    return f"{amount:.12g} {one}{'' if amount == 1 else 's'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+
+def _held_by(holders: Sequence[str]) -> str:
+    return f" (held by {', '.join(holders)})" if holders else ""
+
+
+# Before any worker is looked at -------------------------------------------------------------------------------
+
+
+def _paused(r: Refused) -> Words:
+    return f"queue {r.where} is paused", f"gangq queue resume {r.where}"
+
+
+def _unknown(r: Refused) -> Words:
+    return (
+        f"this library knows no {r.of} {r.where!r}, so it cannot decide about it",
+        "the release that knows it, on every host that decides (gangq worker, gangq tick)",
+    )
+
+
+def _limit(name: str) -> Callable[[Refused], Words]:
+    def words(r: Refused) -> Words:
+        lacking = r.need - r.have
+        most = f", {number(r.limit, r.of)}," if r.limit is not None else ""
+        left, enough = number(max(0, r.have), r.of), number((r.limit or 0) + lacking, r.of)
+        return (
+            f"{name} of queue {r.where}{most} leaves {left}, and it needs {number(r.need, r.of)}"
+            + _held_by(r.holders),
+            f"{number(lacking, r.of)} given back in queue {r.where}, or a limit of {enough}",
+        )
+
+    return words
+
+
+PAUSED = Gate("paused", _paused, waits_for="", remembered=False)
+UNKNOWN = Gate("unknown", _unknown, waits_for="", remembered=False)
+RUNNING_LIMIT = Gate("running_limit", _limit("the running limit"), waits_for="limit", remembered=False)
+QUOTA = Gate("quota", _limit("the maximum"), waits_for="limit", remembered=False)
+SUBMITTER_LIMIT = Gate(
+    "submitter_limit", _limit("the limit for each submitter"), waits_for="limit", remembered=False
+)
+
+
+# On the workers -----------------------------------------------------------------------------------------------
+
+
+def _stopping(r: Refused) -> Words:
+    if not r.holders:
+        return (
+            "seats are kept for it, and not all of them are free yet",
+            "nothing: they come free by themselves",
+        )
+    holders = ", ".join(r.holders)
+    return f"it starts as soon as these have stopped: {holders}", f"the end of {holders}"
+
+
+def _planned_start(r: Refused) -> Words:
+    holders = ", ".join(r.holders)
+    return (
+        f"it may run {r.need:.0f} s, and its room is needed before for {holders}",
+        f"a budget short enough to end before {holders}, or room elsewhere",
+    )
+
+
+def _workers(r: Refused) -> Words:
+    role = f" its role {r.where}" if r.where else " it"
+    if r.holders:
+        return (
+            f"the workers that serve{role} take no new work now: {', '.join(r.holders)}",
+            "one of them back: gangq uncordon, gangq unquarantine --worker, or a restart",
+        )
+    return (
+        f"no worker serves{role}: its queue, task, labels, selector or taints rule out each of them",
+        "a worker that serves it, or asking for less: explain names what rules out how many",
+    )
+
+
+def _apart(r: Refused) -> Words:
+    holders = ", ".join(r.holders)
+    return (
+        f"it is kept apart ({r.where}) from {holders}, and only beside them is there room",
+        f"room on other hosts, or the end of {holders}",
+    )
+
+
+def _room(r: Refused) -> Words:
+    if r.need == 1 and r.of == "members":
+        why, unblocks, then = "no worker has room for it", "room on one worker", ":"
+    else:
+        most = f", the most on {r.where}" if r.have else ""
+        why = f"there is room for {r.have:g} of its {number(r.need, r.of)}{most}"
+        unblocks, then = f"room for {r.need - r.have:g} more", "; for one more"
+    if not r.short:
+        return why, unblocks
+    has = _listed([f"{_amount(one.have, one.of)} of {_amount_of(one.need, one.of)}" for one in r.short])
+    more = _listed([_amount_of(one.need - one.have, one.of) for one in r.short])
+    return (
+        f"{why}{then} the nearest worker, {r.nearest}, has {has} free{_held_by(r.holders)}",
+        f"{unblocks}: {more} more on {r.nearest} would do" + (" for one" if r.need - r.have > 1 else ""),
+    )
+
+
+def _amount(amount: float, of: str) -> str:
+    return f"{amount / 1024:.4g}" if of == "memory_mb" else f"{amount:.12g}"
+
+
+def _amount_of(amount: float, of: str) -> str:
+    return number(amount, of) + (" of memory" if of == "memory_mb" else "")
+
+
+def _hosts(r: Refused) -> Words:
+    return (
+        f"{number(r.have, 'hosts')} have room, and each of its {r.need:g} members needs another one",
+        f"room on {number(r.need - r.have, 'hosts')} more",
+    )
+
+
+def _one_host(r: Refused) -> Words:
+    return (
+        f"the roomiest host, {r.where or 'none'}, has room for {r.have:g} of the {r.need:g} that share one",
+        f"room for {r.need - r.have:g} more on one host",
+    )
+
+
+def _one_domain(r: Refused) -> Words:
+    return (
+        f"the roomiest {r.of}, {r.where or 'none'}, has room for {r.have:g} of its {r.need:g} members",
+        f"room for {r.need - r.have:g} more in one {r.of}",
+    )
+
+
+def _infeasible(r: Refused) -> Words:
+    if r.of == "workers":
+        return _workers(r)
+    return (
+        f"it would not start even when all that runs has ended; now {r.have:g} of its "
+        f"{number(r.need, r.of)} would fit",
+        "workers that are large enough"
+        + (
+            ", with so many GPUs joined by one link"
+            if any(one.of == "linked GPUs" for one in r.short)
+            else ""
+        ),
+    )
+
+
+def _error(r: Refused) -> Words:
+    return f"deciding about it failed: {r.where}", "a bug report with `gangq board --save`"
+
+
+STOPPING = Gate("stopping", _stopping, remembered=False)
+PLANNED_START = Gate("planned_start", _planned_start)
+WORKERS = Gate("workers", _workers)
+APART = Gate("apart", _apart)
+ROOM = Gate("room", _room)
+HOSTS = Gate("hosts", _hosts)
+ONE_HOST = Gate("one_host", _one_host)
+ONE_DOMAIN = Gate("one_domain", _one_domain)
+INFEASIBLE = Gate("infeasible", _infeasible, waits_for="")
+ERROR = Gate("error", _error, waits_for="", remembered=False)

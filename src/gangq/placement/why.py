@@ -1,0 +1,95 @@
+"""Why something that waits gets no seats now, in numbers: judged after the search has found none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from gangq.placement import gates
+from gangq.placement.board import Ask, Kind
+from gangq.placement.decisions import HOLDERS, Refused, Short
+from gangq.placement.fit import Search
+from gangq.placement.free import Taken
+
+
+class WhyNot:
+    """Says why, and who holds what is lacking."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._free = search.free
+        self._given: dict[int, list[tuple[str, Taken]]] = defaultdict(list)
+        """By worker what gangs have got in this pass."""
+
+    def note_given(self, ask: str, seats: Sequence[Taken]) -> None:
+        """A gang has these seats from now on, or they are kept for it. Of single jobs it is not known which start."""
+        if ask.startswith("g"):
+            for seat in seats:
+                self._given[seat.worker].append((ask, seat))
+
+    def say(self, ask: Ask, counts: Sequence[int], layer: int, found: Refused) -> Refused:
+        """Why there are no seats for an ask: the first of these that is true.
+
+        1. ``planned_start``: it would fit, were it not for the planned starts that it would delay.
+        2. ``workers``: no worker serves it, or none of those that do takes work.
+        3. ``apart``: it would fit, were it not to be kept apart from others.
+        4. What the search has ``found``; of room with what is short on the worker that is nearest to having it.
+        """
+        kind = self._search.kinds[ask.kind]
+        return (
+            self._planned_before(ask, counts, layer)
+            or self._search.unserved(kind, counts)
+            or self._search.kept_apart(ask, counts, layer)
+            or self._short(kind, layer, found)
+        )
+
+    def _planned_before(self, ask: Ask, counts: Sequence[int], layer: int) -> Refused | None:
+        if (
+            not layer
+            or not self._search.room_for_each(self._search.kinds[ask.kind], counts)
+            or isinstance(self._search.seats(ask, counts, 0), Refused)
+        ):
+            return None
+        starts = self._free.starts[:layer]
+        return Refused(
+            gates.PLANNED_START,
+            ask.estimate_s,
+            starts[0].starts_at - self._search.board.now,
+            "seconds",
+            holders=tuple(start.ask for start in starts)[:HOLDERS],
+            at=starts[0].starts_at,
+        )
+
+    def _short(self, kind: Kind, layer: int, found: Refused) -> Refused:
+        # Of several roles it is not known here what those before the one refused have taken.
+        if found.gate != gates.ROOM or len(kind.roles) > 1:
+            return found
+        if (nearest := self._free.nearest(kind.roles[0], layer)) is None:
+            return found
+        number, short = nearest
+        return replace(
+            found,
+            nearest=self._free.workers[number].name,
+            short=short,
+            holders=self._holders(number, short),
+        )
+
+    def _holders(self, worker: int, short: Sequence[Short]) -> tuple[str, ...]:
+        """The units and asks that hold something of what is short on a worker."""
+        names = []
+        for name, held in [*self._units_on[worker], *self._given[worker]]:
+            things = {"slots": held.slots, "memory_mb": held.memory_mb, "cpus": held.millicpus}
+            if any(things.get(one.of, held.devices) for one in short):
+                names.append(name)
+        return tuple(dict.fromkeys(names))[:HOLDERS]
+
+    @cached_property
+    def _units_on(self) -> dict[int, list[tuple[str, Taken]]]:
+        """By worker what the units of the board hold there."""
+        there = defaultdict(list)
+        for unit, seats in self._free.held.items():
+            for held in seats:
+                there[held.worker].append((unit, held))
+        return there

@@ -1,0 +1,151 @@
+"""Reports the end of a worker to the database, by a fresh process, and keeps on this host what could not be reported.
+
+The supervisor runs without gangq on its path: nothing here imports gangq, and it imports little.
+"""
+
+from __future__ import annotations
+
+# Not signal and socket, which import enum: a tenth of all the memory there is for the supervisor.
+import _signal as signal  # type: ignore[import-not-found]
+import _socket
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING or __package__:
+    from gangq.proc import clock, procfs, statefile, supervisor_log
+else:
+    import clock
+    import procfs
+    import statefile
+    import supervisor_log
+
+_REPORT_S = 5.0
+_REPORTED_S = 2.0
+"""For the death of a worker that has reported its trip itself."""
+_LEAST_S = 0.7
+"""A fresh Python reports nothing in less."""
+
+
+class DeathReport:
+    """Reports one worker's end. ``environ`` and ``secrets`` are for the process that does it."""
+
+    def __init__(self, log: supervisor_log.Log, environ: dict[str, str], secrets: bytes) -> None:
+        self._log = log
+        self._environ = environ
+        self._secrets = secrets
+
+    def send(
+        self,
+        record: bytes,
+        incarnation: int,
+        facts: dict[str, object],
+        *,
+        stuck: list[procfs.Stat],
+        left: list[procfs.Stat],
+        frozen_at: float | None,
+    ) -> None:
+        """Have a fresh process report ``facts``, until 5 s after the verdict. If that fails they stay in the worker's
+        directory, and its next start, the bouncer or report-death reports them.
+
+        ``record`` is what the worker wrote about its incarnation. ``left`` are processes of it that live, ``stuck``
+        those of them that SIGKILL does not end. ``frozen_at`` is when it was found frozen, None if it was not.
+        """
+        import json
+
+        facts = {
+            **facts,
+            "stuck": [_describe(entry) for entry in stuck],
+            "left": [_describe(entry) for entry in left],
+        }
+        directory = json.loads(record).get("directory") or ""
+        trip = _kept_trip(directory, incarnation)
+        reported = bool(trip.get("reported"))
+        if not reported and directory:
+            try:
+                kept = json.dumps({**facts, "incarnation": incarnation}).encode()
+                statefile.write(directory, statefile.DEATH, kept)
+            except OSError as problem:
+                self._log.say("warning", "death_not_kept", error=str(problem))
+        if stuck:
+            for_s = _REPORT_S
+        else:
+            for_s = _left_s(trip.get("until") if frozen_at is None else frozen_at + _REPORT_S, reported)
+        if for_s < _LEAST_S:
+            self._log.say("warning", "report_skipped", advice="the next start of this worker reports it")
+            return
+        parts = {"record": record, "secrets": self._secrets, "facts": json.dumps(facts).encode()}
+        words = b"{" + b", ".join(b'"%s": %s' % (key.encode(), value) for key, value in parts.items()) + b"}"
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        try:
+            status = _run_report(root, words, self._environ, for_s)
+        except OSError as problem:
+            self._log.say("error", "reporter_not_started", error=str(problem))
+            return
+        if status != 0:
+            advice = "the next start of this worker reports it"
+            self._log.say("error", "death_not_reported", exit_code=status, advice=advice)
+
+
+def _kept_trip(directory: str, incarnation: int) -> dict[str, object]:
+    """The trip that the worker began to report; empty: it began none."""
+    import json
+
+    raw = statefile.read(directory, statefile.TRIP, uid=os.getuid(), most=statefile.REPORT_BYTES)
+    try:
+        trip = json.loads(raw or b"{}")
+    except ValueError:
+        return {}
+    return trip if isinstance(trip, dict) and trip.get("incarnation") == incarnation else {}
+
+
+def _left_s(until: object, reported: bool) -> float:
+    """For how long to report: worker and supervisor share one deadline (boottime)."""
+    left = min(_REPORT_S, until - clock.boottime()) if isinstance(until, (int, float)) else _REPORT_S
+    # That it is gone is known to the database soon without this.
+    return min(left, _REPORTED_S) if reported else left
+
+
+def _describe(entry: procfs.Stat) -> dict[str, object]:
+    return {
+        "pid": entry.pid,
+        "start_ticks": entry.start_ticks,
+        "name": entry.comm,
+        "threads": procfs.threads(entry.pid),
+    }
+
+
+def _run_report(root: str, words: bytes, environ: dict[str, str], for_s: float) -> int | None:
+    """Run the reporter on these words for so long; its exit status, minus the signal that ended it, None: too
+    late.
+    """
+    import subprocess
+
+    # The program is this package and no neighbour of the working directory that happens to bear a module's
+    # name; that directory itself stays, because the address of a database may name files relative to it.
+    program = (
+        "import sys; sys.path[:] = [sys.argv[1]] + [place for place in sys.path if place]; "
+        "from gangq import private; private.close(); from gangq.worker.report import main; main()"
+    )
+    # Not a pipe: until it is closed, other processes of its user could open that and read the secrets.
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    # Not the signals that this process has blocked: it could not even be interrupted.
+    reporter = subprocess.Popen(
+        [sys.executable, "-c", program, root],
+        stdin=theirs.fileno(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environ,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []),
+    )
+    theirs.close()
+    reporter.stdin = os.fdopen(ours.detach(), "wb", 0)
+    # Not to our own standard error: if that is a full pipe, the reporter would wait for ever.
+    try:
+        said, _ = reporter.communicate(words, timeout=for_s)
+    except subprocess.TimeoutExpired as late:
+        reporter.kill()
+        supervisor_log.offer(2, late.output or b"")
+        return None
+    supervisor_log.offer(2, said)
+    return reporter.returncode

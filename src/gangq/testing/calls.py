@@ -1,0 +1,132 @@
+"""Calling a handler as a worker does, with no worker and no database."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from gangq.app import TaskOptions
+from gangq.client.encoding import as_object, dumps
+from gangq.context import find_current, runs_handler, set_current
+from gangq.errors import InvalidInput, ResultNotStored, Stopped
+from gangq.signatures import misfit, unfinished
+from gangq.testing.context import FakeContext
+from gangq.worker.results import dumps_result
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Declared(Protocol[R_co]):
+    """A task of an App, sync or async."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def function(self) -> Callable[..., R_co] | None:
+        """Its handler; None where it is implemented elsewhere."""
+
+    @property
+    def defaults(self) -> TaskOptions:
+        """Its options."""
+
+
+def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **kwargs: Any) -> R:
+    """Call the handler of `task` with these arguments as a worker would; return its result as it would be stored.
+
+    - The arguments become the payload and come back out of JSON: a tuple is a list to the handler.
+    - `context` [a new one] is what the handler gets and `gangq.current()` finds. An App without a dsn submits
+      through it (`FakeContext.submitted`). With devices it sets CUDA_VISIBLE_DEVICES for as long as this lasts.
+    - The result comes back out of JSON, too. What the handler raises is raised here.
+
+    Limits on sizes and time (`budget`) are not checked, and no watchdog looks.
+
+    Raises `InvalidInput` for arguments that do not fit, `NotSerializable` for those that are not JSON; `TypeError`
+    for a handler that runs nothing when it is called, `ResultNotStored` for a result that is not JSON; `Stopped`
+    also when the handler returned None after it saw that it should stop: a worker hands such a job back.
+    """
+    function = task.function
+    if function is None:
+        raise InvalidInput(f"task {task.name!r} is implemented elsewhere: import what implements it")
+    given = as_object(_by_name(task.name, function, args, kwargs), "payload")
+    payload: dict[str, Any] = json.loads(dumps(given, "payload"))
+    why = misfit(function, payload)
+    if why is not None:
+        raise InvalidInput(f"the arguments do not fit task {task.name!r}: {why}")
+    context = FakeContext() if context is None else context
+    context.is_for(task.name, task.defaults, payload)
+    with _current(context), _shown(context):
+        result: Any = function(context, **payload)
+    why = unfinished(result)
+    if why is not None:
+        raise TypeError(why)
+    if context.completed:
+        stored = context.result
+    elif result is None and context.stop_flag.seen:
+        raise Stopped(
+            f"the handler of task {task.name!r} returned None after it saw that it should stop: a worker hands the "
+            "job back, to be run again"
+        )
+    else:
+        stored = json.loads(dumps_result(result, f"the result of task {task.name!r}"))
+    match stored:
+        case {ResultNotStored.KEY: str(note), **others} if not others:
+            raise ResultNotStored(
+                f"task {task.name!r} is done, its result is not stored: {note}", context.job.id
+            )
+    found: R = stored
+    return found
+
+
+def _by_name(task: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by the names of the handler's parameters, of which the first is the context."""
+    if not args:
+        return dict(kwargs)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())[1:]
+    names = [one.name for one in parameters if one.kind in positional]
+    if len(args) > len(names):
+        raise InvalidInput(
+            f"the arguments do not fit task {task!r}: {len(args)} are given by position; it takes "
+            f"({', '.join(map(str, parameters))})"
+        )
+    named = dict(zip(names, args, strict=False))
+    twice = sorted(named.keys() & kwargs.keys())
+    if twice:
+        raise InvalidInput(
+            f"the arguments do not fit task {task!r}: {twice[0]!r} is given by position and by name"
+        )
+    return {**named, **kwargs}
+
+
+@contextlib.contextmanager
+def _current(context: FakeContext) -> Iterator[None]:
+    before = find_current() if runs_handler() else None
+    set_current(context)
+    try:
+        yield
+    finally:
+        set_current(before)
+
+
+@contextlib.contextmanager
+def _shown(context: FakeContext) -> Iterator[None]:
+    """With the devices of the job as the only ones that are visible, as far as it has any."""
+    if not context.devices:
+        yield
+        return
+    name = "CUDA_VISIBLE_DEVICES"
+    before = os.environ.get(name)
+    os.environ[name] = ",".join(str(device.index) for device in context.devices)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before

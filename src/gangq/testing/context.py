@@ -1,0 +1,358 @@
+"""A `Context` without a worker: what a handler is told is given, and what it says is kept."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Peer
+from gangq.errors import InvalidInput, StaleToken, TooLarge
+from gangq.gpu.declared import parse_declared
+from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
+from gangq.worker.jobs import BEAT_BYTES
+from gangq.worker.results import as_progress, dumps_result
+
+if TYPE_CHECKING:
+    from gangq.app import TaskOptions
+    from gangq.context import Logger
+
+CHECKPOINT_BYTES = 1 << 20
+"""The limit of a fresh installation."""
+_MOST_STEP = (1 << 63) - 1
+_MASTER_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One job that a handler submitted: a single one, or a member of gang `gang_id`.
+
+    `options`: whatever else was said of it, such as priority, gpus or after.
+    """
+
+    job_id: int
+    task: str | None
+    payload: Any
+    gang_id: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FakeContext(Context):
+    """The context of a handler that runs in a test; no worker and no database.
+
+    What the handler is told:
+
+    - `gang`: (rank, world size), all members on one host, or a `GangInfo`. None: a solo job.
+    - `checkpoint`: (step, bytes) or a `Checkpoint` to resume from.
+    - `devices`: "2x24GiB" declares them as `gangq worker --devices` does; or `DeviceInfo` objects.
+    - `attempt`: from 1. `job`: all facts of the job at once; `run` replaces its task and payload.
+    - `stop_at`: it is told to stop once it has beaten, or saved a checkpoint, at this step or a later one.
+      :meth:`stop` tells it at once.
+    - `checkpoint_bytes`: the limit of a checkpoint [1 MiB].
+
+    What the handler said: `beats`, `phases`, `logs`, `checkpoints`, `model`, `submitted`, `completed`, `result`.
+    """
+
+    def __init__(
+        self,
+        *,
+        gang: tuple[int, int] | GangInfo | None = None,
+        checkpoint: tuple[int, bytes] | Checkpoint | None = None,
+        devices: str | Sequence[DeviceInfo] = (),
+        attempt: int = 1,
+        job: JobInfo | None = None,
+        stop_at: int | None = None,
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
+    ) -> None:
+        # The token of a later attempt is larger.
+        self._info = job or JobInfo(1, 100 + attempt, attempt, max(attempt, 3), "default", "task")
+        self._gang = _gang_info(gang, self._info.id, epoch=1)
+        self._devices = tuple(_declared(devices) if isinstance(devices, str) else devices)
+        self._stop_at = stop_at
+        self._checkpoint_bytes = checkpoint_bytes
+        self._lock = threading.RLock()
+        self._told = threading.Event()
+        self._changed = threading.Event()
+        self._callbacks: list[Callable[[GangInfo], None]] = []
+        self._lost = False
+        self._ids = itertools.count(self._info.id + 1)
+        self._directory: Path | None = None
+        self._given = self._as_file(checkpoint)
+        self.stop_flag = StopFlag(self._told)
+        """Whether it is told to stop, and whether the handler has looked."""
+        self.beats: list[dict[str, Any]] = []
+        """Each beat as it would be stored: step, total, phase and the handler's own fields, where given."""
+        self.logs: list[logging.LogRecord] = []
+        """What was written to `log`, at every level."""
+        self.checkpoints: dict[int, bytes] = {}
+        """What was saved, by step."""
+        self.model: str | None = None
+        """What `set_model` said last."""
+        self.submitted: list[Submission] = []
+        """The jobs that Apps without a dsn submitted inside this one."""
+        self.completed = False
+        """Whether the handler has called `complete`."""
+        self.result: Any = None
+        """What it completed with, as it would be stored."""
+
+    # -- what a test does ------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Tell the job to stop: `stopping` is true from now on, and `raise_if_stopping` raises `Stopped`."""
+        self._told.set()
+
+    def lose(self) -> None:
+        """End the claim: the job is told to stop, and what needs the claim raises `StaleToken`."""
+        self._lost = True
+        self._told.set()
+
+    def change_gang(self, gang: tuple[int, int] | GangInfo) -> None:
+        """Begin a new epoch around this member: (rank, world size), or a `GangInfo`.
+
+        Callbacks of `on_gang_change` are called here. `checkpoint` is the latest that was saved from now on.
+        """
+        if self._gang is None:
+            raise InvalidInput("this job is in no gang: make its context with FakeContext(gang=(rank, size))")
+        changed = _gang_info(gang, self._info.id, epoch=self._gang.epoch + 1)
+        assert changed is not None
+        with self._lock:
+            self._given = self._latest()
+            self._gang = changed
+        self._changed.set()
+        call_each(self._callbacks, changed, self.log)
+
+    def next_attempt(self) -> FakeContext:
+        """Return the context of the next attempt: a new token, in a gang a new epoch, and the latest checkpoint."""
+        info = self._info
+        attempt = replace(info, attempt=info.attempt + 1, token=info.token + 1)
+        gang = None if self._gang is None else replace(self._gang, epoch=self._gang.epoch + 1)
+        return FakeContext(
+            gang=gang,
+            checkpoint=self._latest(),
+            devices=self._devices,
+            job=attempt,
+            checkpoint_bytes=self._checkpoint_bytes,
+        )
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases that beats named, in order; one that several beats in a row named is listed once."""
+        named = [beat["phase"] for beat in self.beats if beat.get("phase") is not None]
+        return [phase for phase, _ in itertools.groupby(named)]
+
+    def is_for(self, task: str, options: TaskOptions, payload: Mapping[str, Any]) -> None:
+        """For `run`: this is the job of that task with this payload."""
+        info = self._info
+        self._info = replace(
+            info,
+            task=task,
+            payload=payload,
+            queue=options.queue or info.queue,
+            priority=info.priority if options.priority is None else options.priority,
+            max_attempts=options.max_attempts or info.max_attempts,
+            budget_s=options.budget or info.budget_s,
+        )
+
+    # -- what the handler sees -------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> JobInfo:
+        """See `Context.job`."""
+        return self._info
+
+    @property
+    def gang(self) -> GangInfo | None:
+        """See `Context.gang`."""
+        return self._gang
+
+    @property
+    def gang_changed(self) -> threading.Event:
+        """See `Context.gang_changed`."""
+        return self._changed
+
+    def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
+        """See `Context.on_gang_change`."""
+        self._callbacks.append(callback)
+
+    @property
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """See `Context.devices`."""
+        return self._devices
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """See `Context.checkpoint`. What this attempt saves is for the next one: see `next_attempt`."""
+        return self._given
+
+    @property
+    def log(self) -> Logger:
+        """See `Context.log`. Records are kept in `logs`, and go on to the handlers of logging."""
+        adapter = job_log(self._info, self._gang)
+        # A logger of its own: one that logging keeps would carry the handler into the next test.
+        own = logging.Logger(adapter.logger.name, logging.DEBUG)
+        own.parent = adapter.logger
+        own.addHandler(_Kept(self.logs))
+        adapter.logger = own
+        return adapter
+
+    # -- what the handler says -------------------------------------------------------------------------------
+
+    def beat(
+        self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
+    ) -> None:
+        """See `Context.beat`."""
+        stored, _ = as_progress(progress(step, total, phase, data), BEAT_BYTES)
+        with self._lock:
+            self.beats.append(stored)
+        self._reached(step)
+
+    def set_model(self, name: str | None) -> None:
+        """See `Context.set_model`."""
+        self.model = name
+
+    @property
+    def stopping(self) -> bool:
+        """See `Context.stopping`."""
+        return self.stop_flag.look()
+
+    def wait_stopping(self, timeout: float | None = None) -> bool:
+        """See `Context.wait_stopping`."""
+        return self.stop_flag.wait(timeout)
+
+    def save_checkpoint(self, step: int, data: bytes) -> None:
+        """See `Context.save_checkpoint`."""
+        kept = bytes(memoryview(data))
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise TypeError(f"the step of a checkpoint is {step!r}: an integer is needed")
+        if not 0 <= step <= _MOST_STEP:
+            raise InvalidInput(
+                f"checkpoint of job {self._info.id} at step {step}. A checkpoint needs a step from 0 and its bytes."
+            )
+        if len(kept) > self._checkpoint_bytes:
+            raise TooLarge(
+                f"checkpoint of job {self._info.id} has {len(kept)} bytes, the limit is {self._checkpoint_bytes}. "
+                "Save large states to shared storage and checkpoint their address, or raise the limit: "
+                "gangq.configure('{\"checkpoint_bytes\": ...}')."
+            )
+        self._require_claim()
+        with self._lock:
+            self.checkpoints[step] = kept
+        self._reached(step)
+
+    def complete(self, connection: object, result: Any = None) -> None:
+        """See `Context.complete`. The connection is not used."""
+        del connection
+        stored = json.loads(dumps_result(result, f"the result of job {self._info.id}"))
+        self._require_claim()
+        with self._lock:
+            self.completed, self.result = True, stored
+
+    def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Context.submit_child`. It is kept in `submitted`, and its ids are made up."""
+        if verb not in ("submit", "submit_gang"):
+            raise InvalidInput(f"a job submits with submit or submit_gang, not with {verb!r}")
+        self._require_claim()
+        options = {name: value for name, value in arguments.items() if value is not None}
+        options |= json.loads(options.pop("options", None) or "{}")
+        for name in ("request_id", "wake"):
+            options.pop(name, None)
+        members = _members(verb, options)
+        with self._lock:
+            gang_id = next(self._ids) if verb == "submit_gang" else None
+            made = [Submission(next(self._ids), *member, gang_id, options) for member in members]
+            self.submitted += made
+        return {"job_ids": [one.job_id for one in made], "gang_id": gang_id, "note": None}
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _require_claim(self) -> None:
+        if self._lost:
+            info = self._info
+            raise StaleToken(
+                f"token {info.token} is not the present claim of job {info.id}, which is over. The claim was lost "
+                "(lease ended, cancelled, drained) or is over. Stop the work and report nothing."
+            )
+
+    def _reached(self, step: int | None) -> None:
+        if self._stop_at is not None and step is not None and step >= self._stop_at:
+            self.stop()
+
+    def _latest(self) -> Checkpoint | None:
+        if not self.checkpoints:
+            return self._given
+        step = max(self.checkpoints)
+        return self._as_file((step, self.checkpoints[step]))
+
+    def _as_file(self, checkpoint: tuple[int, bytes] | Checkpoint | None) -> Checkpoint | None:
+        """The checkpoint, with its bytes in a file of this context."""
+        if checkpoint is None:
+            return None
+        step, data = checkpoint if isinstance(checkpoint, tuple) else (checkpoint.step, checkpoint.data)
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="gangq-fake-"))
+            weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        path = self._directory / f"checkpoint-{step}"
+        path.write_bytes(data)
+        return Checkpoint(step, data, path)
+
+
+class _Kept(logging.Handler):
+    """Appends records to a list."""
+
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+
+
+def _declared(spec: str) -> list[DeviceInfo]:
+    found = parse_declared(spec, host="localhost", worker="fake")
+    return [DeviceInfo(device.uuid, device.index, device.vram_mb) for device in found]
+
+
+def _gang_info(gang: tuple[int, int] | GangInfo | None, job_id: int, *, epoch: int) -> GangInfo | None:
+    """The gang as told, or of members that all run on this host; the ids of their jobs follow their ranks."""
+    if gang is None or isinstance(gang, GangInfo):
+        return gang
+    rank, size = gang
+    if not 0 <= rank < size:
+        raise InvalidInput(f"gang is {gang!r}: (rank, size), with a rank from 0 to {size - 1}")
+    peers = (Peer(one, job_id - rank + one, "localhost", f"worker-{one}") for one in range(size))
+    return GangInfo(
+        id=1,
+        epoch=epoch,
+        rank=rank,
+        world_size=size,
+        local_rank=rank,
+        node_rank=0,
+        local_world_size=size,
+        peers=tuple(peers),
+        master_addr="127.0.0.1",
+        master_port=_MASTER_PORT,
+        role_rank=rank,
+    )
+
+
+def _members(verb: str, options: dict[str, Any]) -> list[tuple[str | None, Any]]:
+    """Take task and payload of each job out of the arguments of a submission."""
+    task: str | None = options.pop("task", None)
+    if verb == "submit":
+        return [(task, json.loads(text)) for text in options.pop("payloads", ["{}"])]
+    shared: Any = json.loads(options.pop("payload", None) or "{}")
+    if "payloads" in options:
+        return [(task, payload) for payload in options.pop("payloads")]
+    found: list[tuple[str | None, Any]] = []
+    for role in options.get("roles", [{"count": options.get("size", 1)}]):
+        payloads = role.get("payloads") or [role.get("payload") or shared] * role["count"]
+        found += [(role.get("task") or task, payload) for payload in payloads]
+    return found

@@ -1,0 +1,65 @@
+"""How an attempt ended: one decision for handlers in the main thread, handlers in child processes and commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from gangq.watchdogs import ExitCode
+
+Outcome = Literal["result", "error", "stopped", "exit 0"]
+"""What the work itself says: it returned, it raised, it stopped as asked; a command exited with 0."""
+
+
+class Ending(Enum):
+    """What is reported of an attempt."""
+
+    NOTHING = "its claim is lost: the database knows more than this worker"
+    COMMITTED_OR_FAILED = (
+        "the handler completed the job in its own transaction, which it may not have committed"
+    )
+    DONE = "done"
+    TRIPPED = "a watchdog ended it"
+    STOPPED = "it was told to stop, and did"
+    ERROR = "it failed, and said how"
+    FAILED = "it failed, and said nothing"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What is known of an attempt once nothing of it runs any more.
+
+    ``lost``: its claim is. ``completed``: `Context.complete` was called. ``told``: it was told to stop. ``trip``: the
+    code of the watchdog that tripped. ``cause``: what ended the process, as in :class:`gangq.worker.child.Exit`;
+    ``exit`` for a handler in the main thread.
+    """
+
+    outcome: Outcome | None
+    lost: bool = False
+    completed: bool = False
+    told: bool = False
+    trip: ExitCode | None = None
+    cause: str = "exit"
+
+
+def ending_of(attempt: Attempt) -> Ending:
+    """Decide what to report. The first rule that fits decides."""
+    if attempt.lost:
+        return Ending.NOTHING
+    if attempt.completed:
+        return Ending.COMMITTED_OR_FAILED
+    if attempt.outcome == "result":
+        return Ending.DONE
+    # A process that exited by itself while the watchdog decided was not ended by it. Out of memory is different: the
+    # kernel killed it, and the trip says so.
+    if attempt.trip is not None and (attempt.cause != "exit" or attempt.trip is ExitCode.MEMORY):
+        return Ending.TRIPPED
+    # Its guardian ended it: the lease was about to end, or the worker had died.
+    if attempt.cause in ("deadline", "orphan"):
+        return Ending.STOPPED
+    if attempt.told and (attempt.cause in ("stop", "kill") or attempt.outcome == "stopped"):
+        return Ending.STOPPED
+    if attempt.outcome == "error":
+        return Ending.ERROR
+    return Ending.DONE if attempt.outcome == "exit 0" else Ending.FAILED

@@ -1,0 +1,110 @@
+"""What handlers return and report, on its way into jsonb: stored as far as it can be, and never an error.
+
+The work is done, or goes on, whatever is wrong with what it returned or said of itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gangq.client.encoding import Encoded, dumps, type_name, walk
+from gangq.errors import NotSerializable, ResultNotStored
+
+
+def dumps_result(value: object, what: str) -> Encoded:
+    """Return the result of finished work as JSON text. Never raises: the work is done, whatever it returned.
+
+    NaN and infinity become null, scalars of numpy and torch numbers. What then is not JSON is replaced by
+    `note_for` the reason.
+    """
+    try:
+        return Encoded(dumps(value, what))
+    except NotSerializable:
+        pass
+    try:
+        return Encoded(dumps(_plain(value, lambda other: other), what))
+    except Exception as refused:
+        return note_for(refused, what)
+
+
+def note_for(refused: Exception, what: str) -> Encoded:
+    """Return what stands in place of a result that could not be stored; `Handle.result` raises its text."""
+    try:
+        why = str(refused)
+        return Encoded(dumps({ResultNotStored.KEY: why}, what))
+    except Exception:
+        return Encoded(
+            dumps({ResultNotStored.KEY: f"{what} could not be stored ({type(refused).__name__})"}, what)
+        )
+
+
+def as_progress(data: Mapping[str, object], most_bytes: int) -> tuple[dict[str, object], list[str]]:
+    """Return a beat as it can be stored, and the names of the fields that are not as they were given.
+
+    NaN and infinity become null, scalars of numpy and torch numbers; neither is named. Other values that JSON
+    does not have become their repr, cut short. The largest fields are left out until the rest has at most
+    `most_bytes`. Never raises: progress must not end the work that it is about.
+    """
+    changed: list[str] = []
+    try:
+        found = dict(data)
+        if len(dumps(found, "a beat")) <= most_bytes:
+            return found, []
+    except Exception:
+        found = {}  # What is wrong is found field by field.
+    texts: dict[str, str] = {}
+    for name, value in data.items():
+        replaced: list[object] = []
+
+        def shown(other: object, replaced: list[object] = replaced) -> str:
+            replaced.append(other)
+            return _shown(other)
+
+        try:
+            texts[name] = dumps(_plain(value, shown), name)
+        except Exception:
+            replaced.append(value)
+            texts[name] = dumps(_shown(value), name)
+        if replaced:
+            changed.append(name)
+    while sum(len(name) + len(text) for name, text in texts.items()) + 4 * len(texts) + 2 > most_bytes:
+        largest = max(texts, key=lambda name: len(texts[name]) + len(name))
+        del texts[largest]
+        changed.append(largest[:_SHOWN_CHARS])
+    return {_storable(name): json.loads(text) for name, text in texts.items()}, changed
+
+
+_SHOWN_CHARS = 200
+
+
+def _shown(value: object) -> str:
+    """The repr of `value`, cut short; what has none is named by its type."""
+    try:
+        return _storable(repr(value)[:_SHOWN_CHARS])
+    except Exception:
+        return f"<{type_name(value)}>"
+
+
+def _storable(text: str) -> str:
+    """`text` as PostgreSQL can store it."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def _plain(value: object, otherwise: Callable[[object], object]) -> object:
+    """`value` with None for NaN and infinity, and Python's numbers for scalars that have `.item()`.
+
+    What is not JSON even so is replaced by `otherwise` of it.
+    """
+
+    def bad(part: Any, _problem: str) -> object:
+        if isinstance(part, float):
+            return None
+        try:
+            scalar = part.item()
+        except Exception:
+            return otherwise(part)
+        return walk(scalar, bad) if isinstance(scalar, (bool, int, float, str)) else otherwise(part)
+
+    return walk(value, bad)

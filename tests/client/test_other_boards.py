@@ -1,0 +1,80 @@
+"""A board that this library cannot read: every verb that decides raises a GangqError that says what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gangq.client.rows import PassRow, Reason
+from gangq.client.sync import in_steps
+from gangq.client.verb import Query
+from gangq.decider.passes import replayed, run_pass
+from gangq.decider.previews import explain_now_steps, plan_steps
+from gangq.errors import GangqError, InvalidInput, SchemaMismatch
+from gangq.placement import Board
+
+WAITS = [Reason("state", False, "pending", {"ask": "k1/0"}), Reason("start", True, "the next pass", None)]
+
+
+def _sent(board: str) -> Callable[[Query[Any]], Any]:
+    return lambda query: [[board]] if query.name == "gangq.board" else WAITS
+
+
+VERBS: dict[str, Callable[[str], object]] = {
+    "tick": lambda board: in_steps(_sent(board), run_pass()),
+    "plan": lambda board: in_steps(_sent(board), plan_steps([])),
+    "explain_now": lambda board: in_steps(
+        _sent(board), explain_now_steps(Query("gangq.explain_job", "", {}, lambda found: found))
+    ),
+}
+
+BOARDS = {
+    "of a newer release": (
+        '{"now": 1, "more": 2}',
+        r"unknown fields \(more\).* newer gangq .*upgrade gangq here",
+    ),
+    "of a newer format": (
+        '{"now": 1, "format": 2}',
+        r"format 2, .* on format 1: .*newer gangq .*upgrade gangq here",
+    ),
+    "of an older format": (
+        '{"now": 1, "format": 0}',
+        r"format 0, .* on format 1: .*older gangq .*gangq migrate",
+    ),
+    "of an older release": (
+        '{"now": 1, "asks": [{"id": "g1"}]}',
+        r"board.asks\[0\] lacks fields \(kind\).*gangq migrate",
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("what", BOARDS)
+def test_every_verb_that_decides_says_which_side_to_upgrade(verb: str, what: str) -> None:
+    board, said = BOARDS[what]
+    with pytest.raises(SchemaMismatch, match=said):
+        VERBS[verb](board)
+
+
+@pytest.mark.parametrize("data", [[], "board", {"now": "soon"}, {"now": 1, "asks": 7}])
+def test_what_is_no_board_is_a_gangq_error_too(data: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Board.from_json(data)
+    assert isinstance(caught.value, GangqError)
+
+
+@pytest.mark.parametrize("what", BOARDS)
+def test_a_recorded_board_of_another_release_is_said_and_the_others_are_replayed(what: str) -> None:
+    board, said = BOARDS[what]
+    empty: dict[str, Any] = {"now": 1}
+    found = replayed(
+        [PassRow(datetime.now(UTC), n, None, [], told) for n, told in enumerate([json.loads(board), empty])]
+    )
+    assert found[0].same is None
+    assert re.search(said, str(found[0].difference))
+    assert found[1].same is True

@@ -1,0 +1,268 @@
+"""A context without a worker says and keeps what a real one does."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gangq
+from gangq import App, Checkpoint, Context, DeviceInfo, GangInfo, Role
+from gangq.errors import GangqError, InvalidInput, StaleToken, Stopped, TooLarge
+from gangq.testing import FakeContext, run
+
+
+def public(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in inspect.getmembers_static(kind) if not name.startswith("_")}
+
+
+def test_it_has_every_member_of_a_context_with_the_same_signature() -> None:
+    wanted, found = public(Context), public(FakeContext)
+    assert wanted.keys() - found.keys() == set()
+    for name, member in wanted.items():
+        assert type(found[name]) is type(member), name
+        if inspect.isfunction(member):
+            assert inspect.signature(found[name]) == inspect.signature(member), name
+    # What is abstract, or says nothing unless a worker does, is its own.
+    inherited = {name for name, member in wanted.items() if found[name] is member}
+    assert inherited == {"token", "attempt", "raise_if_stopping"}
+
+
+def test_neither_the_package_nor_a_program_that_uses_it_imports_what_is_for_tests() -> None:
+    script = (
+        "import sys, gangq; [getattr(gangq, name) for name in gangq.__all__]; import gangq.worker.main; "
+        "print([name for name in sys.modules if 'testing' in name or 'pytest' in name])"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown == "[]\n"
+
+
+def test_it_keeps_what_the_handler_says(caplog: pytest.LogCaptureFixture) -> None:
+    ctx = FakeContext()
+    ctx.beat(step=1, total=10, phase="load")
+    ctx.beat(phase="load", loss=float("nan"))
+    ctx.beat(phase="run")
+    ctx.beat(phase="load", reader=object())
+    ctx.log.debug("quiet %s", 1)
+    with caplog.at_level(logging.INFO):
+        ctx.log.warning("loud", extra={"shard": 3})
+    ctx.set_model("llama")
+    ctx.save_checkpoint(3, b"three")
+    assert ctx.beats[:2] == [{"step": 1, "total": 10, "phase": "load"}, {"phase": "load", "loss": None}]
+    assert str(ctx.beats[3]["reader"]).startswith("<object object")
+    assert ctx.phases == ["load", "run", "load"]
+    assert [record.getMessage() for record in ctx.logs] == ["quiet 1", "loud"]
+    assert vars(ctx.logs[1])["shard"] == 3
+    assert (vars(ctx.logs[1])["job"], vars(ctx.logs[1])["token"]) == (ctx.job.id, ctx.token)
+    assert "loud" in caplog.messages
+    assert (ctx.model, ctx.checkpoints) == ("llama", {3: b"three"})
+
+
+def test_stop_is_what_the_handler_sees() -> None:
+    ctx = FakeContext()
+    ctx.raise_if_stopping()
+    assert not ctx.stopping
+    assert not ctx.wait_stopping(0.001)
+    threading.Timer(0.01, ctx.stop).start()
+    assert ctx.wait_stopping(10)
+    assert ctx.stopping
+    with pytest.raises(Stopped, match="job 1 was told to stop"):
+        ctx.raise_if_stopping()
+
+
+@pytest.mark.parametrize("says", ["beat", "save_checkpoint"])
+def test_it_can_be_told_to_stop_at_a_step(says: str) -> None:
+    ctx = FakeContext(stop_at=3)
+    for step in range(1, 10):
+        if says == "beat":
+            ctx.beat(step=step)
+        else:
+            ctx.save_checkpoint(step, b"")
+        if ctx.stopping:
+            break
+    assert step == 3
+
+
+def test_checkpoints_go_round() -> None:
+    assert FakeContext().checkpoint is None
+    first = FakeContext(checkpoint=(3, b"three"), gang=(1, 2), devices="1x8GiB")
+    assert first.checkpoint is not None
+    assert (first.checkpoint.step, first.checkpoint.data) == (3, b"three")
+    assert first.checkpoint.path.read_bytes() == b"three"
+    first.save_checkpoint(5, b"five")
+    first.save_checkpoint(4, bytearray(b"four"))
+    # As in a worker: what this attempt has saved is for the next one.
+    assert first.checkpoint.step == 3
+    second = first.next_attempt()
+    assert second.checkpoint is not None
+    assert (second.checkpoint.step, second.checkpoint.data) == (5, b"five")
+    assert (second.attempt, second.token > first.token, second.devices) == (2, True, first.devices)
+    assert second.gang is not None
+    assert (second.gang.epoch, second.gang.rank) == (2, 1)
+    third = FakeContext(checkpoint=second.checkpoint).next_attempt()
+    path = second.checkpoint.path
+    del first, second
+    assert third.checkpoint is not None
+    assert third.checkpoint.path.read_bytes() == b"five"
+    assert not path.exists()
+
+
+def test_a_gang_is_told_who_it_is() -> None:
+    gang = FakeContext(gang=(2, 4)).gang
+    assert isinstance(gang, GangInfo)
+    assert (gang.rank, gang.world_size, gang.local_rank, gang.node_rank, gang.epoch) == (2, 4, 2, 0, 1)
+    assert [peer.rank for peer in gang.peers] == [0, 1, 2, 3]
+    assert gang.peers[2].job_id == 1
+    given = GangInfo(7, 3, 0, 1, 0, 0, 1, (), "h", 1)
+    assert FakeContext(gang=given).gang is given
+    assert FakeContext().gang is None
+    with pytest.raises(InvalidInput, match=r"gang is \(4, 4\)"):
+        FakeContext(gang=(4, 4))
+
+
+def test_a_new_epoch_is_heard_and_restores_what_was_saved(caplog: pytest.LogCaptureFixture) -> None:
+    ctx = FakeContext(gang=(1, 4))
+    heard: list[int] = []
+    ctx.on_gang_change(lambda gang: 1 // 0)
+    ctx.on_gang_change(lambda gang: heard.append(gang.world_size))
+    ctx.save_checkpoint(2, b"two")
+    assert not ctx.gang_changed.is_set()
+    ctx.change_gang((1, 3))
+    assert ctx.gang_changed.is_set()
+    assert heard == [3]
+    assert "on_gang_change_failed" in caplog.messages
+    assert ctx.gang is not None
+    assert (ctx.gang.epoch, ctx.gang.world_size) == (2, 3)
+    assert ctx.checkpoint is not None
+    assert ctx.checkpoint.data == b"two"
+    with pytest.raises(InvalidInput, match="in no gang"):
+        FakeContext().change_gang((0, 1))
+
+
+def test_devices_are_declared_as_a_worker_declares_them() -> None:
+    devices = FakeContext(devices="2x24GiB").devices
+    assert [(d.index, d.vram_mb, d.source) for d in devices] == [
+        (0, 24576, "declared"),
+        (1, 24576, "declared"),
+    ]
+    own = DeviceInfo("GPU-1", 3, 80, "nvml")
+    assert FakeContext(devices=[own]).devices == (own,)
+    with pytest.raises(GangqError, match="COUNTxSIZE"):
+        FakeContext(devices="two")
+
+
+def test_a_lost_claim_is_stale_for_all_that_needs_it() -> None:
+    ctx = FakeContext()
+    ctx.lose()
+    assert ctx.stopping
+    for call in (
+        lambda: ctx.save_checkpoint(1, b""),
+        lambda: ctx.complete(None),
+        lambda: ctx.submit_child("submit", {"task": "a"}),
+    ):
+        with pytest.raises(StaleToken, match="token 101 is not the present claim of job 1"):
+            call()
+    assert (ctx.checkpoints, ctx.completed, ctx.submitted) == ({}, False, [])
+
+
+SAVED: list[tuple[Any, Any]] = [
+    (0, b""),
+    (5, b"five"),
+    (2, b"an older one"),
+    (5, bytearray(b"again")),
+    (6, b"x" * (1 << 20)),
+    (7, b"x" * ((1 << 20) + 1)),
+    (-1, b""),
+    (1 << 63, b""),
+]
+
+
+def _saves(ctx: Context) -> list[Any]:
+    """What came of saving each of them: nothing, or the error and its first words."""
+    found: list[Any] = []
+    for step, data in SAVED:
+        try:
+            ctx.save_checkpoint(step, data)
+        except GangqError as problem:
+            found.append((type(problem), str(problem).partition(".")[0].replace("job 1 ", "job N ")))
+        else:
+            found.append(None)
+    return found
+
+
+def test_save_checkpoint_raises_what_the_real_one_raises(dsn: str) -> None:
+    heard: list[Any] = []
+    with App(dsn) as app:
+
+        @app.task
+        def saves(ctx: Context) -> str:
+            heard.extend(_saves(ctx))
+            return repr(ctx.checkpoint)
+
+        job = saves.submit()
+        assert app.run_worker(once=True, devices="none", name="w1") == 0
+        assert job.result(1) == "None"
+        assert job.id == 1
+    fake = _saves(FakeContext())
+    assert [kind and kind[0] for kind in fake] == [None] * 5 + [TooLarge, InvalidInput, InvalidInput]
+    # The largest step is told by PostgreSQL in other words.
+    assert fake[:-1] == heard[:-1]
+    assert fake[-1][0] is heard[-1][0]
+
+
+def test_a_checkpoint_is_bytes_at_a_whole_step() -> None:
+    with pytest.raises(TypeError, match="bytes-like"):
+        FakeContext().save_checkpoint(1, "text")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"step of a checkpoint is 1\.5"):
+        FakeContext().save_checkpoint(1.5, b"")  # type: ignore[arg-type]
+
+
+def test_an_app_inside_the_job_submits_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GANGQ_DSN", raising=False)
+    app = App()
+
+    @app.task
+    def report(ctx: Context, n: int) -> None: ...
+
+    @app.task
+    def parent(ctx: Context, n: int = 0) -> list[int]:
+        assert gangq.current() is ctx
+        one = report.options(priority=5).submit(n=1)
+        many = report.options(after=[one]).submit_many([{"n": 2}, {"n": 3}])
+        gang = report.submit_gang(2, {"n": 4})
+        each = report.submit_gang(2, payloads=[{"n": 5}, {"n": 6}])
+        roles = report.submit_gang(
+            roles=[Role("a", 2, payload={"n": 7}), Role("b", 1, task=parent, payload={"n": 8})]
+        )
+        with pytest.raises(InvalidInput, match="a job has none of its own"):
+            one.state()
+        return [one.id, many[0].id, many[1].id, *gang.job_ids, *each.job_ids, *roles.job_ids]
+
+    ctx = FakeContext()
+    ids = run(parent, context=ctx)
+    assert len(set(ids)) == len(ids) == 10
+    assert [one.payload["n"] for one in ctx.submitted] == [1, 2, 3, 4, 4, 5, 6, 7, 7, 8]
+    assert [one.task for one in ctx.submitted] == ["report"] * 9 + ["parent"]
+    assert [one.job_id for one in ctx.submitted] == ids
+    gangs = [one.gang_id for one in ctx.submitted]
+    assert gangs[:3] == [None] * 3
+    assert [gangs.count(gang) for gang in dict.fromkeys(gangs[3:])] == [2, 2, 3]
+    assert ctx.submitted[0].options == {"priority": 5}
+    assert ctx.submitted[1].options == {"after": [ids[0]]}
+    with pytest.raises(InvalidInput, match="not with 'cancel'"):
+        ctx.submit_child("cancel", {})
+
+
+def test_a_checkpoint_given_as_one_is_copied(tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere"
+    path.write_bytes(b"x")
+    given = FakeContext(checkpoint=Checkpoint(4, b"x", path)).checkpoint
+    assert given is not None
+    assert (given.step, given.path != path, os.path.exists(path)) == (4, True, True)
