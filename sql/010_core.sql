@@ -26,7 +26,7 @@ comment on function gangq.now is
 create function gangq.caller() returns text language sql stable
 return case
   when current_setting('role') = any ('{none,gangq_viewer,gangq_submitter,gangq_worker,'
-    'gangq_decider,gangq_host,gangq_admin}'::text[])
+    'gangq_decider,gangq_host,gangq_notifier,gangq_admin}'::text[])
   then session_user::text else current_setting('role') end;
 comment on function gangq.caller is
   'The role on whose behalf a verb runs, also inside security definer functions: the one set by '
@@ -198,9 +198,17 @@ begin
     at, kind, gang_id, epoch, job_id, token, incarnation,
     (select i.name from gangq.incarnations i where i.id = incarnation),
     gangq.shortened(reason, 4000), gangq.cut(data, 262144), gangq.actor());
+  -- The events of gangq.notification_kinds: most events are none of them, and cost no look there.
+  if kind = any ('{end,quarantine,stuck,trip}'::text[]) then
+    perform gangq.tell(k.kind, log_event.at, log_event.gang_id, log_event.epoch, log_event.job_id,
+      log_event.incarnation, log_event.reason, log_event.data)
+    from gangq.notification_kinds k
+    where k.event = log_event.kind and coalesce(log_event.data, '{}') @? k.holds::jsonpath;
+  end if;
 end $$;
 comment on function gangq.log_event is
-  'Internal. Appends one event in the transaction of what happened.';
+  'Internal. Appends one event in the transaction of what happened, and tells the notification '
+  'targets that want it.';
 
 -- Wake-ups are hints. Channels: gangq_<incarnation> for one worker (payload claim, light, stop, go
 -- or tick), gangq_wake for whoever sleeps (payload: the queue), gangq_tick for dedicated tickers.

@@ -618,7 +618,8 @@ begin
   if worker is not null then
     newest := gangq.lock_newest(worker);
     update gangq.incarnations x set quarantined = quarantine.reason where x.id = newest;
-    perform gangq.log_event(t, 'quarantine', incarnation => newest, reason => quarantine.reason);
+    perform gangq.log_event(t, 'quarantine', incarnation => newest, reason => quarantine.reason,
+      data => jsonb_build_object('worker', worker));
     return;
   end if;
   d := gangq.device_of(device_uuid);

@@ -203,7 +203,7 @@ begin
     drawn := gangq.new_token(base);
     update gangq.live_jobs j set state = 'running', incarnation = (me).id, token = drawn,
       light = false, attempts = j.attempts + 1, claimed_at = t, due_at = null,
-      request_id = fill_places.request_id
+      devices = nullif(p.device_ids, '{}'), request_id = fill_places.request_id
     where j.id = head.id;
     update gangq.device_holds h
     set kind = 'job', place_id = null, job_id = head.id, token = drawn, since = t

@@ -77,7 +77,9 @@ begin
   with running as (
     update gangq.live_jobs j set state = 'running', token = gangq.new_token(base), light = false,
       attempts = j.attempts + 1, claimed_at = t, ran_on = (me).id, deadline_at = null,
-      request_id = start_members.request_id
+      request_id = start_members.request_id, devices = (
+        select array_agg(h.device_id order by h.device_id)
+        from gangq.device_holds h where h.job_id = j.id)
     where j.id = any (members)
     returning j.id, j.token
   )

@@ -13,6 +13,7 @@
 --   ending  loss: it takes a member from a gang that did not want to stop, and the failure policy
 --           says whether the others run on. fault: a loss that also counts as the member's fault:
 --           the policy fail ends the gang. asked: anything but a loss
+--   hours   wasted: it failed or was lost, and is repeated at best. displaced: it had to make way
 --   words   what is said of a member
 --
 -- The cause of a lost host is crash, with an error of type WorkerLost: the database cannot tell a
@@ -20,23 +21,33 @@
 create view gangq.causes as
 select *
 from (values
- -- cause            event      member     gang              ending   words
-  ('fail',           'fail',    'attempt', 'attempt',        'fault', 'failed'),
-  ('crash',          'reap',    'crash',   'crash',          'fault', 'lost its worker'),
-  ('trip',           'trip',    'trip',    'trip',           'fault', 'tripped a watchdog'),
-  ('never_started',  null,      'nothing', 'never_started',  'loss',  'ended before it began'),
-  ('other_job',      'release', 'nothing', 'nothing',        'loss',  'stopped over another job'),
-  ('release',        'release', 'stop',    'nothing',        'asked', 'was handed back'),
-  ('preempt',        null,      'stop',    'preemption',     'asked', 'was displaced'),
-  ('move',           'release', 'nothing', 'nothing',        'asked', 'was moved off its host'),
-  ('cancel',         null,      'nothing', 'nothing',        'asked', 'was cancelled'),
-  ('completed',      null,      'nothing', 'nothing',        'asked', 'was not needed any more'),
-  ('no_replacement', null,      'nothing', 'nothing',        'asked', 'waited for a lost one'),
-  ('placement_miss', null,      'nothing', 'placement_miss', 'asked', 'was not claimed')
-) as c(cause, event, member, gang, ending, words);
+ -- cause            event      member     gang              ending   hours        words
+  ('fail',           'fail',    'attempt', 'attempt',        'fault', 'wasted',    'failed'),
+  ('crash',          'reap',    'crash',   'crash',          'fault', 'wasted',
+    'lost its worker'),
+  ('trip',           'trip',    'trip',    'trip',           'fault', 'wasted',
+    'tripped a watchdog'),
+  ('never_started',  null,      'nothing', 'never_started',  'loss',  'wasted',
+    'ended before it began'),
+  ('other_job',      'release', 'nothing', 'nothing',        'loss',  'wasted',
+    'stopped over another job'),
+  ('release',        'release', 'stop',    'nothing',        'asked', 'displaced',
+    'was handed back'),
+  ('preempt',        null,      'stop',    'preemption',     'asked', 'displaced', 'was displaced'),
+  ('move',           'release', 'nothing', 'nothing',        'asked', 'displaced',
+    'was moved off its host'),
+  ('cancel',         null,      'nothing', 'nothing',        'asked', null,        'was cancelled'),
+  ('completed',      null,      'nothing', 'nothing',        'asked', null,
+    'was not needed any more'),
+  ('no_replacement', null,      'nothing', 'nothing',        'asked', 'wasted',
+    'waited for a lost one'),
+  ('placement_miss', null,      'nothing', 'placement_miss', 'asked', 'wasted',
+    'was not claimed')
+) as c(cause, event, member, gang, ending, hours, words);
 comment on view gangq.causes is
   'Why an attempt ends, and who is charged for it: a member or single job, and its gang. event: '
-  'what the end of a single job is written as. ending: fault, loss or asked.';
+  'what the end of a single job is written as. ending: fault, loss or asked. hours: what '
+  'gangq.usage counts the time of such attempts as, besides used.';
 
 create function gangq.cause_named(
   cause text, out event text, out member text, out gang text, out ending text, out words text

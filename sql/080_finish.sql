@@ -11,8 +11,9 @@
 -- 1. One statement deletes the jobs and writes their history, so none is lost or kept twice. The
 --    setting gangq.leaving lets this statement alone delete (trigger live_jobs_leave).
 -- 2. Learn the run times. This step could stand anywhere.
--- 3. vacate gives the devices of a job to its place. The delete after it frees all others.
--- 4. clear_behind looks for dependents in statements that begin after step 1 has locked the jobs:
+-- 3. Record the attempts that held devices. What else ends here has been recorded by its caller.
+-- 4. vacate gives the devices of a job to its place. The delete after it frees all others.
+-- 5. clear_behind looks for dependents in statements that begin after step 1 has locked the jobs:
 --    settle_dependents counts on that. settle reads the history that step 1 wrote.
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz,
@@ -26,6 +27,7 @@ declare
   held boolean;
   ran integer[];
   runs double precision[];
+  attempts gangq.attempt_history[];
   -- In a caller's REPEATABLE READ transaction a row that another session has changed since would
   -- fail it: there no run time is learned, and a place is closed.
   at_once boolean := current_setting('transaction_isolation')
@@ -69,8 +71,11 @@ begin
   select coalesce(array_agg(g.id), '{}'), array_agg(g.token) filter (where g.state = 'running'),
     min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
     array_agg(g.shape_id) filter (where g.learned),
-    array_agg(extract(epoch from g.ended_at - g.claimed_at)) filter (where g.learned)
-  into left_ids, vacated, lowest, highest, held, ran, runs
+    array_agg(extract(epoch from g.ended_at - g.claimed_at)) filter (where g.learned),
+    array_agg(row(g.id, g.token, null, g.incarnation, g.claimed_at, g.ended_at, g.shape_id, null,
+      null, null, null, 'done', g.submitter, g.devices)::gangq.attempt_history)
+      filter (where g.gpus > 0 and leave.new_state = 'done')
+  into left_ids, vacated, lowest, highest, held, ran, runs, attempts
   from (
     select x.*, (x.gang_id is not null or x.gpus > 0) and x.ends_as = 'done'
       and x.claimed_at is not null as learned
@@ -84,13 +89,17 @@ begin
     perform gangq.learn_runtimes(ran, runs, t);
   end if;
   -- 3.
+  if attempts is not null then
+    perform gangq.record_attempts(attempts);
+  end if;
+  -- 4.
   if held then
     if at_once and leave.new_state = 'done' then
       vacant := gangq.vacate(left_ids, vacated, t);
     end if;
     delete from gangq.device_holds h where h.job_id = any (left_ids);
   end if;
-  -- 4. Most jobs leave nothing of these, nor do those submitted beside them: one look costs less
+  -- 5. Most jobs leave nothing of these, nor do those submitted beside them: one look costs less
   -- than four writes that find nothing. If the ids are far apart the look would read rows of
   -- unrelated jobs.
   if not at_once or highest - lowest > 10 * cardinality(left_ids)
@@ -393,6 +402,7 @@ begin
       'Wait until gangq.barrier says go: no member''s code may begin before every member has been '
       'claimed.');
   end if;
+  perform gangq.record_attempts(array[gangq.attempt_of(j, 'done', t)]);
   update gangq.live_jobs x set state = 'done', result = finish_member.result, finished_at = t,
     final_token = x.token, token = null, incarnation = null, told_at = null, stop_reason = null
   where x.id = j.id;
@@ -573,10 +583,17 @@ begin
         'attempts', j.attempts, 'retryable', case when spent then not final end,
         'due_at', case when not spent then due_at end)) end);
   end if;
+  perform gangq.record_attempts(array[gangq.attempt_of(j,
+    case cause when 'release' then coalesce(j.stop_reason, cause) else cause end, t)]);
   if spent then
     update gangq.live_jobs x
     set (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge))
     where x.id = j.id;
+    if next_state = 'failed' then
+      perform gangq.tell('job_failed', t, null, null, j.id, j.incarnation, reason,
+        jsonb_build_object('cause', cause, 'attempts', j.attempts,
+          'error', gangq.for_events(error)));
+    end if;
     perform gangq.leave(array[j.id], array[j.token], next_state, '{}', coalesce(error, '{}'), t);
     return next_state;
   end if;

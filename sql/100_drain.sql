@@ -24,7 +24,7 @@ declare
 begin
   -- 1.
   select x.* into g from gangq.live_gangs x where x.id = drain.gang_id;
-  perform gangq.stop_culprits(g, culprits, pays, cause, drain.error, final);
+  perform gangq.stop_culprits(g, culprits, pays, cause, drain.error, final, t);
   -- 2.
   with stopping as (
     update gangq.live_jobs j set state = 'preempting', told_at = t,
@@ -62,10 +62,14 @@ comment on function gangq.drain is
   'same. final: a failure that is not retryable.';
 
 create function gangq.stop_culprits(
-  g gangq.live_gangs, culprits bigint[], pays bigint[], cause text, error jsonb, final boolean
+  g gangq.live_gangs, culprits bigint[], pays bigint[], cause text, error jsonb, final boolean,
+  t timestamptz
 ) returns gangq.live_gangs language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 begin
+  perform gangq.record_attempts(array(
+    select gangq.attempt_of(j, stop_culprits.cause, t) from gangq.live_jobs j
+    where j.id = any (culprits) and j.state = 'running'));
   update gangq.live_jobs j set state = 'preempted', final_token = j.token, token = null,
     incarnation = null, request_id = null, error = coalesce(stop_culprits.error, j.error),
     (attempts, crashes, trips, stops) = (
@@ -105,7 +109,7 @@ begin
     return;
   end if;
   -- 2.
-  g := gangq.stop_culprits(g, culprits, pays, cause, error, final);
+  g := gangq.stop_culprits(g, culprits, pays, cause, error, final, t);
   -- 3.
   update gangq.live_jobs j set state = 'blocked'
   where j.id = any (culprits) and j.state = 'preempted';
@@ -293,6 +297,7 @@ declare
   g gangq.live_gangs;
 begin
   if j.gang_id is null and j.stop_reason = 'cancel' then
+    perform gangq.record_attempts(array[gangq.attempt_of(j, 'cancel', t)]);
     perform gangq.leave(array[j.id], array[j.token], 'cancelled', '{}', error, t);
     perform gangq.log_event(t, how, job_id => j.id, token => j.token,
       incarnation => j.incarnation, reason => 'cancelled');
@@ -303,6 +308,8 @@ begin
       null, 'told to stop', t, gone_at, kind => nullif(how, 'ack'));
   end if;
   select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
+  perform gangq.record_attempts(array[gangq.attempt_of(j,
+    case j.stop_reason when 'drain' then g.drain_cause else j.stop_reason end, t)]);
   update gangq.live_jobs x set state = 'preempted', final_token = x.token, token = null,
     incarnation = null, request_id = null, told_at = null, stop_reason = null,
     error = coalesce(stopped.error, x.error)

@@ -110,6 +110,7 @@ returns integer language plpgsql as $$
 declare
   w record;
   j gangq.live_jobs;
+  withheld bigint[];
   n integer := 0;
 begin
   for w in
@@ -127,10 +128,11 @@ begin
     select x.* into j from gangq.live_jobs x
     where x.id = w.id and x.state = 'preempting' for update skip locked;
     continue when not found;
-    if gangq.withhold(j, format('job %s was told to stop and never confirmed it', j.id), t) <> '{}'
-      then
-      perform gangq.log_job(t, 'quarantine', j, 'told to stop and never confirmed it');
-    end if;
+    withheld := gangq.withhold(j,
+      format('job %s was told to stop and never confirmed it', j.id), t);
+    perform gangq.log_job(t, 'quarantine', j, 'told to stop and never confirmed it',
+      jsonb_build_object('device', r.uuid))
+    from gangq.device_registry r where r.id = any (withheld) order by r.index, r.id;
     perform gangq.stopped(j, null, t, 'force');
     n := n + 1;
   end loop;

@@ -25,7 +25,7 @@ declare
   t timestamptz := gangq.now();
   steps text[] := array['rollback_stale', 'reap_expired', 'close_overdue', 'flag_dead_workers',
     'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided', 'move_away',
-    'part_submitters', 'raise_idle_lows', 'keep_partitions'];
+    'part_submitters', 'raise_idle_lows', 'trim_outbox', 'keep_partitions'];
   step text;
   done integer;
   busy boolean := false;
@@ -118,6 +118,7 @@ begin
     when 'lift_avoided' then return gangq.lift_avoided();
     when 'time_out' then return gangq.time_out();
     when 'move_away' then return gangq.move_away();
+    when 'trim_outbox' then return gangq.trim_outbox();
     when 'keep_partitions' then return gangq.keep_partitions();
   end case;
 exception
@@ -141,8 +142,8 @@ language sql stable as $$
   from gangq.settings s cross join (values
     ('history_short', 'finished_at', 'short'), ('history_long', 'finished_at', 'long'),
     ('gang_history_short', 'finished_at', 'short'), ('gang_history_long', 'finished_at', 'long'),
-    ('events', 'at', 'long'), ('passes', 'at', 'short'), ('evidence', 'at', 'long'),
-    ('logs', 'at', 'short')) as p(name, key, class)
+    ('attempt_history', 'ended_at', 'long'), ('events', 'at', 'long'), ('passes', 'at', 'short'),
+    ('evidence', 'at', 'long'), ('logs', 'at', 'short')) as p(name, key, class)
 $$;
 comment on function gangq.kept_by_day is
   'Internal. What has a partition a day (UTC): key column, retention class, how long it is kept.';
@@ -275,6 +276,9 @@ begin
     from gangq.unique_keys u
     where (u.kept_until <= t) is not false and not gangq.is_live(u)
     for update skip locked);
+  -- What a transaction wrote while its target was being removed.
+  delete from gangq.outbox o
+  where o.target_id <> all (array(select x.id from gangq.notification_targets x));
   delete from gangq.checkpoints c
   where c.saved_at < t - cfg.retention_long
     and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);

@@ -70,6 +70,19 @@ _CORDON = {
     "gangs",
     "jobs",
 }
+_NOTIFIED = {
+    "target",
+    "kinds",
+    "queue",
+    "waiting",
+    "dead",
+    "dead_error",
+    "dropped",
+    "delivered",
+    "failures",
+    "error",
+}
+_USAGE = {"submitter", "queue", "task", "attempts", "gpu_hours", "wasted_hours", "displaced_hours"}
 _OPENED = {"kind", "name", "state"}
 _SERVER = {"running", "pid", "version", "data_dir", "dsn", "bindir"}
 
@@ -81,7 +94,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("run --gang 2 -- echo hello", {"event"}),
     ("ls", _JOB),
     ("ls gangs", _GANG),
-    ("show 1", {"job", "events", "evidence"}),
+    ("show 1", {"job", "attempts", "events", "evidence"}),
     ("show g1", {"gang", "members", "timeline", "drains"}),
     ("logs 1", {"job_id", "token", "seq", "at", "chunk", "rank"}),
     ("logs 1 -f", {"job_id", "token", "seq", "at", "chunk", "rank"}),
@@ -120,6 +133,7 @@ CASES: list[tuple[str, set[str]]] = [
         },
     ),
     ("devices", {"uuid", "host", "index", "vram_mb", "state", "job_id", "reason", "health", "reading"}),
+    ("usage --by user,queue,task --since 90d", _USAGE),
     ("trips", _TRIP),
     ("trips --evidence", _TRIP),
     ("quarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
@@ -135,6 +149,12 @@ CASES: list[tuple[str, set[str]]] = [
     ("taint w1", {"worker", "taints"}),
     ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
     ("replay", {"at", "digest", "decisions", "same", "difference"}),
+    ("notify add oncall --on job_failed --queue later", _NOTIFIED),
+    ("notify list", _NOTIFIED),
+    ("notify test oncall", {"target", "id", "delivered"}),
+    ("notify run oncall --exec true --once", {"id", "kind", "delivery", "outcome", "error"}),
+    ("notify retry oncall", {"target", "retried"}),
+    ("notify rm oncall", {"target"}),
     ("tick", {"ran", "again", "next_in_s", "detail", "next_turn", "decide"}),
     ("migrate", {"applied", "code_rebuilt", "already_current"}),
     ("migrate --dump-sql", {"sql"}),
@@ -177,6 +197,7 @@ def installation(
         assert finished(dsn, "run", "--", "echo", "hello").returncode == 0
         ok(dsn, "submit", "a", "--queue", "later", "--gang", "2")
         assert finished(dsn, "run", "--gang", "2", "--max-attempts", "1", "--", "false").returncode == 1
+        assert finished(dsn, "run", "--gpus", "1", "--", "true").returncode == 0
         with Client(dsn) as client:
             _trip(client)
         yield dsn, directory
@@ -239,7 +260,9 @@ def test_no_command_is_left_out() -> None:
         return [name.strip()]
 
     covered = {
-        " ".join(line.split()[: 2 if line.split()[0] in ("db", "queue", "task", "checkpoint") else 1])
+        " ".join(
+            line.split()[: 2 if line.split()[0] in ("db", "queue", "task", "checkpoint", "notify") else 1]
+        )
         for line, _ in CASES
     }
     assert covered | _WITHOUT == set(leaves(main, ""))

@@ -213,6 +213,7 @@ class World:
                 self.db.execute("delete from gangq.task_settings")
         self.db.execute("delete from gangq.cordons")
         self.db.execute("delete from gangq.beat_gaps")
+        self.db.execute("delete from gangq.notification_targets")
         for row in self.db.execute(
             "select id, name from gangq.incarnations where ended_at is null and name <> all (%s)",
             (["base", "base2"],),
@@ -392,6 +393,18 @@ class World:
             "seen": '{"digest": "d", "asked": 1}',
         }
 
+    def notified(self) -> Arguments:
+        """A target with a notification that waits."""
+        self.call("add_notification", target="fuzz")
+        self.call("test_notification", target="fuzz")
+        return {"target": "fuzz"}
+
+    def delivered(self) -> Arguments:
+        """A delivery in progress."""
+        named = self.notified()
+        (row,) = self.call("fetch_notification", **named)
+        return {**named, "id": row["id"], "delivery": row["delivery"], "error": "no answer"}
+
     def some_worker(self) -> Arguments:
         self.worker()
         return {"worker": "base"}
@@ -402,6 +415,15 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
     error, evidence = '{"type": "E", "message": "m"}', '{"by": "test"}'
     return {
         "ack_preempted": lambda w: w.told(),
+        "acknowledge_notification": lambda w: w.delivered(),
+        "add_notification": lambda w: {
+            "target": "fuzz",
+            "kinds": ["job_failed"],
+            "queue": "default",
+            "submitter": "s",
+            "task": "fuzz",
+            "max_attempts": 3,
+        },
         "apply": lambda w: w.decided(),
         "append_log": lambda w: {**w.pairs(), "seqs": [w.calls], "chunks": ["x"]},
         "barrier": lambda w: {**w.barred(), "port": 29500},
@@ -441,6 +463,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "explain_gang": lambda w: {"gang_id": w.gang("blocked")[0]},
         "explain_job": lambda w: {"job_id": w.job()},
         "fail": lambda w: {**w.pair(), "error": error, "retryable": True, "cause": "error"},
+        "fetch_notification": lambda w: {**w.notified(), "lease_s": 60},
         "flag_dead_workers": lambda w: {},
         "heartbeat": lambda w: {
             "incarnation": w.worker(),
@@ -483,6 +506,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "report_dead": lambda w: {**w.named(), "evidence": evidence},
         "report_stuck": lambda w: {**w.named(), "evidence": evidence},
         "requeue": lambda w: {**w.pair(), "error": error, "front": True},
+        "remove_notification": lambda w: w.notified(),
         "reserve_gang": lambda w: {
             "gang_id": w.gang("blocked")[0],
             "incarnations": [w.worker(), w.worker("base2")],
@@ -490,6 +514,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "reserve_members": lambda w: w.replaced(),
         "retire_worker": lambda w: {"incarnation": w.worker(), "final": True},
         "retry": lambda w: {"job_ids": [w.over()], "gang_ids": []},
+        "retry_notifications": lambda w: w.notified(),
         "role_of": lambda w: {"gang_id": 1, "rank": 0},
         "rollback_gang": lambda w: {"gang_id": w.gang("reserved")[0], "reason": "r"},
         "save_checkpoint": lambda w: {**w.pair(), "step": 1, "data": b"x", "epoch": None},
@@ -507,6 +532,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "submit_unique": lambda w: {"unique_key": "fuzz", "task": "fuzz"},
         "submit_unique_gang": lambda w: {"unique_key": "fuzz gang", "task": "fuzz", "size": 2},
         "suspect": lambda w: {**w.mine(), "class": "stall", "evidence": evidence},
+        "test_notification": lambda w: w.notified(),
         "tick": lambda w: {"force": True, "decides": True},
         "time_out": lambda w: {"most": 5},
         "trip": lambda w: {
@@ -519,6 +545,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
             "class": "stall",
         },
         "uncordon": lambda w: w.some_worker(),
+        "usage": lambda w: {"since": "30 days", "by": ["submitter"]},
         "unproven": lambda w: w.some_worker(),
         "unquarantine": lambda w: w.some_worker(),
         "waiting_later": lambda w: {},

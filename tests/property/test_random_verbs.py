@@ -645,6 +645,16 @@ class Verbs(RuleBasedStateMachine):
         assert failed == []
 
     @invariant()
+    def every_attempt_is_on_record_once(self) -> None:
+        rows = self.db.execute(
+            "select job_id, token, ended_at is null as runs, cause from gangq.attempts"
+        ).fetchall()
+        found = Counter((row["job_id"], row["token"]) for row in rows)
+        assert [claim for claim, times in found.items() if times > 1] == []
+        assert {(job, token) for job, token, _ in self.old} <= found.keys()
+        assert {row["runs"] == (row["cause"] is None) for row in rows} <= {True}
+
+    @invariant()
     def the_model_agrees(self) -> None:
         live = self.db.execute(
             "select id, gang_id, rank, state, token, attempts, max_attempts, crashes, max_crashes, trips, "

@@ -25,7 +25,8 @@ from gangq.embedded import Server
 
 MANY = 100_000
 WORKERS = 1_000
-# Bounded by the size of the fleet and what it runs, by the number of kinds of job, or by one: these may be scanned.
+# Bounded by the size of the fleet and what it runs, by the number of kinds of job or of targets, or by one: these may
+# be scanned.
 MAY_BE_SCANNED = {
     "progress",
     "incarnations",
@@ -45,6 +46,8 @@ MAY_BE_SCANNED = {
     "lock_rows",
     "sequence_base",
     "worker_names",
+    "notification_targets",
+    "outbox",
 }
 
 FILL = (
@@ -226,6 +229,9 @@ def _asked(request_id: str, **more: Any) -> str:
         ("select * from gangq.lift_avoided()", 200),
         ("select * from gangq.time_out()", 200),
         ("select * from gangq.move_away()", 50),
+        ("select * from gangq.trim_outbox()", 10000),
+        ("select * from gangq.fetch_notification('oncall')", 60),
+        ("select gangq.tell('trip', gangq.now(), null, null, {job}, {busy}, 'r', '{{}}')", 60),
         ("select * from gangq.tick(true)", 11000),
         ("select * from gangq.keep_partitions(true)", 6000),
         # Last, because of all 300 jobs of that worker they leave a dead row for those that come after. Each of
@@ -254,6 +260,9 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq ls gangs --state failed", Verbs.gangs(state="failed", limit=50), 600),
     ("gangq show 100", Verbs.jobs(ids=[100]), 40),
     ("gangq show 1000000100", Verbs.jobs(ids=[1000000100]), 40),
+    ("gangq show 100: its attempts", Verbs.attempts(job_id=100), 40),
+    ("gangq show 1000000100: its attempts", Verbs.attempts(job_id=1000000100), 60),
+    ("attempts of a gang", Verbs.attempts(gang_id=5), 600),
     ("gangq show 100: its events", Verbs.events(job_id=100), 20),
     ("gangq show 100: its evidence", Verbs.evidence(job_id=100), 20),
     ("gangq show g5", Verbs.gangs(ids=[5]), 100),
@@ -273,6 +282,13 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq drains", Verbs.drains(limit=50), 5000),
     ("gangq trips", queries.trips(within_s=7 * 86400, limit=50), 300),
     ("trips of one job", Verbs.trips(job_id=100), 60),
+    ("gangq notify list", Verbs.notifications(), 1000),
+    ("what was not delivered", Verbs.undelivered(limit=50), 200),
+    (
+        "what can be told",
+        Query("gangq.notification_kinds", "select * from gangq.notification_kinds", {}, list),
+        0,
+    ),
     ("gangq queue", Verbs.queues(), 15000),
     ("gangq queue set gpu", Verbs.queues(name="gpu"), 15000),
     ("gangq task", Verbs.tasks(), 20),

@@ -6,7 +6,8 @@ import psycopg
 import pytest
 from drive import NOT_ALLOWED, Q, refused
 
-ROLES = ("gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_host", "gangq_admin")
+LOOKING = ("gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_host", "gangq_admin")
+ROLES = (*LOOKING, "gangq_notifier")
 LOOK = {
     "now",
     "schema_version",
@@ -31,6 +32,7 @@ LOOK = {
     "queue_load",
     "kept_by_day",
     "waiting_later",
+    "usage",
 }
 SUBMIT = {"submit", "submit_gang", "submit_unique", "submit_unique_gang", "set_priority", "cancel", "retry"}
 WORK = {
@@ -84,6 +86,7 @@ BOUNCE = {
     "tick",
     "flag_dead_workers",
 }
+DELIVER = {"schema_version", "fetch_notification", "acknowledge_notification"}
 RUN = {
     "set_queue",
     "configure",
@@ -97,13 +100,18 @@ RUN = {
     "uncordon",
     "shrink_gang",
     "keep_partitions",
+    "add_notification",
+    "remove_notification",
+    "test_notification",
+    "retry_notifications",
 }
 MAY = {
     "gangq_viewer": LOOK,
     "gangq_submitter": LOOK | SUBMIT,
     "gangq_worker": LOOK | WORK,
     "gangq_host": LOOK | BOUNCE,
-    "gangq_admin": LOOK | SUBMIT | WORK | RUN,
+    "gangq_admin": LOOK | SUBMIT | WORK | RUN | DELIVER,
+    "gangq_notifier": DELIVER,
 }
 VIEWS = (
     "jobs",
@@ -126,6 +134,10 @@ VIEWS = (
     "queues",
     "tasks",
     "retention",
+    "attempts",
+    "notifications",
+    "undelivered",
+    "notification_kinds",
 )
 FUNCTIONS = (
     "select p.oid, p.proname, p.oid::regprocedure::text as signature, p.prosecdef, p.proconfig, l.lanname, "
@@ -251,7 +263,11 @@ def test_nothing_that_is_called_is_ever_compiled(q: Q) -> None:
 def test_every_verb_of_a_role_that_touches_tables_is_a_security_definer(q: Q) -> None:
     definers = {row["proname"] for row in q.sql(FUNCTIONS) if row["prosecdef"]}
     assert (
-        SUBMIT | WORK | RUN | {"explain_gang", "explain_job", "schema_version", "board", "preview"}
+        SUBMIT
+        | WORK
+        | RUN
+        | DELIVER
+        | {"explain_gang", "explain_job", "schema_version", "board", "preview", "usage"}
     ) <= definers
 
 
@@ -265,7 +281,7 @@ def test_no_verb_is_overloaded(q: Q) -> None:
     )
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", LOOKING)
 def test_every_role_reads_every_view(q: Q, role: str) -> None:
     q.submit()
     q.submit_gang(2)

@@ -54,6 +54,8 @@ SECTIONS = {
         "drain-host": "cordons",
         "undrain": "cordons",
         "taint": "operate",
+        "usage": "usage",
+        "notify": "notify",
         "tick": "ticker",
         "bounce": "bounce",
     },

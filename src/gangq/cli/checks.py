@@ -21,6 +21,8 @@ from gangq.client.rows import DeviceRow, RetentionRow, WorkerRow
 _FIRST_READING_S = 60.0
 _IDLE_LOOKS = 3
 _IDLE_AGAIN_S = 1.0
+_UNTOLD_S = 600.0
+_DAY_S = 86400.0
 _LATE_DROP_S = 3600.0
 """The tick looks every ten minutes, and again when somebody held a lock."""
 
@@ -251,6 +253,37 @@ def trips(client: Client) -> Finding:
         f"watchdogs tripped {counted(len(found), 'time')} within a day: {', '.join(told)}",
         f"see what they saw: gangq trips, gangq show {found[0].job_id}",
     )
+
+
+def outbox(client: Client) -> Finding:
+    """Whether notification targets are told of what they want to know."""
+    targets = client.notifications()
+    dead = [t for t in targets if t.dead]
+    if dead:
+        listed = some([f"{t.target} ({counted(t.dead, 'notification')}: {t.dead_error})" for t in dead])
+        return Finding(
+            "warn",
+            f"deliveries were given up: {listed}",
+            f"when its receiver is well: gangq notify retry {dead[0].target}",
+        )
+    now = client.execute(queries.database_time())
+    late = [t for t in targets if t.oldest_at and (now - t.oldest_at).total_seconds() > _UNTOLD_S]
+    if late:
+        listed = some([f"{t.target} since {when(t.oldest_at)} ({t.error or 'no runner?'})" for t in late])
+        return Finding(
+            "warn",
+            f"notifications wait to be delivered: {listed}",
+            f"see that gangq notify run {late[0].target} runs on its host",
+        )
+    dropped = [t for t in targets if t.dropped_at and (now - t.dropped_at).total_seconds() < _DAY_S]
+    if dropped:
+        listed = some([f"{t.target} ({t.dropped} so far)" for t in dropped])
+        return Finding(
+            "warn",
+            f"notifications were dropped, too old or too many: {listed}",
+            "nothing brings them back: look at gangq events",
+        )
+    return Finding("ok", f"{counted(len(targets), 'target')}, and no notification waits for long")
 
 
 def retention(client: Client) -> Finding:

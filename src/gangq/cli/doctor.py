@@ -266,6 +266,7 @@ _OF_THE_INSTALLATION = {
     "watchdogs": checks.watchdogs,
     "sensors": checks.sensors,
     "trips": checks.trips,
+    "outbox": checks.outbox,
     "invariants": _invariants,
     "retention": checks.retention,
     "partitions": _partitions,

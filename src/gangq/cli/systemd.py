@@ -41,7 +41,7 @@ def systemd() -> None:
 @json_option
 @pass_session
 def install(session: Session, user: bool, directory: Path | None, dry_run: bool) -> None:
-    """Put the units in place: gangq-worker@, gangq-tick, gangq-bounce and its timer.
+    """Put the units in place: gangq-worker@, gangq-tick, gangq-notify@, gangq-bounce and its timer.
 
     They start the gangq that installs them. Repeating it brings them up to date; changes of your own belong in
     drop-ins (systemctl edit), and worker.env, once it is there, is yours. Nothing is enabled or started. With

@@ -11,6 +11,7 @@ import psycopg
 from gangq import private
 from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
+from gangq.cli.listening import Listener
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import Client
 from gangq.client.rows import TickReport
@@ -82,7 +83,7 @@ class _Loop:
         self._session = session
         self._client = client
         self._interrupts = interrupts
-        self._listener: psycopg.Connection[object] | None = None
+        self._listener = Listener(client, "gangq_tick")
         self._retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
         self._turn: int | None = None
         self._forced = False
@@ -96,12 +97,12 @@ class _Loop:
         except KeyboardInterrupt:
             return
         finally:
-            self._close_listener()
+            self._listener.close()
 
     def _round(self, asked: bool) -> bool:
         """One tick and the wait for the next; whether a notification ended it."""
         try:
-            self._listen()
+            self._listener.listen()
             # Any login may notify: a flood of notifications is no reason to do nothing but tick.
             self._interrupts.wait(max(0.0, self._paced_at - time.monotonic()))
             self._paced_at = time.monotonic() + _PACE_S
@@ -112,18 +113,19 @@ class _Loop:
             self._say(report)
             self._retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
             if report.ran and report.again:
-                self._wait(report.next_in_s or 0)
+                self._listener.wait(self._interrupts, report.next_in_s or 0)
                 return True
             wait = max(0.01, report.next_in_s or 1.0)
             # Who ran knows what is due, and comes in time for it; the others must not ask in step.
-            return self._wait(wait if report.ran else wait * random.uniform(0.9, 1.1))
+            wait = wait if report.ran else wait * random.uniform(0.9, 1.1)
+            return self._listener.wait(self._interrupts, wait)
         except (GangqError, psycopg.Error) as e:
             problem = translate(e) if isinstance(e, psycopg.Error) else e
             if not problem.retryable:
                 raise problem from e
             wait = next(self._retries)
             say(f"{problem}; trying again in {wait:.1f} s")
-            self._close_listener()
+            self._listener.close()
             self._interrupts.wait(wait)
             return False
 
@@ -134,22 +136,3 @@ class _Loop:
                 output.write(output.to_json(report))
         elif busy:
             output.write(_described(report))
-
-    def _listen(self) -> None:
-        if self._listener is None:
-            self._listener = self._client.connect_listener()
-            self._listener.execute("listen gangq_tick")
-
-    def _close_listener(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
-
-    def _wait(self, seconds: float) -> bool:
-        assert self._listener is not None
-        # What came while the tick ran lies in the connection's buffer, where select does not see it.
-        if any(True for _ in self._listener.notifies(timeout=0)):
-            return True
-        if not self._interrupts.wait(seconds, [self._listener.fileno()]):
-            return False
-        return any(True for _ in self._listener.notifies(timeout=0))

@@ -24,6 +24,8 @@ from gangq.client.verb import (
     Object,
     Objects,
     Query,
+    Real,
+    Span,
     Steps,
     Texts,
     Time,
@@ -117,6 +119,59 @@ class OperatorVerbs:
     @verb
     def uncordon(self, *, host: str | None = None, worker: str | None = None) -> None:
         """Lift the cordon, and with it the drain, of a host or worker. Raises `InvalidInput`, `NotFound`."""
+
+    @verb
+    def usage(self, *, since: Span | None = None, by: Texts | None = None) -> list[rows.UsageRow]:
+        """GPU hours used, and of them wasted and displaced, in the time `since` (a timedelta [30 days]), `by` some of
+        submitter, queue and task [submitter], most first. Raises `InvalidInput`.
+        """
+
+    @verb
+    def add_notification(
+        self,
+        *,
+        target: str,
+        kinds: Texts | None = None,
+        queue: str | None = None,
+        submitter: str | None = None,
+        task: str | None = None,
+        max_attempts: int | None = None,
+    ) -> None:
+        """Add a notification target, or change what it is told of. `gangq notify run` delivers.
+
+        `kinds`: those of `gangq.notification_kinds` [all]. `queue` (and those below it), `submitter`, `task`: only of
+        their jobs and gangs. `max_attempts`: deliveries of one notification before it is given up [20]. For
+        gangq_admin. Raises `InvalidInput`, `NotFound`, `WrongState` (there are 100 targets).
+        """
+
+    @verb
+    def remove_notification(self, *, target: str) -> None:
+        """Remove a target with what it was not told yet. For gangq_admin. Raises `NotFound`."""
+
+    @verb
+    def test_notification(self, *, target: str) -> int:
+        """Have a target told that this is a test; its id. For gangq_admin. Raises `NotFound`."""
+
+    @verb
+    def retry_notifications(self, *, target: str) -> int:
+        """Have what was given up for a target delivered after all, and what waits tried at once; how many were given
+        up. For gangq_admin. Raises `NotFound`.
+        """
+
+    @verb
+    def fetch_notification(self, *, target: str, lease_s: Real | None = None) -> rows.Fetched:
+        """Take the next notification of a target for `lease_s` seconds [60]: deliver it, then
+        `acknowledge_notification`, or it is given out again. For gangq_notifier. Raises `InvalidInput`, `NotFound`.
+        """
+
+    @verb
+    def acknowledge_notification(
+        self, *, target: str, id: BigInt, delivery: int, error: str | None = None
+    ) -> str:
+        """Say how a delivery ended: `error` None, and it is delivered; otherwise it waits for the next one, or is
+        given up. Returns delivered, waiting, dead or stale (not this caller's any more). For gangq_notifier. Raises
+        `NotFound`.
+        """
 
     @verb
     def board(self) -> Steps[str]:

@@ -572,6 +572,97 @@ class RetentionRow(NamedTuple):
     class_: str
 
 
+class AttemptRow(NamedTuple):
+    """An attempt. `cause`: why it ended, done or one of `gangq.causes`; None: it runs. `devices`: their UUIDs."""
+
+    job_id: int
+    token: int
+    gang_id: int | None
+    epoch: int | None
+    rank: int | None
+    worker: str | None
+    host: str | None
+    queue: str
+    task: str
+    submitter: str
+    gpus: int
+    devices: list[str]
+    started_at: datetime
+    ended_at: datetime | None
+    cause: str | None
+
+
+class UsageRow(NamedTuple):
+    """GPU hours of what one group has used; None: summed over. `wasted_hours` and `displaced_hours` are parts of
+    `gpu_hours`.
+    """
+
+    submitter: str | None
+    queue: str | None
+    task: str | None
+    attempts: int
+    gpu_hours: float
+    wasted_hours: float
+    displaced_hours: float
+
+
+class NotificationRow(NamedTuple):
+    """A notification target: what it is told of, and how far. `waiting`: notifications not delivered yet, since
+    `oldest_at`; `dead`: given up, the last for `dead_error`; `dropped`: too old or too many. `failures`: deliveries
+    that failed since the last success; `error`: why the last one did.
+    """
+
+    target: str
+    kinds: list[str]
+    queue: str | None
+    submitter: str | None
+    task: str | None
+    max_attempts: int
+    waiting: int
+    oldest_at: datetime | None
+    dead: int
+    dead_error: str | None
+    delivered: int
+    delivered_at: datetime | None
+    dropped: int
+    dropped_at: datetime | None
+    failures: int
+    error: str | None
+    paused_until: datetime | None
+    created_at: datetime
+    created_by: str
+
+
+class UndeliveredRow(NamedTuple):
+    """A notification that was not delivered. `state`: waiting or dead. `body` is None for those who are no admins."""
+
+    target: str
+    id: int
+    kind: str
+    at: datetime
+    state: str
+    attempts: int
+    due_at: datetime
+    dead_at: datetime | None
+    error: str | None
+    job_id: int | None
+    gang_id: int | None
+    reason: str | None
+    body: dict[str, Any] | None
+
+
+class Fetched(NamedTuple):
+    """The notification to deliver now: its `body` is JSON text, and this is its `delivery`th delivery. `id` None:
+    none is due, and in `next_in_s` seconds one will be (None: nothing waits).
+    """
+
+    id: int | None
+    kind: str | None
+    delivery: int | None
+    next_in_s: float | None
+    body: Annotated[str | None, "body::text"]
+
+
 class EventRow(NamedTuple):
     """One event, in the order of `id`. `actor`: the login that caused it, or "login as role"."""
 

@@ -144,6 +144,7 @@ def _sent(value: Any, what: str) -> str:
 BigInt = Annotated[int, Sql("bigint")]
 Real = Annotated[float, Sql("real")]
 Numeric = Annotated[float, Sql("numeric")]
+Span = Annotated[timedelta, Sql("interval")]
 Time = Annotated[datetime, Sql("timestamptz", aware)]
 Json = Annotated[object, Sql("jsonb", dumps)]
 Object = Annotated[Mapping[str, Any], Sql("jsonb", dumps)]

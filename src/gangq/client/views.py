@@ -155,6 +155,22 @@ class Views:
     def cordoned(self, *, kind: str | None = None, name: str | None = None) -> list[rows.CordonRow]:
         """Hosts and workers (`kind`) that are given nothing new, and what still runs there."""
 
+    @verb(view="attempts", order="started_at, token")
+    def attempts(
+        self, *, job_id: BigInt | None = None, gang_id: BigInt | None = None, limit: int | None = _LIMIT
+    ) -> list[rows.AttemptRow]:
+        """Attempts in order, those that have ended and those that run."""
+
+    @verb(view="notifications", order="target")
+    def notifications(self, *, target: str | None = None) -> list[rows.NotificationRow]:
+        """Notification targets: what each is told of, and how far."""
+
+    @verb(view="undelivered", order="target, id")
+    def undelivered(
+        self, *, target: str | None = None, state: State | None = None, limit: int | None = _LIMIT
+    ) -> list[rows.UndeliveredRow]:
+        """Notifications that wait to be delivered, and those that were given up (`state` dead)."""
+
     @verb(view="job_evidence", order="at")
     def evidence(
         self, *, job_id: BigInt, kind: str | None = None, limit: int | None = None

@@ -39,20 +39,24 @@ class Ran:
         return self.problem or f"{self.argv[0]} ended with {self.code}" + (f": {said}" if said else "")
 
 
-def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> Ran:
+def run(
+    argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, stdin: bytes = b""
+) -> Ran:
     """Run ``argv``, without a shell, for at most ``timeout_s`` seconds; never raises for what becomes of it.
 
-    ``environ`` is added to this process's environment, without the address of the database. At the limit its whole
-    process group is killed. What it leaves in the background when it ends by itself (a worker that it has started)
-    lives on, and is not waited for: the output goes through a file, because a pipe would stay open as long as that
-    worker.
+    ``stdin`` is what it reads. ``environ`` is added to this process's environment, without the address of the
+    database. At the limit its whole process group is killed. What it leaves in the background when it ends by itself
+    (a worker that it has started) lives on, and is not waited for: input and output are files, because a pipe would
+    stay open as long as that worker, or block where nobody reads it.
     """
     words = tuple(argv)
-    with tempfile.TemporaryFile() as out:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
+        given.write(stdin)
+        given.seek(0)
         try:
             started = subprocess.Popen(
                 words,
-                stdin=subprocess.DEVNULL,
+                stdin=given,
                 stdout=out,
                 stderr=out,
                 env={**private.without_secrets(os.environ), **(environ or {})},
