@@ -43,6 +43,20 @@ _EVENT = {
     "data",
 }
 _TASK = {"task", "budget_s", "stall_timeout_s", "notify_only", "device_class", "longest_gap_s", "beats"}
+_SCHEDULE = {
+    "name",
+    "task",
+    "cron",
+    "every",
+    "next_due",
+    "last_due",
+    "last_job",
+    "paused",
+    "paused_until",
+    "passed_over",
+    "why",
+    "problem",
+}
 _TRIP = {
     "at",
     "code",
@@ -95,6 +109,12 @@ CASES: list[tuple[str, set[str]]] = [
     ("priority -3 g1", _STATE),
     ("cancel g1", _STATE),
     ("retry g1", _STATE),
+    ("schedule add s --every 30s a n=1 --queue later", _SCHEDULE),
+    ("schedule list", _SCHEDULE),
+    ("schedule pause s --until 2h", _SCHEDULE),
+    ("schedule resume s", _SCHEDULE),
+    ("schedule run-now s", {"job_id", "gang_id"}),
+    ("schedule rm s", {"name", "state"}),
     ("queue create q2", _QUEUE),
     ("queue set q2 --budget 5m", _QUEUE),
     ("queue pause q2", _QUEUE),
@@ -135,7 +155,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("taint w1", {"worker", "taints"}),
     ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
     ("replay", {"at", "digest", "decisions", "same", "difference"}),
-    ("tick", {"ran", "again", "next_in_s", "detail", "next_turn", "decide"}),
+    ("tick", {"ran", "again", "next_in_s", "detail", "next_turn", "decide", "unplanned"}),
     ("migrate", {"applied", "code_rebuilt", "already_current"}),
     ("migrate --dump-sql", {"sql"}),
     ("doctor", {"check", "status", "detail", "advice", "numbers"}),
@@ -239,7 +259,9 @@ def test_no_command_is_left_out() -> None:
         return [name.strip()]
 
     covered = {
-        " ".join(line.split()[: 2 if line.split()[0] in ("db", "queue", "task", "checkpoint") else 1])
+        " ".join(
+            line.split()[: 2 if line.split()[0] in ("db", "queue", "schedule", "task", "checkpoint") else 1]
+        )
         for line, _ in CASES
     }
     assert covered | _WITHOUT == set(leaves(main, ""))

@@ -32,7 +32,21 @@ LOOK = {
     "kept_by_day",
     "waiting_later",
 }
-SUBMIT = {"submit", "submit_gang", "submit_unique", "submit_unique_gang", "set_priority", "cancel", "retry"}
+SUBMIT = {
+    "submit",
+    "submit_gang",
+    "submit_unique",
+    "submit_unique_gang",
+    "set_priority",
+    "cancel",
+    "retry",
+    "set_schedule",
+    "pause_schedule",
+    "resume_schedule",
+    "run_schedule_now",
+    "forget_schedule",
+    "declare_schedules",
+}
 WORK = {
     "register_worker",
     "heartbeat",
@@ -71,6 +85,8 @@ WORK = {
     "flag_dead_workers",
     "promote_due",
     "time_out",
+    "unplanned_schedules",
+    "plan_schedules",
 }
 BOUNCE = {
     "predecessor",
@@ -83,6 +99,8 @@ BOUNCE = {
     "bounced",
     "tick",
     "flag_dead_workers",
+    "unplanned_schedules",
+    "plan_schedules",
 }
 RUN = {
     "set_queue",
@@ -125,6 +143,7 @@ VIEWS = (
     "violations",
     "queues",
     "tasks",
+    "schedules",
     "retention",
 )
 FUNCTIONS = (

@@ -33,6 +33,7 @@ COMMANDS = {
     "cancel": "work",
     "retry": "work",
     "priority": "work",
+    "schedule": "schedules",
     "queue": "queues",
     "task": "tasks",
     "worker": "worker",

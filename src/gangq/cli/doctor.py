@@ -83,6 +83,7 @@ def examine(session: Session) -> Iterator[Check]:
         checks.slots,
         checks.cgroups,
         checks.tasks,
+        checks.schedules,
         checks.claims,
         checks.reboot,
         checks.devices,

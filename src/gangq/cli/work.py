@@ -159,10 +159,11 @@ _OF_A_GANG = (
 _NOT_OF_A_JOB = {option.name for option in _OF_A_GANG}
 
 
-def work_options(command: F) -> F:
-    """What a job needs and how it is treated: the options of submit and run."""
+def work_options(command: F, without: Collection[str] = ()) -> F:
+    """What a job needs and how it is treated: the options of submit, run and schedule add, `without` some."""
     for option in reversed(_OF_A_JOB + _OF_A_GANG):
-        command = option.attach(command)
+        if option.name not in without:
+            command = option.attach(command)
     return command
 
 
