@@ -755,20 +755,64 @@ end $$;
 comment on function gangq.write_gang is
   'Internal. Writes a gang, its members by rank, and the live jobs they wait for.';
 
+-- What submit_gang and a schedule have in common: who submits, and when, is in g.
+create function gangq.add_gang(
+  a gangq.arguments, o gangq.gang_options, g gangq.live_gangs, after bigint[]
+) returns table (gang_id bigint, job_ids bigint[], note text)
+language plpgsql set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+declare
+  m gangq.gang_spec;
+  awaited bigint[];
+  base bigint;  -- see gangq.id_base
+begin
+  if num_nonnulls(o.roles::text, o.require, o.prefer) > 0 then
+    -- Shared, so that submitters do not wait for each other, and configure takes no level away
+    -- before this gang can be seen.
+    perform from gangq.settings c for share;
+  end if;
+  m := gangq.read_gang(a, o);
+  perform gangq.check_ceiling((m.queue).name, m.priority, g.submitter, g.login);
+  g.kind_id := gangq.keep_kind(m, g.submitter, g.login);
+  note := gangq.check_gang_fit(g.kind_id, (m.queue).name, m.least_members, o.wait_for_hardware);
+  awaited := gangq.await(after);
+  base := (select b.base from gangq.id_base() b);
+  gang_id := base + nextval('gangq.gang_ids'::regclass);
+  job_ids := array(
+    select base + nextval('gangq.job_ids'::regclass) from generate_series(1, m.members));
+  if o.request_id is not null then
+    insert into gangq.requests (request_id, login, gang_id, job_ids, note)
+    values (o.request_id, g.login, add_gang.gang_id, add_gang.job_ids, add_gang.note)
+    on conflict do nothing;
+    if not found then
+      return query select * from gangq.answer_of(g.login, o.request_id, true, m.members);
+      return;
+    end if;
+  end if;
+  g.id := gang_id;
+  g.note := note;
+  g.order_key := gangq.order_key(m.priority, gangq.next_pos(base));
+  perform gangq.write_gang(g, m, job_ids, awaited);
+  perform gangq.log_event(g.submitted_at, 'submit', gang_id, 0, reason => note,
+    data => jsonb_strip_nulls(jsonb_build_object('size', m.members,
+      'min_size', nullif(m.least_members, m.members))));
+  perform gangq.wake_tick();
+  return next;
+end $$;
+comment on function gangq.add_gang is
+  'Internal. Checks a gang against its queue and the workers, and writes it.';
+
 create function gangq.submit_gang(
   task text default null, size integer default null, queue text default null,
   payload jsonb default '{}', priority integer default null, gpus integer default null,
   due_at timestamptz default null, after bigint[] default '{}', options jsonb default '{}'
 ) returns table (gang_id bigint, job_ids bigint[], note text)
-language plpgsql set plan_cache_mode = force_generic_plan as $$
+language plpgsql as $$
 #variable_conflict use_variable
 declare
   o gangq.gang_options;
   a gangq.arguments;
   g gangq.live_gangs;
-  m gangq.gang_spec;
-  awaited bigint[];
-  base bigint;  -- see gangq.id_base
 begin
   o := gangq.read_options('submit_gang', coalesce(options, '{}'), o);
   g.submitted_at := gangq.now();
@@ -790,38 +834,7 @@ begin
   a.queue := queue;
   a.payload := payload;
   a.due_at := due_at;
-  if num_nonnulls(o.roles::text, o.require, o.prefer) > 0 then
-    -- Shared, so that submitters do not wait for each other, and configure takes no level away
-    -- before this gang can be seen.
-    perform from gangq.settings c for share;
-  end if;
-  m := gangq.read_gang(a, o);
-  perform gangq.check_ceiling((m.queue).name, m.priority, g.submitter, g.login);
-  g.kind_id := gangq.keep_kind(m, g.submitter, g.login);
-  note := gangq.check_gang_fit(g.kind_id, (m.queue).name, m.least_members, o.wait_for_hardware);
-  awaited := gangq.await(after);
-  base := (select b.base from gangq.id_base() b);
-  gang_id := base + nextval('gangq.gang_ids'::regclass);
-  job_ids := array(
-    select base + nextval('gangq.job_ids'::regclass) from generate_series(1, m.members));
-  if o.request_id is not null then
-    insert into gangq.requests (request_id, login, gang_id, job_ids, note)
-    values (o.request_id, g.login, submit_gang.gang_id, submit_gang.job_ids, submit_gang.note)
-    on conflict do nothing;
-    if not found then
-      return query select * from gangq.answer_of(g.login, o.request_id, true, m.members);
-      return;
-    end if;
-  end if;
-  g.id := gang_id;
-  g.note := note;
-  g.order_key := gangq.order_key(m.priority, gangq.next_pos(base));
-  perform gangq.write_gang(g, m, job_ids, awaited);
-  perform gangq.log_event(g.submitted_at, 'submit', gang_id, 0, reason => note,
-    data => jsonb_strip_nulls(jsonb_build_object('size', m.members,
-      'min_size', nullif(m.least_members, m.members))));
-  perform gangq.wake_tick();
-  return next;
+  return query select * from gangq.add_gang(a, o, g, after);
 end $$;
 comment on function gangq.submit_gang is
   'Submits a gang: members that start together or not at all, written as blocked in one '

@@ -15,7 +15,8 @@
 create function gangq.tick(
   force boolean default false, turn bigint default null, decides boolean default false
 ) returns table (
-  ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint, decide boolean
+  ran boolean, again boolean, next_in_s real, detail jsonb, next_turn bigint, decide boolean,
+  unplanned integer
 ) language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -24,8 +25,8 @@ declare
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
   steps text[] := array['rollback_stale', 'reap_expired', 'close_overdue', 'flag_dead_workers',
-    'settle_dependents', 'promote_due', 'judge_progress', 'lift_avoided', 'move_away',
-    'part_submitters', 'raise_idle_lows', 'trim_outbox', 'keep_partitions'];
+    'settle_dependents', 'submit_schedules', 'promote_due', 'judge_progress', 'lift_avoided',
+    'move_away', 'part_submitters', 'raise_idle_lows', 'trim_outbox', 'keep_partitions'];
   step text;
   done integer;
   busy boolean := false;
@@ -35,18 +36,23 @@ begin
   ran := false;
   again := false;
   decide := false;
+  unplanned := 0;
   if (not force or runs >= tick.turn) and last_at <= t
     and last_at > t - make_interval(secs => every * 0.8) then
     every := every - extract(epoch from t - last_at);
     next_in_s := every;
-    -- Jobs that are due do not wait for the next safety tick; nor do they make all of it run for
-    -- each of them.
-    if not exists (select 1 from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t)
-      then
+    -- Jobs and schedules that are due do not wait for the next safety tick; nor do they make all of
+    -- it run for each of them.
+    steps := array(
+      select 'submit_schedules' where exists (
+        select from gangq.schedules_table x where x.due_at <= t)
+      union all
+      select 'promote_due' where exists (
+        select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t));
+    if steps = '{}' then
       return next;
       return;
     end if;
-    steps := array['promote_due'];
   end if;
   perform from gangq.lock_rows l where l.name = 'tick' for update skip locked;
   if not found then
@@ -58,7 +64,7 @@ begin
   update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick';
   perform gangq.hang_up_soon();
   foreach step in array steps loop
-    done := gangq.tick_step(step);
+    done := gangq.tick_step(step, coalesce(tick.decides, false));
     detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
     busy := busy or done = -1;
     again := again or done < 0 or done >= 200;
@@ -71,8 +77,9 @@ begin
     -- What another transaction holds may stay locked: asking at once would be asking all the time.
     next_in_s := least(next_in_s, case when busy then 0.05 else 0 end);
   end if;
+  unplanned := (select count(*) from gangq.unplanned(gangq.now()));
   -- Last, because the decider waits for this row at the end of its pass.
-  if tick.decides and cardinality(steps) > 1 then
+  if tick.decides and cardinality(steps) > 2 then
     turn_in_s := gangq.take_turn(t);
     decide := coalesce(turn_in_s = 0, false);
     next_in_s := least(next_in_s, nullif(turn_in_s, 0));
@@ -80,17 +87,18 @@ begin
   return next;
 end $$;
 comment on function gangq.tick is
-  'All maintenance: stale reservations, expired leases, flags, due jobs, gangs that stand still, '
-  'avoided devices that are the last ones left, hosts to be left by now, partitions. Safe to call '
-  'from anywhere at any rate: one runs at a time. force: even if one has just run; without it a '
-  'call soon after another does only what is due. next_in_s: when to call again; below '
-  'settings.tick_s it is the moment when something is due. again: there was more to do, or '
-  'something was busy. If another one runs, ran is false and next_turn names the first run that '
-  'has not begun: call again after next_in_s with turn => next_turn, until ran is true or '
-  'next_turn is null. decides: the caller can decide. decide: something waits to be placed, and '
-  'this caller has the turn: it decides on gangq.board() and calls gangq.apply within a second. '
-  'Call it in autocommit: the server hangs up on a transaction that ticked and then idles for more '
-  'than 5 s. Raises GQ008.';
+  'All maintenance: stale reservations, expired leases, flags, schedules and jobs that are due, '
+  'gangs that stand still, avoided devices that are the last ones left, hosts to be left by now, '
+  'partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has '
+  'just run; without it a call soon after another does only what is due. next_in_s: when to call '
+  'again; below settings.tick_s it is the moment when something is due. again: there was more to '
+  'do, or something was busy. If another one runs, ran is false and next_turn names the first run '
+  'that has not begun: call again after next_in_s with turn => next_turn, until ran is true or '
+  'next_turn is null. decides: the caller can decide and compute. decide: something waits to be '
+  'placed, and this caller has the turn: it decides on gangq.board() and calls gangq.apply within '
+  'a second. unplanned: how many schedules lack their next due time: a caller that can compute '
+  'calls gangq.unplanned_schedules and gangq.plan_schedules. Call it in autocommit: the server '
+  'hangs up on a transaction that ticked and then idles for more than 5 s. Raises GQ008.';
 
 create function gangq.next_due(t timestamptz) returns timestamptz language sql stable as $$
   select least(
@@ -98,12 +106,14 @@ create function gangq.next_due(t timestamptz) returns timestamptz language sql s
     (select min(g.not_before) from gangq.live_gangs g
       where g.state = 'blocked' and g.not_before > t),
     (select min(g.not_before) from gangq.live_gangs g
-      where g.missing_since is not null and g.not_before > t))
+      where g.missing_since is not null and g.not_before > t),
+    (select min(x.due_at) from gangq.schedules_table x where x.due_at > t))
 $$;
 comment on function gangq.next_due is
-  'Internal. The first moment after t at which a job is due or a gang has backed off; null: none.';
+  'Internal. The first moment after t at which a job or a schedule is due, or a gang has backed '
+  'off; null: none.';
 
-create function gangq.tick_step(step text) returns integer language plpgsql as $$
+create function gangq.tick_step(step text, decides boolean) returns integer language plpgsql as $$
 begin
   case step
     when 'rollback_stale' then return gangq.rollback_stale();
@@ -111,6 +121,7 @@ begin
     when 'close_overdue' then return gangq.close_overdue();
     when 'flag_dead_workers' then return gangq.flag_dead_workers();
     when 'settle_dependents' then return gangq.settle_dependents();
+    when 'submit_schedules' then return gangq.submit_schedules(can_plan => decides);
     when 'promote_due' then return gangq.promote_due();
     when 'part_submitters' then return gangq.part_submitters();
     when 'raise_idle_lows' then return gangq.raise_idle_lows();

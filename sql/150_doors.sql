@@ -37,8 +37,8 @@ to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_notifier, gang
 grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting,
   gangq.timeline, gangq.drains, gangq.preemptions, gangq.places_open, gangq.trips,
   gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned,
-  gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.retention, gangq.events,
-  gangq.settings, gangq.transitions, gangq.causes, gangq.migrations, gangq.tick_state,
+  gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.schedules, gangq.retention,
+  gangq.events, gangq.settings, gangq.transitions, gangq.causes, gangq.migrations, gangq.tick_state,
   gangq.lock_rows, gangq.attempts, gangq.notifications, gangq.undelivered, gangq.notification_kinds
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 grant select on gangq.passes to gangq_admin;
@@ -54,12 +54,15 @@ begin
     from (values
       ('submit submit_gang submit_unique submit_unique_gang', 'submitter', '2s'),
       ('set_priority cancel retry', 'submitter', '2s'),
+      ('set_schedule pause_schedule resume_schedule', 'submitter', '2s'),
+      ('run_schedule_now forget_schedule declare_schedules', 'submitter', '2s'),
       ('claim barrier complete complete_and_claim fail requeue release ack_preempted', 'worker',
         '2s'),
       ('heartbeat save_checkpoint load_checkpoint append_log', 'worker', '2s'),
       ('learn_gap suspect watch_terms', 'worker', '2s'),
       ('submit_child submit_child_gang register_worker', 'worker', '2s'),
       ('apply', 'worker', '100ms'),
+      ('unplanned_schedules plan_schedules', 'worker host', '2s'),
       ('open_place reserve_gang reserve_members rollback_gang complete_drain', 'worker', '2s'),
       ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced tick',
         'worker host', '2s'),

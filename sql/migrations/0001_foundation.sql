@@ -93,6 +93,8 @@ create domain gangq.object as jsonb check (jsonb_typeof(value) = 'object');
 -- priority, fifo, fair or largest_first.
 create domain gangq.policy as text check (value in ('priority', 'fifo', 'fair', 'largest_first'));
 create domain gangq.others as text check (value in ('owner', 'shared')); -- owner or shared.
+-- skip, last or all.
+create domain gangq.catch_up as text check (value in ('skip', 'last', 'all'));
 -- short, long or forever.
 create domain gangq.retention_class as text check (value in ('short', 'long', 'forever'));
 -- A text like "7 days", 0 to 100 years; a queue's retention_done "forever" has no end.
@@ -733,6 +735,46 @@ create table gangq.unique_keys (
   request_id uuid, -- The call that submitted them
   primary key (key, task, queue, login)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- Schedules ---------------------------------------------------------------------------------------
+
+-- What is submitted again and again, and when next. Read the view schedules.
+create table gangq.schedules_table (
+  name gangq.name primary key, -- As its owner made it
+  cron text, -- Five fields; null: every
+  every interval, -- Time between two due times; null: cron
+  tz text, -- The time zone of cron
+  task gangq.name not null, -- What is submitted: the task
+  payload jsonb not null, -- ... and its arguments
+  work gangq.object not null, -- The other arguments and options of submit or submit_gang
+  catch_up gangq.catch_up not null, -- Which due times that were missed are run
+  skip_if_running boolean not null, -- Nothing is submitted while the last one has not ended
+  due_as gangq.name, -- The key of payload that is given the due time; null: none
+  submitter text not null, -- Who stored it: whose rights its submissions have
+  login text not null, -- The login that stored it, whatever role it had set
+  set_at timestamptz not null, -- When it was last changed
+  counts_from timestamptz not null, -- every: its due times are so many times every after this
+  after_at timestamptz not null, -- Due times up to here are settled: none of them is run again
+  due_at timestamptz, -- The next due time; null: not computed, or paused without an end
+  planned_at timestamptz, -- cron: when due_at was computed, or could not be
+  problem text, -- Why it could not be
+  paused_at timestamptz, -- Since when it is paused; null: it is not
+  paused_until timestamptz, -- The end of the pause; null: none
+  last_due timestamptz, -- The last due time for which something was submitted
+  last_at timestamptz, -- When something was last submitted, by hand or when due
+  last_job_id bigint, -- The job submitted then; of a gang, rank 0
+  last_gang_id bigint, -- The gang submitted then
+  -- A due time for which nothing was submitted, the last such one known
+  passed_over timestamptz,
+  why text, -- Why not
+  source text, -- The program that declares it; null: none does
+  undeclared_at timestamptz, -- Since when source does not declare it any more
+  check ((cron is null) <> (every is null)),
+  check ((cron is null) = (tz is null)),
+  check (due_at > after_at)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+create index schedules_due on gangq.schedules_table (due_at) where due_at is not null;
+create index schedules_unplanned on gangq.schedules_table (name) where due_at is null;
 
 -- Placement ---------------------------------------------------------------------------------------
 

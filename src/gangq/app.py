@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
 from gangq.client import Client
@@ -39,6 +39,7 @@ from gangq.signatures import misfit, require_plain
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
+    from gangq.schedules import Schedule, ScheduleDeclaration
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -376,6 +377,7 @@ class App:
         self._lock = threading.RLock()
         self._clients = _Clients(self, lambda: Client, client)
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._schedules: dict[str, Schedule] = {}
         self.aio = AsyncApp(self)
 
     def __enter__(self) -> App:
@@ -507,6 +509,81 @@ class App:
                 f"this App has no task {name!r} (it has: {known}): import the module that declares it, or "
                 "correct the name"
             ) from None
+
+    # Schedules
+
+    @overload
+    def schedule(
+        self, cron: str | None = None, **options: Unpack[ScheduleDeclaration]
+    ) -> Callable[[Task[P, R]], Task[P, R]]: ...
+
+    @overload
+    def schedule(
+        self, cron: str, task: Task[..., Any], **options: Unpack[ScheduleDeclaration]
+    ) -> Schedule: ...
+
+    @overload
+    def schedule(self, *, task: Task[..., Any], **options: Unpack[ScheduleDeclaration]) -> Schedule: ...
+
+    def schedule(
+        self,
+        cron: str | None = None,
+        task: Task[..., Any] | None = None,
+        **options: Unpack[ScheduleDeclaration],
+    ) -> Any:
+        """Declare that a task is submitted again and again: above `@app.task`, or with a task.
+
+            @app.schedule("0 3 * * *", tz="Europe/Oslo", payload={"days": 1})
+            @app.task
+            def report(ctx, days): ...
+
+            retrain = app.schedule(task=train, every="6h", name="retrain", size=4)
+
+        Workers store it when they start, where their login is a submitter too; the newest declaration wins. Each due
+        time is submitted once, with the task's options and on behalf of that login.
+
+        `cron`: minute, hour, day of month, month, day of week; `gangq.due` says what happens when a clock is changed.
+        `options`: see `gangq.schedules.ScheduleDeclaration`.
+        """
+        from gangq import schedules
+
+        def declare(scheduled: Task[P, R]) -> Schedule:
+            if not isinstance(scheduled, Task):
+                raise InvalidInput(
+                    f"{scheduled!r} is no task: @app.schedule stands above @app.task, or takes a task"
+                )
+            made = schedules.make(self, scheduled, cron, **options)
+            if made.name in self._schedules:
+                raise InvalidInput(
+                    f"schedule {made.name!r} is declared twice in this App: give one of them another name, "
+                    "@app.schedule(..., name=...)"
+                )
+            self._schedules[made.name] = made
+            return made
+
+        def decorate(scheduled: Task[P, R]) -> Task[P, R]:
+            declare(scheduled)
+            return scheduled
+
+        return decorate if task is None else declare(task)
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedules by name; a copy."""
+        return dict(self._schedules)
+
+    def store_schedules(self, source: str) -> list[str]:
+        """Store the schedules as a worker does when it starts: from a login that is a submitter, if theirs is not.
+
+        `source` names this program ("tasks:app"). Returns schedules that it declared before and does not any more:
+        they go on until `Client.forget_schedule`. Raises the first refusal, after all others are stored.
+        """
+        from gangq import schedules
+
+        refused, undeclared = self.client.execute(schedules.store(self._schedules.values(), source))
+        for problem in refused.values():
+            raise problem
+        return undeclared
 
     # Work
 

@@ -212,6 +212,7 @@ class World:
             else:
                 self.db.execute("delete from gangq.task_settings")
         self.db.execute("delete from gangq.cordons")
+        self.db.execute("delete from gangq.schedules_table")
         self.db.execute("delete from gangq.beat_gaps")
         self.db.execute("delete from gangq.notification_targets")
         for row in self.db.execute(
@@ -405,6 +406,20 @@ class World:
         (row,) = self.call("fetch_notification", **named)
         return {**named, "id": row["id"], "delivery": row["delivery"], "error": "no answer"}
 
+    def schedule(self) -> Arguments:
+        """One that is there, and submits what no worker has to be able to run."""
+        self.call(
+            "set_schedule", name="fuzz", cron="0 3 * * *", task="fuzz", work='{"wait_for_hardware": true}'
+        )
+        return {"name": "fuzz"}
+
+    def planned(self) -> Arguments:
+        self.schedule()
+        self.db.execute("update gangq.schedules_table set due_at = null")
+        (one,) = self.call("unplanned_schedules")
+        due = {"cron": one["cron"], "tz": "UTC", "after": str(one["after"]), "due": "2200-01-01 03:00:00+00"}
+        return {"plans": json.dumps([{"name": "fuzz", **due}])}
+
     def some_worker(self) -> Arguments:
         self.worker()
         return {"worker": "base"}
@@ -494,6 +509,21 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
             "ends_by": "2100-01-01",
             "refills": True,
         },
+        "declare_schedules": lambda w: {"source": "fuzz:app", "names": [w.schedule()["name"]]},
+        "forget_schedule": lambda w: w.schedule(),
+        "pause_schedule": lambda w: {**w.schedule(), "until": "2100-01-01"},
+        "plan_schedules": lambda w: w.planned(),
+        "resume_schedule": lambda w: w.schedule(),
+        "run_schedule_now": lambda w: w.schedule(),
+        "set_schedule": lambda w: {
+            "name": "fuzz",
+            "cron": "0 3 * * *",
+            "task": "fuzz",
+            "payload": "{}",
+            "work": "{}",
+            "catch_up": "all",
+        },
+        "unplanned_schedules": lambda w: {},
         "preview": lambda w: {"changes": '[{"add_workers": 1}]', "kinds": [1]},
         "predecessor": lambda w: w.some_worker(),
         "preempt_gang": lambda w: {"gang_id": w.gang("running")[0], "trigger_job": None, "reason": "r"},
@@ -555,7 +585,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
 
 KEEPS_WHAT_IT_IS_TOLD = {
     "register_worker", "configure", "set_queue", "set_task", "submit", "submit_gang", "heartbeat", "learn_gap",
-    "cordon", "set_taints", "trip",
+    "cordon", "set_taints", "trip", "set_schedule",
 }  # fmt: skip
 """What these accept is looked at again by every tick, so all of it must work after each single call."""
 
@@ -571,6 +601,7 @@ OBJECTS = {
     "submit_unique": ("options", "job_options"),
     "submit_unique_gang": ("options", "gang_options"),
     "register_worker": ("options", "worker_options"),
+    "set_schedule": ("options", "schedule_options"),
 }
 """The argument that is one JSON object, and the row type that its members come from."""
 

@@ -37,6 +37,7 @@ REWRITTEN = {
     "device_readings",
     "places",
     "lows",
+    "schedules_table",
     "plans",
     "unique_keys",
     "verdicts",

@@ -34,7 +34,21 @@ LOOK = {
     "waiting_later",
     "usage",
 }
-SUBMIT = {"submit", "submit_gang", "submit_unique", "submit_unique_gang", "set_priority", "cancel", "retry"}
+SUBMIT = {
+    "submit",
+    "submit_gang",
+    "submit_unique",
+    "submit_unique_gang",
+    "set_priority",
+    "cancel",
+    "retry",
+    "set_schedule",
+    "pause_schedule",
+    "resume_schedule",
+    "run_schedule_now",
+    "forget_schedule",
+    "declare_schedules",
+}
 WORK = {
     "register_worker",
     "heartbeat",
@@ -73,6 +87,8 @@ WORK = {
     "flag_dead_workers",
     "promote_due",
     "time_out",
+    "unplanned_schedules",
+    "plan_schedules",
 }
 BOUNCE = {
     "predecessor",
@@ -85,6 +101,8 @@ BOUNCE = {
     "bounced",
     "tick",
     "flag_dead_workers",
+    "unplanned_schedules",
+    "plan_schedules",
 }
 DELIVER = {"schema_version", "fetch_notification", "acknowledge_notification"}
 RUN = {
@@ -133,6 +151,7 @@ VIEWS = (
     "violations",
     "queues",
     "tasks",
+    "schedules",
     "retention",
     "attempts",
     "notifications",

@@ -39,6 +39,7 @@ SECTIONS = {
         "drains": "look",
     },
     "Queues": {
+        "schedule": "schedules",
         "queue": "queues",
         "task": "tasks",
     },

@@ -16,9 +16,10 @@ from gangq.cli.fleet import is_fresh
 from gangq.cli.output import megabytes, seconds, when
 from gangq.client import Client
 from gangq.client.encoding import counted
-from gangq.client.rows import DeviceRow, RetentionRow, WorkerRow
+from gangq.client.rows import DeviceRow, RetentionRow, ScheduleRow, WorkerRow
 
 _FIRST_READING_S = 60.0
+_PLANNED_WITHIN_S = 60
 _IDLE_LOOKS = 3
 _IDLE_AGAIN_S = 1.0
 _UNTOLD_S = 600.0
@@ -133,6 +134,38 @@ def tasks(client: Client) -> Finding:
         "submissions that do not say take those of the worker that registered last (gangq task list): run the same "
         "code on all workers",
     )
+
+
+def schedules(client: Client) -> Finding:
+    """Whether every schedule is submitted when it is due."""
+    found = client.schedules()
+    now = client.execute(queries.database_time())
+    told: list[str] = []
+    advice: list[str] = []
+    for s in found:
+        waits_s = (now - max(at for at in (s.set_at, s.last_at) if at is not None)).total_seconds()
+        if s.problem is not None and waits_s > _PLANNED_WITHIN_S:
+            told.append(f"{s.name} has no next due time ({s.problem})")
+            advice.append("a tick in SQL alone computes none: run a worker, or gangq tick from cron")
+        elif s.next_due is not None and (now - s.next_due).total_seconds() > _PLANNED_WITHIN_S:
+            told.append(f"{s.name} was due at {when(s.next_due)}")
+            advice.append("see that a tick runs")
+        elif s.passed_over is not None and s.passed_over > (s.last_due or s.set_at) and not _runs(s):
+            told.append(f"{s.name} was not run at {when(s.passed_over)} ({s.why})")
+            advice.append(
+                f"gangq schedule list {s.name}; once it is put right: gangq schedule run-now {s.name}"
+            )
+        elif s.undeclared_at is not None:
+            told.append(f"{s.name} goes on, and is not in {s.source} any more")
+            advice.append(f"if that is meant: gangq schedule rm {s.name}")
+    if not told:
+        return Finding("ok", f"{counted(len(found), 'schedule')}, all as they should be")
+    return Finding("warn", some(told), some(list(dict.fromkeys(advice))))
+
+
+def _runs(schedule: ScheduleRow) -> bool:
+    """Whether nothing was submitted because the last one still runs, as the schedule wants it."""
+    return (schedule.why or "").endswith("has not ended")
 
 
 def claims(client: Client) -> Finding:

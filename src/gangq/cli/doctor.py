@@ -260,6 +260,7 @@ _OF_THE_INSTALLATION = {
     "slots": checks.slots,
     "cgroups": checks.cgroups,
     "tasks": checks.tasks,
+    "schedules": checks.schedules,
     "claims": checks.claims,
     "reboot": checks.reboot,
     "devices": checks.devices,

@@ -33,9 +33,9 @@ _PACE_S = 0.05
 def tick(session: Session, loop: bool, force: bool) -> None:
     """Run all maintenance once, or in a loop.
 
-    Stale reservations, ended leases, drains, due jobs; then what starts where. Workers do this by themselves;
-    for cron, or with --loop as a dedicated process. One runs at a time. With --json one object per tick:
-    {"ran", "again", "next_in_s", "detail", "next_turn", "decide"}.
+    Stale reservations, ended leases, drains, due jobs and schedules; then what starts where. Workers do this by
+    themselves; for cron, or with --loop as a dedicated process. One runs at a time. With --json one object per tick:
+    {"ran", "again", "next_in_s", "detail", "next_turn", "decide", "unplanned"}.
     """
     private.close()
     client = session.client()

@@ -28,7 +28,7 @@ from gangq.placement.strategies import STRATEGIES
 _CHANGES = columns("job >gang state")
 
 
-work_options = chained(
+recurring_options = chained(
     click.option("--queue", help="Where it waits [as its task is declared, else default]."),
     click.option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
     click.option("--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."),
@@ -48,14 +48,6 @@ work_options = chained(
     ),
     click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
     click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
-    click.option("--due", "due_at", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
-    click.option(
-        "--after",
-        type=WhichType(),
-        multiple=True,
-        metavar="ID",
-        help="A job (12) or a gang (g12) that must be done first; may be repeated.",
-    ),
     click.option(
         "--select",
         "selectors",
@@ -68,12 +60,6 @@ work_options = chained(
     ),
     click.option(
         "--avoid-host", "avoid_hosts", multiple=True, metavar="HOST", help="A host it must not run on."
-    ),
-    click.option(
-        "--spec",
-        type=click.File(),
-        metavar="FILE",
-        help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
     ),
     click.option(
         "--wait-for-hardware",
@@ -146,7 +132,25 @@ work_options = chained(
         help="How long the gang may stay reserved.",
     ),
 )
-"""What a job needs and how it is treated: the options of submit and run."""
+"""What a job needs and how it is treated, each time it is submitted: the options of schedule add."""
+work_options = chained(
+    click.option("--due", "due_at", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
+    click.option(
+        "--after",
+        type=WhichType(),
+        multiple=True,
+        metavar="ID",
+        help="A job (12) or a gang (g12) that must be done first; may be repeated.",
+    ),
+    click.option(
+        "--spec",
+        type=click.File(),
+        metavar="FILE",
+        help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
+    ),
+    recurring_options,
+)
+"""The options of submit and run: these, and what holds for one submission."""
 
 
 class _Aloud(logging.Handler):

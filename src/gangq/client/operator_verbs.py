@@ -45,9 +45,14 @@ _OF_FUNCTION = """
 
 
 def _then_decide(
-    _verb: Verb[..., Any], first: Query[rows.TickReport], _given: Mapping[str, Any]
+    _verb: Verb[..., Any], first: Query[rows.TickReport], given: Mapping[str, Any]
 ) -> Steps[rows.TickReport]:
     report = yield from replace(first, steps=None)
+    if report.unplanned and given.get("decides", True):
+        from gangq.decider.schedules import plan_schedules
+
+        if (yield from plan_schedules()):
+            report = report._replace(again=True, next_in_s=0.0)
     if not report.decide:
         return report
     from gangq.decider.passes import run_passes
@@ -205,11 +210,21 @@ class OperatorVerbs:
     def tick(
         self, *, force: bool | None = None, turn: BigInt | None = None, decides: bool = True
     ) -> rows.TickReport:
-        """Run all maintenance once, if nobody else does; then decide what starts where, if that is this caller's
-        turn. Raises `WrongIsolation`.
+        """Run all maintenance once, if nobody else does; then compute when schedules are due next, and decide what
+        starts where, if that is this caller's turn. Raises `WrongIsolation`.
 
         `turn`: the `next_turn` of the call before, which found a tick running. `decides`: false for maintenance
         alone.
+        """
+
+    @verb
+    def unplanned_schedules(self) -> list[rows.UnplannedSchedule]:
+        """Schedules whose next due time is to be computed, at most 100: what `tick` does."""
+
+    @verb
+    def plan_schedules(self, *, plans: Objects) -> bool:
+        """Store computed due times: objects with name, cron, tz, after, and due, missed or problem. Returns whether
+        one of them is due by now. Raises `InvalidInput`.
         """
 
     @verb

@@ -78,6 +78,20 @@ GANG_ONLY = frozenset(SubmitGangOptions.__annotations__.keys() - SubmitOptions._
 """The options of a gang that single jobs do not have."""
 
 
+class ScheduleOptions(TypedDict, total=False):
+    """Of a schedule. None is as if it were left out.
+
+    - `catch_up` [last]: which due times that were missed, while no tick ran, are run afterwards: "skip" (none),
+      "last" (the last of them), "all" (each, the last 100 at most). One that passed less than 60 s ago is not missed.
+    - `skip_if_running` [False]: submit nothing while the last job or gang of the schedule has not ended.
+    - `due_as`: a key of the payload that is given the due time, as text: "2026-03-01T02:00:00.000000+00:00".
+    """
+
+    catch_up: str | None
+    skip_if_running: bool | None
+    due_as: str | None
+
+
 class RegisterOptions(TypedDict, total=False):
     """Of a worker. None is as if it were left out."""
 

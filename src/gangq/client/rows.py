@@ -49,6 +49,24 @@ class UniqueGangSubmitted(NamedTuple):
     existed: bool
 
 
+class ScheduledRun(NamedTuple):
+    """What a schedule submitted by hand: a job, or a gang and its rank 0."""
+
+    job_id: int
+    gang_id: int | None
+
+
+class UnplannedSchedule(NamedTuple):
+    """A schedule whose next due time is to be computed: the first after `after`; `now` is the database's clock."""
+
+    name: str
+    cron: str
+    tz: str
+    catch_up: str
+    after: datetime
+    now: datetime
+
+
 class StateChange(NamedTuple):
     """State of a job, or of a gang (`job_id` None), after cancel, retry or set_priority."""
 
@@ -216,7 +234,8 @@ class TickReport(NamedTuple):
     """`ran`: this call did the work (else another did or will); `again`: more is left; next due in `next_in_s`.
 
     `next_turn`: another tick was running. Call again with it after `next_in_s`, until `ran` is true or it is None.
-    `decide`: something waited to be placed, and this caller had the turn.
+    `decide`: something waited to be placed, and this caller had the turn. `unplanned`: how many schedules lacked
+    their next due time when the tick ended; a client computes it then.
     """
 
     ran: bool
@@ -225,6 +244,7 @@ class TickReport(NamedTuple):
     detail: dict[str, Any] | None
     next_turn: int | None
     decide: bool
+    unplanned: int
 
 
 class Reason(NamedTuple):
@@ -545,6 +565,46 @@ class DrainRow(NamedTuple):
     outcome: str | None
     started_at: datetime
     ended_at: datetime | None
+
+
+class ScheduleRow(NamedTuple):
+    """A schedule: by `cron` in the time zone `tz`, or `every` so long.
+
+    - `next_due`; `problem`: why there is none. `last_due`: the last due time for which something was submitted;
+      `last_at`, `last_job`, `last_gang`: what was submitted last, by hand or when due.
+    - `paused`, until `paused_until` (None: until it is resumed).
+    - `passed_over`, `why`: a due time for which nothing was submitted, the last such one known, and why not.
+    - `source`: the program that declares it; `undeclared_at`: since when it does not any more.
+    - `payload` and `work` (the other arguments and options) are None where `readable` is false.
+    """
+
+    name: str
+    task: str
+    queue: str
+    cron: str | None
+    every: timedelta | None
+    tz: str | None
+    next_due: datetime | None
+    last_due: datetime | None
+    last_at: datetime | None
+    last_job: int | None
+    last_gang: int | None
+    paused: bool
+    paused_until: datetime | None
+    passed_over: datetime | None
+    why: str | None
+    problem: str | None
+    catch_up: str
+    skip_if_running: bool
+    due_as: str | None
+    payload: Any
+    work: dict[str, Any] | None
+    submitter: str
+    login: str
+    set_at: datetime
+    source: str | None
+    undeclared_at: datetime | None
+    readable: bool
 
 
 class ViolationRow(NamedTuple):

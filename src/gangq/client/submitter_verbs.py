@@ -15,12 +15,14 @@ from typing import Any, Unpack
 from uuid import UUID
 
 from gangq.client import rows
-from gangq.client.options import SubmitGangOptions, SubmitOptions
+from gangq.client.options import ScheduleOptions, SubmitGangOptions, SubmitOptions
 from gangq.client.verb import (
     After,
     BigInt,
     BigInts,
+    Interval,
     Json,
+    Options,
     Payloads,
     Query,
     Real,
@@ -29,6 +31,7 @@ from gangq.client.verb import (
     SentJsons,
     SentTime,
     Steps,
+    Texts,
     Time,
     Verb,
     verb,
@@ -117,6 +120,13 @@ def _before_submit_child_gang(given: dict[str, Any], _options: dict[str, Any], _
         return  # The database refuses it.
     if isinstance(options, dict):
         given["options"] = {**options, "request_id": options.get("request_id") or new_request_id()}
+
+
+def _before_set_schedule(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
+    if given.get("cron") is not None:
+        from gangq.due import Cron
+
+        Cron(given["cron"], given.get("tz") or "UTC")  # Only Python reads all of it.
 
 
 class SubmitterVerbs:
@@ -288,4 +298,61 @@ class SubmitterVerbs:
     ) -> list[rows.StateChange]:
         """Change the priority (-1000 to 1000) of live jobs and gangs. Raises `InvalidInput`, `NotFound`, and `Busy`
         for what another transaction holds for 2 s. Some hundreds at a time, each in a transaction of its own.
+        """
+
+    @verb(before=_before_set_schedule)
+    def set_schedule(
+        self,
+        *,
+        name: str,
+        task: str,
+        cron: str | None = None,
+        every: Interval | None = None,
+        tz: str | None = None,
+        payload: Json | None = None,
+        work: Options | None = None,
+        connection: object | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> str:
+        """Make a schedule, or change it as a whole; return made, changed or same.
+
+        - `cron`: five fields, in the time zone `tz` [UTC], whose clock changes neither lose nor double a due time
+          (see `gangq.due`); or `every` so long, at least 1 second, counted from now.
+        - `work`: what else `submit` takes, or with `size` or `roles` `submit_gang`: `{"queue": "gpu", "gpus": 1}`.
+        - `options`: see `gangq.client.options.ScheduleOptions`.
+
+        Each due time is submitted once, on behalf of the login that stored the schedule last. Raises `InvalidInput`,
+        `NotFound` (no such queue), `TooLarge`, `NotAllowed` (another login stored it), `Busy`.
+        """
+
+    @verb
+    def pause_schedule(
+        self, *, name: str, until: Time | None = None, connection: object | None = None
+    ) -> None:
+        """Submit nothing of a schedule `until` then [until `resume_schedule`]; what comes due meanwhile is not caught
+        up. Raises `InvalidInput`, `NotFound`, `NotAllowed`, `Busy`.
+        """
+
+    @verb
+    def resume_schedule(self, *, name: str, connection: object | None = None) -> None:
+        """End the pause of a schedule. Raises `NotFound`, `NotAllowed`, `Busy`."""
+
+    @verb
+    def run_schedule_now(self, *, name: str, connection: object | None = None) -> rows.ScheduledRun:
+        """Submit the work of a schedule now, paused or not; its due times stay as they are.
+
+        Raises `NotFound`, `WrongState` (with `skip_if_running`: the last one has not ended), `NotAllowed`, `Busy`,
+        and what `submit` raises.
+        """
+
+    @verb
+    def forget_schedule(self, *, name: str, connection: object | None = None) -> None:
+        """Forget a schedule; what it has submitted goes on. Raises `NotFound`, `NotAllowed`, `Busy`."""
+
+    @verb
+    def declare_schedules(self, *, source: str, names: Texts) -> list[str]:
+        """Say that the program `source` declares these schedules and no others.
+
+        Returns those that it declared before and does not any more: they are marked, and go on. Raises
+        `InvalidInput`, `Busy`.
         """

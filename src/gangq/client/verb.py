@@ -34,6 +34,7 @@ from psycopg.rows import dict_row, tuple_row
 from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each
 from gangq.client.options import as_json, encode_options, texts
 from gangq.client.rows import columns
+from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -126,6 +127,10 @@ def _options(given: Mapping[str, object], _what: str) -> str | None:
     return as_json(encode_options(given))
 
 
+def _interval(given: Duration, what: str) -> timedelta:
+    return timedelta(seconds=seconds(given, what))
+
+
 def _storable(chunks: Sequence[str], _what: str) -> list[str]:
     """Return texts without NUL characters, which PostgreSQL's text cannot hold."""
     return [chunk.replace("\x00", "\N{REPLACEMENT CHARACTER}") for chunk in chunks]
@@ -154,6 +159,8 @@ Results = Annotated[Sequence[object | None], Sql("jsonb[]", _results)]
 BigInts = Annotated[Sequence[int], Sql("bigint[]", integers)]
 State = Annotated[str | Sequence[str], Sql("text", _one_or_several)]
 Integers = Annotated[Sequence[int], Sql("integer[]", integers)]
+Options = Annotated[Mapping[str, Any], Sql("jsonb", _options)]
+Interval = Annotated[Duration, Sql("interval", _interval)]
 Texts = Annotated[Sequence[str], Sql("text[]", texts)]
 Chunks = Annotated[Sequence[str], Sql("text[]", _storable)]
 After = Annotated[Sequence[int | Awaited], Sql("bigint[]", awaited_ids)]

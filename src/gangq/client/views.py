@@ -191,6 +191,10 @@ class Views:
     def tasks(self, *, task: str | None = None) -> list[rows.TaskRow]:
         """What was set for each task and learned of its beats, by task and class of devices."""
 
+    @verb(view="schedules", order="name")
+    def schedules(self, *, name: str | None = None) -> list[rows.ScheduleRow]:
+        """Schedules by name: when each is due, what it submitted last, and why it did not."""
+
     @verb(view="retention")
     def retention(self, *, class_: str | None = None) -> list[rows.RetentionRow]:
         """What is kept of what has ended, by class and table; no table is read for it."""

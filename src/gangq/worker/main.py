@@ -44,6 +44,7 @@ from gangq.worker.options import WorkerOptions
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import PROCESS_MARK, register
 from gangq.worker.retry import TRANSIENT, backoff, until_answered
+from gangq.worker.schedules import ScheduleStore
 from gangq.worker.session import Session
 from gangq.worker.signals import SignalWatch
 
@@ -187,6 +188,7 @@ class Worker:
             signals=self._signals,
             liveness=self._liveness,
             surroundings=surroundings,
+            schedules=ScheduleStore(self.app, self._target, self.options.name),
             deadman=self._deadman,
         )
         model: str | None = None
