@@ -58,7 +58,7 @@ begin
       ('learn_gap suspect watch_terms', 'worker', '2s'),
       ('submit_child submit_child_gang register_worker', 'worker', '2s'),
       ('apply', 'worker', '100ms'),
-      ('open_place reserve_gang reserve_members rollback_gang complete_drain', 'worker', '2s'),
+      ('open_place reserve_gang rollback_gang complete_drain', 'worker', '2s'),
       ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced tick',
         'worker host', '2s'),
       -- Steps of a tick.

@@ -65,7 +65,7 @@ MUTATIONS = [
     ("finish_member", "g.go_at is null", "false", "test_finish"),
     ("finish_rest", "elsif gangq.was_final(p.id, p.token, as_done => true) then", "elsif true then", "test_finish"),
     ("was_final", "(h.state = 'done' or not as_done)", "true", "test_finish"),
-    ("was_final", "'force', ", "", "test_judge"),
+    ("taken_away", "force,", "", "test_judge"),
     ("report", "(j.token = report.token and j.state in ('running', 'preempting')) is not true", "false",
      "test_finish"),
     ("stopped", "kind => nullif(how, 'ack')", "kind => null", "test_judge"),
