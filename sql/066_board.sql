@@ -174,9 +174,10 @@ comment on function gangq.drained_workers is
 create function gangq.movable_at(
   state text, stops integer, max_stops integer, preemptible boolean, began timestamptz,
   min_run_s real
-) returns timestamptz language sql immutable
-return case when state = 'running' and stops < max_stops and preemptible
-  then began + make_interval(secs => min_run_s) end;
+) returns timestamptz language sql immutable as $$
+  select case when state = 'running' and stops < max_stops and preemptible
+    then began + make_interval(secs => min_run_s) end
+$$;
 comment on function gangq.movable_at is
   'Internal. From when on a job may be told to stop for others; null: it may not.';
 
