@@ -80,7 +80,8 @@ begin
       'waiting>pending', 'waiting>scheduled', 'waiting>blocked', 'waiting>cancelled',
       'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>scheduled',
       'pending>cancelled', 'blocked>reserved', 'blocked>failed', 'blocked>pending',
-      'blocked>cancelled', 'reserved>running', 'reserved>blocked', 'running>done', 'running>scheduled',
+      'blocked>cancelled', 'reserved>running', 'reserved>blocked', 'running>done',
+      'running>scheduled',
       'running>failed', 'running>preempted', 'running>pending', 'running>preempting',
       'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>scheduled',
       'preempting>cancelled', 'preempted>blocked', 'preempted>failed', 'preempted>cancelled']) end)

@@ -102,6 +102,16 @@ $$;
 comment on function gangq.spends_job is
   'Internal. Whether this charge, not counted yet, is one more than the job may have.';
 
+create function gangq.state_after(state text, spent boolean, due timestamptz) returns text
+language sql immutable
+return case
+  when spent then case state when 'running' then 'failed' else 'cancelled' end
+  when due is not null then 'scheduled'
+  else 'pending' end;
+comment on function gangq.state_after is
+  'Internal. What an attempt that did not succeed leaves a single job in. state: it ran, or was '
+  'told to stop; spent: it has no further attempt; due: until when it must wait.';
+
 create function gangq.spends_gang(g gangq.live_gangs, charge text) returns boolean
 language sql immutable as $$
   select case charge

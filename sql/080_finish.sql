@@ -468,9 +468,7 @@ declare
   charge text := c.member;
   spent boolean := final or gangq.spends_job(j, charge);
   due timestamptz := coalesce(retry_at, gone_at);
-  next_state text := case
-    when spent then case j.state when 'running' then 'failed' else 'cancelled' end
-    when due is not null then 'scheduled' else 'pending' end;
+  next_state text := gangq.state_after(j.state, spent, due);
 begin
   error := case
     when c.event = 'reap' then jsonb_build_object('type', 'WorkerLost', 'message', reason,

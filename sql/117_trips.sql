@@ -125,7 +125,8 @@ comment on function gangq.trip is
 
 -- Why each step stands before the next one:
 -- 1. Decide who is charged and which devices the job avoids. The worker still counts as live,
---    because its next start offers its other devices again.
+--    because its next start offers its other devices again. What becomes of the job follows from
+--    the rules of step 5: state_after of a single job, cause_charged of a member.
 -- 2. Write the trip down. The event names the devices that the job holds until step 3. Poison and
 --    the quarantine count this event, and a job that is poison counts against no device.
 -- 3. Quarantine the devices to blame. Step 4 withholds all others, and only for a while.
@@ -133,7 +134,7 @@ comment on function gangq.trip is
 --    would give them back, and complete_drain reads exits_at: no member is placed again while the
 --    old process may run.
 -- 5. Free the job. Its gang gets the new shape before, because a gang that ends here takes its
---    shape into history, where retry finds it. Then the event learns what became of the job.
+--    shape into history, where retry finds it.
 -- 6. Free the other jobs of the worker. Before step 5 the tripped job would be freed as one of
 --    them, uncharged.
 create function gangq.carry_out_trip(
@@ -146,7 +147,8 @@ declare
   gone_at timestamptz;
   culprit bigint := j.id;  -- null: not known
   sentence text;
-  outcome text := 'preempted';
+  charge text := 'nothing';
+  outcome text;
   new_shape integer := j.shape_id;
 begin
   -- 1.
@@ -164,12 +166,25 @@ begin
     from gangq.who_stopped(j.gang_id, j.id, evidence ->> 'place') w;
     data := data || jsonb_build_object('gang', sentence);
   end if;
+  if j.gang_id is null then
+    charge := (gangq.cause_named(
+      case j.state when 'running' then 'trip' else j.stop_reason end)).member;
+  elsif j.state = 'running' and culprit = j.id then
+    charge := (
+      select (gangq.cause_named(gangq.cause_charged(g, array[j.id], 'trip'))).member
+      from gangq.live_gangs g where g.id = j.gang_id);
+  end if;
+  outcome := case
+    when j.gang_id is not null then 'preempted'
+    when j.stop_reason = 'cancel' then 'cancelled'
+    else gangq.state_after(j.state, gangq.spends_job(j, charge), gone_at) end;
   if code in (78, 85) and blamed <> '{}' then
     new_shape := gangq.shape_after_trip(j, blamed, faulty);
   end if;
   -- 2.
   perform gangq.log_with_evidence(t, 'trip', j, why,
-    data || jsonb_build_object('charged', culprit is not distinct from j.id), evidence);
+    data || jsonb_build_object('outcome', outcome, 'charged', culprit is not distinct from j.id,
+      'trips', (gangq.charge_job(j, charge)).trips), evidence);
   perform gangq.note_poison(j, t);
   -- 3.
   perform gangq.quarantine_blamed(j, blamed, faulty, why, error ->> 'message', t);
@@ -194,9 +209,6 @@ begin
       gangq.front_pos((select b.base from gangq.id_base() b)));
     outcome := gangq.end_attempt(j, 'trip', error, why, t, gone_at);
   end if;
-  update gangq.events e set data = e.data || jsonb_build_object('outcome', outcome,
-    'trips', (select x.trips from gangq.jobs x where x.id = j.id))
-  where e.job_id = j.id and e.token = j.token and e.kind = 'trip' and e.at = t;
   -- 6.
   if me.id is not null then
     perform gangq.free_orphans(array[me.id]);
