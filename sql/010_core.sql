@@ -61,6 +61,21 @@ end $$;
 comment on function gangq.refuse is
   'Internal. Raises a typed error whose hint says what to do; each has 2000 characters at most.';
 
+create function gangq.refuse_missing(what text, id text, is_live boolean default false)
+returns void language plpgsql as $$
+begin
+  perform gangq.refuse('GQ002',
+    format(case when what = any ('{worker,device}') then '%s %L %s' else '%s %s %s' end, what,
+      coalesce(left(id, 200), 'null'),
+      case when is_live then 'is not live' else 'does not exist' end),
+    format(case when is_live then 'It has ended or never existed: see gangq.%ss.'
+      else 'Look in gangq.%ss; what has ended is kept for its retention.' end,
+      replace(what, 'incarnation', 'worker')));
+end $$;
+comment on function gangq.refuse_missing is
+  'Internal. Raises GQ002 for a job, gang, incarnation, worker or device. is_live: it may have '
+  'ended.';
+
 create function gangq.check_moment(what text, at timestamptz) returns void
 language plpgsql immutable as $$
 begin
@@ -119,9 +134,14 @@ comment on function gangq.cut is
   'Internal. What was said, if it is not too large; else as much of its first keys as fits, and '
   'under "cut" how large it was.';
 
+create function gangq.reads_committed() returns boolean language sql stable
+return current_setting('transaction_isolation') in ('read committed', 'read uncommitted');
+comment on function gangq.reads_committed is
+  'Internal. Whether each statement of this transaction sees what others committed before it.';
+
 create function gangq.require_read_committed(verb text) returns void language plpgsql stable as $$
 begin
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+  if not gangq.reads_committed() then
     perform gangq.refuse('GQ008',
       format('%s needs isolation level READ COMMITTED, this transaction is %s', verb,
         upper(current_setting('transaction_isolation'))),

@@ -180,7 +180,6 @@ comment on function gangq.configure is
 
 create function gangq.set_task(task text, settings jsonb default '{}', forget boolean default false)
 returns void language plpgsql as $$
-#variable_conflict use_column
 declare
   n gangq.task_settings;
 begin

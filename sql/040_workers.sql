@@ -21,7 +21,6 @@ comment on function gangq.lock_name is
 
 create function gangq.declare_tasks(task_options jsonb, worker text, t timestamptz) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
   said record;
   old gangq.task_options;
@@ -85,13 +84,7 @@ begin
     perform gangq.refuse('GQ001', format('worker %L serves no queue', name),
       'Pass queues => array[''default''].');
   end if;
-  select w.q into wrong from unnest(queues) as w(q)
-  where not exists (select 1 from gangq.queues_table x where x.name = w.q) limit 1;
-  if found then
-    perform gangq.refuse('GQ002', format('queue %L does not exist', wrong.q),
-      format('Make it with: gangq queue create %s   (or select gangq.set_queue(%L)).',
-        wrong.q, wrong.q));
-  end if;
+  perform gangq.queue_named(w.q) from unnest(queues) as w(q);
   if not o.lease_s <= 1e6 then
     perform gangq.refuse('GQ001', format('lease_s is %s', o.lease_s),
       'A worker''s own lease is a million seconds at most; null: the installation''s.');
@@ -131,7 +124,6 @@ comment on function gangq.refuse_taken is
 
 create function gangq.register_devices(incarnation bigint, host text, devices jsonb)
 returns bigint[] language plpgsql as $$
-#variable_conflict use_column
 declare
   d record;
   ids bigint[];
@@ -177,7 +169,6 @@ create function gangq.register_worker(
   ack_timeout_s real, tick_s real, log_bytes integer, checkpoint_bytes integer, withheld text[],
   registered_at timestamptz
 ) language plpgsql as $$
-#variable_conflict use_column
 declare
   o gangq.worker_options;
   s gangq.settings;
@@ -271,7 +262,6 @@ create function gangq.heartbeat(
 ) returns table (
   job_id bigint, token bigint, action text, reason text, gang_id bigint, epoch integer
 ) language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   -- A crash may lose this renewal: for a full lease after a restart nothing is judged (lease_end).
@@ -357,8 +347,7 @@ comment on function gangq.refuse_heartbeat is
 --    a step lower than the last: the job counts from the start again.
 create function gangq.keep_beats(
   job_ids bigint[], tokens bigint[], beats jsonb[], t timestamptz
-) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+) returns void language plpgsql as $$
 begin
   with said as materialized (
     select j.id, j.token, c.beat,
@@ -408,8 +397,7 @@ comment on function gangq.keep_beats is
   'Internal. The beats that a heartbeat brings, aligned with its claims; waits for no lock.';
 
 create function gangq.keep_readings(incarnation bigint, readings jsonb, t timestamptz) returns void
-language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+language plpgsql as $$
 declare
   ids bigint[];
   latest jsonb[];
@@ -425,13 +413,13 @@ begin
     where r.offered_by = keep_readings.incarnation and pg_column_size(e.reading) <= 4096
     order by r.id, e.n desc) n;
   update gangq.device_readings d
-  set incarnation = keep_readings.incarnation, at = t, data = n.reading
+  set at = t, data = n.reading
   from unnest(ids, latest) as n(id, reading)
   where d.device_id = n.id and d.device_id = any (array(
     select z.device_id from gangq.device_readings z
     where z.device_id = any (ids) order by z.device_id for update skip locked));
-  insert into gangq.device_readings (device_id, incarnation, at, data)
-  select n.id, keep_readings.incarnation, t, n.reading from unnest(ids, latest) as n(id, reading)
+  insert into gangq.device_readings (device_id, at, data)
+  select n.id, t, n.reading from unnest(ids, latest) as n(id, reading)
   where not exists (select 1 from gangq.device_readings z where z.device_id = n.id)
   on conflict (device_id) do nothing;
 end $$;
@@ -445,9 +433,7 @@ declare
 begin
   select x.* into i from gangq.incarnations x where x.id = refuse_ended.incarnation;
   if not found then
-    perform gangq.refuse('GQ002',
-      format('incarnation %s does not exist', coalesce(refuse_ended.incarnation::text, 'null')),
-      'Call gangq.register_worker and use the incarnation it returns.');
+    perform gangq.refuse_missing('incarnation', refuse_ended.incarnation::text);
   end if;
   perform gangq.refuse('GQ005',
     format('worker %L, incarnation %s, ended at %s (%s)', i.name, i.id, i.ended_at, i.state),
@@ -462,7 +448,8 @@ begin
   update gangq.incarnations i set state = final_state, ended_at = t, model = null
   where i.id = end_incarnation.incarnation;
   perform gangq.forget_sleeper(end_incarnation.incarnation);
-  perform gangq.close_places_of(end_incarnation.incarnation);
+  perform gangq.close_places(array(
+    select p.id from gangq.places p where p.incarnation = end_incarnation.incarnation));
   perform gangq.offer_devices(array(
     select c.device_id from gangq.device_claimants c
     where c.incarnation = end_incarnation.incarnation));
@@ -473,7 +460,6 @@ comment on function gangq.end_incarnation is
 
 create function gangq.retire_worker(incarnation bigint, final boolean default true) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   me gangq.incarnations;
@@ -504,9 +490,27 @@ comment on function gangq.retire_worker is
   'free at once. No attempt is charged, each counts a stop (max_stops). Repeats are harmless. '
   'Raises GQ002, 42501 (another login registered it).';
 
+create function gangq.lock_reported(worker text, incarnation bigint) returns gangq.incarnations
+language plpgsql as $$
+declare
+  i gangq.incarnations;
+begin
+  select x.* into i from gangq.incarnations x
+  where x.id = lock_reported.incarnation and x.name = lock_reported.worker for no key update;
+  if not found then
+    perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', worker,
+        coalesce(lock_reported.incarnation::text, 'null')),
+      'Take both from select name, incarnation from gangq.workers.');
+  end if;
+  perform gangq.check_login(i.id, host => true);
+  return i;
+end $$;
+comment on function gangq.lock_reported is
+  'Internal, for report_dead and report_stuck. Locks the incarnation reported on and returns it. '
+  'Raises GQ002, 42501.';
+
 create function gangq.report_dead(worker text, incarnation bigint, evidence jsonb) returns integer
 language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   i gangq.incarnations;
@@ -520,14 +524,7 @@ begin
       'Say how every process it started was confirmed gone, as a JSON object: {"by": "alice", '
       '"checked": "host was powered off"}.');
   end if;
-  select x.* into i from gangq.incarnations x
-  where x.id = report_dead.incarnation and x.name = report_dead.worker for no key update;
-  if not found then
-    perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_dead.worker,
-        coalesce(report_dead.incarnation::text, 'null')),
-      'Take both from select name, incarnation from gangq.workers.');
-  end if;
-  perform gangq.check_login(i.id, host => true);
+  i := gangq.lock_reported(report_dead.worker, report_dead.incarnation);
   if i.ended_at is not null and i.exits_at is null then
     return 0;
   end if;
@@ -565,8 +562,9 @@ comment on function gangq.report_dead is
   'For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, '
   '42501.';
 
--- A registration of this name copies what an operator has set from the newest incarnation. Under
--- the name's lock it has done so, and its incarnation is the newest one here, or does so later.
+-- A registration copies the operator's quarantine and taints from the newest incarnation of its
+-- name. With the name locked, a registration has either committed, and its incarnation is the
+-- newest here, or it waits and copies what this transaction writes.
 create function gangq.lock_newest(worker text) returns bigint language plpgsql as $$
 declare
   newest bigint;
@@ -575,8 +573,7 @@ begin
   select i.id into newest from gangq.incarnations i
   where i.name = worker order by i.id desc limit 1 for no key update;
   if not found then
-    perform gangq.refuse('GQ002', format('worker %L does not exist', worker),
-      'Names are in gangq.workers.');
+    perform gangq.refuse_missing('worker', worker);
   end if;
   return newest;
 end $$;
@@ -590,8 +587,7 @@ declare
 begin
   select r.* into d from gangq.device_registry r where r.uuid = device_uuid;
   if not found then
-    perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid),
-      'UUIDs are in gangq.devices.');
+    perform gangq.refuse_missing('device', device_uuid);
   end if;
   return d;
 end $$;
@@ -600,7 +596,6 @@ comment on function gangq.device_of is 'Internal. The device with this UUID. Rai
 create function gangq.quarantine(
   device_uuid text default null, worker text default null, reason text default 'operator'
 ) returns void language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   d gangq.device_registry;
@@ -623,7 +618,7 @@ begin
     return;
   end if;
   d := gangq.device_of(device_uuid);
-  perform gangq.lock_device(d);
+  perform gangq.lock_devices(array[d.id]);
   select h.job_id into holder from gangq.device_holds h
   where h.device_id = d.id and h.kind = 'job';
   if found then
@@ -645,29 +640,31 @@ comment on function gangq.quarantine is
   'goes on. For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
 
 -- A claim that takes a device locks the worker that offers it first. Where no worker offers it, a
--- registration with it has to wait. The device may have changed hands while this waited.
-create function gangq.lock_device(d gangq.device_registry) returns void language plpgsql as $$
+-- registration with it has to wait. A device may have changed hands while this waited.
+create function gangq.lock_devices(device_ids bigint[]) returns void language plpgsql as $$
+declare
+  offering bigint[] := array(
+    select distinct r.offered_by from gangq.device_registry r
+    where r.id = any (device_ids) and r.offered_by is not null);
+  moved text;
 begin
-  if d.offered_by is null then
-    perform 1 from gangq.device_registry r where r.id = d.id for no key update;
-  else
-    perform 1 from gangq.incarnations x where x.id = d.offered_by for no key update;
-  end if;
-  if exists (
-    select 1 from gangq.device_registry r
-    where r.id = d.id and r.offered_by is distinct from d.offered_by)
-  then
+  perform 1 from gangq.incarnations x where x.id = any (offering) order by x.id for no key update;
+  perform 1 from gangq.device_registry r
+  where r.id = any (device_ids) and r.offered_by is null order by r.uuid for no key update;
+  select r.uuid into moved
+  from gangq.device_registry r
+  where r.id = any (device_ids) and r.offered_by <> all (offering) limit 1;
+  if found then
     raise exception using errcode = 'lock_not_available',
-      message = format('device %s is changing hands this moment', d.uuid),
+      message = format('device %s is changing hands this moment', moved),
       hint = 'Nothing was changed: try again.';
   end if;
 end $$;
-comment on function gangq.lock_device is
-  'Internal. Until the transaction ends no claim takes this device. Raises 55P03.';
+comment on function gangq.lock_devices is
+  'Internal. Until the transaction ends no claim takes these devices. Raises 55P03.';
 
 create function gangq.unquarantine(device_uuid text default null, worker text default null)
 returns void language plpgsql as $$
-#variable_conflict use_column
 declare
   d gangq.device_registry;
   newest bigint;
@@ -693,7 +690,6 @@ comment on function gangq.unquarantine is
   'it again. For gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
 
 create function gangq.let_use(device bigint) returns void language plpgsql as $$
-#variable_conflict use_column
 declare
   avoiding integer[] := array(select s.id from gangq.shapes s where device = any (s.avoid));
   shape record;
@@ -709,11 +705,10 @@ begin
     where s.id = any (avoiding)
       and exists (select 1 from gangq.live_jobs j where j.shape_id = s.id)
   loop
-    update gangq.live_gangs g
-    set kind_id = gangq.kind_avoiding(g.kind_id, shape.id, shape.opened),
-      shape_id = case g.shape_id when shape.id then shape.opened else g.shape_id end
-    where g.kind_id in (
-      select r.kind_id from gangq.kind_roles r where r.shape_id = shape.id);
+    perform gangq.change_shape(array(
+      select g.id from gangq.live_gangs g
+      where g.kind_id in (select r.kind_id from gangq.kind_roles r where r.shape_id = shape.id)),
+      shape.id, shape.opened);
     update gangq.live_jobs j set shape_id = shape.opened where j.shape_id = shape.id;
   end loop;
 end $$;
@@ -722,7 +717,6 @@ comment on function gangq.let_use is
 
 create function gangq.set_taints(worker text, taints text[]) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
   newest bigint;
   wanted text[] := gangq.check_taints(set_taints.taints, 'taints', false);

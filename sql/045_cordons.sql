@@ -68,7 +68,6 @@ create function gangq.cordon(
   host text default null, worker text default null, drain boolean default false,
   deadline timestamptz default null, reason text default null
 ) returns void language plpgsql as $$
-#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
   target record;
@@ -130,7 +129,6 @@ comment on function gangq.cordon is
 
 create function gangq.uncordon(host text default null, worker text default null) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   target record;

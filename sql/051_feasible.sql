@@ -1,6 +1,6 @@
 -- What could never be placed: not by the workers there are, not by any known, or not within the
--- limits of its queue. Each check counts at least what is there: only what must be false is called
--- infeasible.
+-- limits of its queue. Each check overestimates capacity, so a demand is called infeasible only if
+-- it certainly is.
 -- Takes no locks.
 
 create function gangq.offers(s gangq.shapes, known boolean, most integer default null)
@@ -31,7 +31,6 @@ comment on function gangq.offers is
 
 create function gangq.infeasible(shape_id integer, size integer, known boolean default false)
 returns text language plpgsql stable as $$
-#variable_conflict use_column
 declare
   s gangq.shapes;
   n record;
@@ -171,7 +170,6 @@ comment on function gangq.kind_room is
 
 create function gangq.kind_infeasible(kind_id integer, known boolean default false) returns text
 language plpgsql stable as $$
-#variable_conflict use_column
 declare
   best record;
   why text;
@@ -214,7 +212,6 @@ comment on function gangq.kind_infeasible is
 create function gangq.check_limits(
   queue text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric
 ) returns void language plpgsql stable as $$
-#variable_conflict use_column
 declare
   over record;
 begin

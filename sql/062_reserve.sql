@@ -18,25 +18,10 @@ return j.epoch_rank is not null or g.world_size = g.size;
 comment on function gangq.in_epoch is
   'Internal. Whether a member of a placed gang is part of its present epoch.';
 
-create function gangq.lock_gang(gang_id bigint) returns gangq.live_gangs language plpgsql as $$
-declare
-  g gangq.live_gangs;
-begin
-  select x.* into g from gangq.live_gangs x where x.id = lock_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', lock_gang.gang_id),
-      'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
-  return g;
-end $$;
-comment on function gangq.lock_gang is 'Internal. Locks a live gang and its members. Raises GQ002.';
-
 create function gangq.place_members(
   g gangq.live_gangs, job_ids bigint[], incarnations bigint[], devices bigint[], holders bigint[],
   digest text, t timestamptz
-) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+) returns void language plpgsql as $$
 declare
   fresh constant boolean := g.state = 'blocked';
   deadline constant timestamptz := t + make_interval(secs => g.claim_deadline_s);
@@ -86,10 +71,10 @@ language sql stable as $$
     and (cardinality(job_ids) = (g).size or not exists (
       select 1 from gangq.kind_roles r
       left join (
-        select coalesce(j.role, 1) as ordinal, count(*) as members, max(j.rank) as last_rank
+        select j.role as ordinal, count(*) as members, max(j.rank) as last_rank
         from gangq.live_jobs j
         where j.id = any (job_ids)
-        group by coalesce(j.role, 1)) x on x.ordinal = r.ordinal
+        group by j.role) x on x.ordinal = r.ordinal
       where r.kind_id = (g).kind_id
         and (coalesce(x.members, 0) not between r.min_members and r.max_members
           or x.last_rank <> r.first_rank + x.members - 1)))
@@ -101,8 +86,7 @@ comment on function gangq.is_epoch is
 -- free. Each check is a statement of its own, after the locks: it sees what was cordoned or claimed
 -- while this one locked.
 create function gangq.lock_room(job_ids bigint[], incarnations bigint[], t timestamptz)
-returns boolean language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+returns boolean language plpgsql as $$
 declare
   wanted bigint[] := array(select distinct w from unnest(incarnations) as w order by w);
   locked bigint[] := array(
@@ -128,13 +112,12 @@ end $$;
 comment on function gangq.lock_room is
   'Internal. Locks these workers: whether none is busy and they have room for these members.';
 
--- The member that can use the fewest chooses first: what suits the next one suited it too, so that
--- no member is left without whom another order would have served.
+-- The member that fits the fewest devices chooses first. Every device that fits it also fits the
+-- members after it, so this order serves all members if any order does.
 create function gangq.devices_for(
   job_ids bigint[], incarnations bigint[], given bigint[],
   out devices bigint[], out holders bigint[]
-) language plpgsql stable set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+) language plpgsql stable as $$
 declare
   m record;
   mine bigint[];
@@ -169,40 +152,42 @@ comment on function gangq.devices_for is
   'Internal. Devices, and the member that gets each: those given, one member''s after another''s; '
   'or the smallest free ones that do. devices null: there are none such.';
 
-create function gangq.reserve_members(
-  gang_id bigint, job_ids bigint[], incarnations bigint[], device_ids bigint[] default null,
-  digest text default null
+create function gangq.reserve_gang(
+  gang_id bigint, incarnations bigint[], job_ids bigint[] default null,
+  device_ids bigint[] default null, digest text default null
 ) returns boolean
 language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
-  members constant integer := coalesce(cardinality(reserve_members.job_ids), 0);
+  members integer;
   own_queue text;
   hit jsonb;
   d record;
 begin
-  perform gangq.require_read_committed('reserve_members');
-  g := gangq.lock_gang(reserve_members.gang_id);
+  perform gangq.require_read_committed('reserve_gang');
+  g := gangq.lock_gang(reserve_gang.gang_id);
+  reserve_gang.job_ids := coalesce(reserve_gang.job_ids, array(
+    select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.rank));
+  members := cardinality(reserve_gang.job_ids);
   if g.state <> 'blocked' and not (g.state = 'running' and g.missing_since is not null) then
     perform gangq.refuse('GQ004',
       format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state),
       'Somebody else placed, cancelled or drained it.');
-  elsif members = 0 or cardinality(reserve_members.incarnations) is distinct from members then
+  elsif members = 0 or cardinality(reserve_gang.incarnations) is distinct from members then
     perform gangq.refuse('GQ001', format('%s workers given for %s members',
-      coalesce(cardinality(reserve_members.incarnations), 0), members),
+      coalesce(cardinality(reserve_gang.incarnations), 0), members),
       'Pass the worker''s incarnation for each member, in rank order.');
-  elsif g.state = 'blocked' and not gangq.is_epoch(g, reserve_members.job_ids) then
+  elsif g.state = 'blocked' and not gangq.is_epoch(g, reserve_gang.job_ids) then
     perform gangq.refuse('GQ001', format('these %s members are no epoch of gang %s', members, g.id),
       'Pass in rank order the lowest ranks of each role, at least its minimum and at most its '
       'maximum.');
-  elsif g.state = 'running' and reserve_members.job_ids <> array(
+  elsif g.state = 'running' and reserve_gang.job_ids <> array(
     select j.id from gangq.live_jobs j
     where j.gang_id = g.id and j.state = 'blocked' and gangq.in_epoch(j, g) order by j.rank) then
     -- Another one is missing by now, or this one no more: they are placed together or not at all.
     return false;
-  elsif not gangq.lock_room(reserve_members.job_ids, reserve_members.incarnations, t) then
+  elsif not gangq.lock_room(reserve_gang.job_ids, reserve_gang.incarnations, t) then
     return false;
   end if;
   own_queue := (select k.queue from gangq.gang_kinds k where k.id = g.kind_id);
@@ -211,7 +196,7 @@ begin
     sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus))
   into hit
   from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-  where j.id = any (reserve_members.job_ids);
+  where j.id = any (reserve_gang.job_ids);
   if hit is not null then
     perform gangq.refuse('GQ004', format('gang %s does not fit the limits of queue %s: '
       '%s %s are used, %s more would be, and %s is the limit', g.id, hit ->> 'queue',
@@ -219,50 +204,42 @@ begin
       'Wait until others have ended, or raise the limit: select gangq.set_queue(...).');
   end if;
   d := gangq.devices_for(
-    reserve_members.job_ids, reserve_members.incarnations, reserve_members.device_ids);
+    reserve_gang.job_ids, reserve_gang.incarnations, reserve_gang.device_ids);
   if d.devices is null then
     return false;
   end if;
-  perform gangq.place_members(g, reserve_members.job_ids, reserve_members.incarnations, d.devices,
-    d.holders, reserve_members.digest, t);
+  perform gangq.place_members(g, reserve_gang.job_ids, reserve_gang.incarnations, d.devices,
+    d.holders, reserve_gang.digest, t);
   return true;
 end $$;
-comment on function gangq.reserve_members is
-  'Places members of a gang, given in rank order, each on the worker given for it; all of them or '
-  'none. Of a blocked gang: the members of a new epoch (of each role the lowest ranks, from its '
-  'minimum to its maximum), which get the claim deadline; of a running one: exactly those that are '
-  'missing, while the others run on and are told of the new epoch. Holds devices, wakes workers. '
-  'False when a worker is busy or has no room any more, or others are missing by now: decide '
-  'again. device_ids: theirs, in the same order; null: the smallest that do. digest: of the board '
-  'that it was decided on. Raises GQ001, GQ002, GQ004, GQ008.';
-
-create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
-language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-declare
-  given constant integer := coalesce(cardinality(reserve_gang.incarnations), 0);
-  g gangq.live_gangs;
-begin
-  perform gangq.require_read_committed('reserve_gang');
-  select x.* into g from gangq.live_gangs x where x.id = reserve_gang.gang_id for update;
-  if g.state = 'blocked' and given <> g.size then
-    perform gangq.refuse('GQ001',
-      format('%s given for a gang of %s', gangq.counted(given, 'worker'), g.size),
-      'Pass the worker''s incarnation for each rank, in rank order.');
-  end if;
-  return gangq.reserve_members(reserve_gang.gang_id, array(
-    select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.rank),
-    reserve_gang.incarnations);
-end $$;
 comment on function gangq.reserve_gang is
-  'Places a blocked gang: all members or none, on the worker given for each rank. Takes a new '
-  'epoch, sets the claim deadline, holds the devices, wakes the workers, all in one transaction. '
-  'False when a worker is busy this moment or has no room any more: decide again. Raises GQ001, '
-  'GQ002, GQ004, GQ008.';
+  'Places members of a gang, given in rank order (null: all), each on the worker given for it; '
+  'all of them or none, in one transaction. Of a blocked gang: the members of a new epoch (of '
+  'each role the lowest ranks, from its minimum to its maximum), which get the claim deadline; of '
+  'a running one: exactly those that are missing, while the others run on and are told of the new '
+  'epoch. Holds devices, wakes workers. False when a worker is busy or has no room any more, or '
+  'others are missing by now: decide again. device_ids: theirs, in the same order; null: the '
+  'smallest that do. digest: of the board that it was decided on. Raises GQ001, GQ002, GQ004, '
+  'GQ008.';
+
+-- A worker that is claiming right now is not silent: skip locked.
+create function gangq.pass_over(g gangq.live_gangs, t timestamptz) returns void
+language sql volatile as $$
+  update gangq.incarnations i set passed_over_until = t + make_interval(secs => c.pass_over_s)
+  from gangq.settings c
+  where g.deadline_at <= t and i.id = any (array(
+    select z.id from gangq.incarnations z
+    where z.id in (
+      select j.incarnation from gangq.live_jobs j
+      where j.gang_id = g.id and j.state = 'reserved' and j.deadline_at <= t)
+    order by z.id for no key update skip locked))
+$$;
+comment on function gangq.pass_over is
+  'Internal. Workers that did not claim the members of this locked gang in time get nothing for a '
+  'while.';
 
 create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
 language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
@@ -281,14 +258,7 @@ begin
   end if;
   select x.* into cfg from gangq.settings x;
   delete from gangq.device_holds h where h.job_id = any (back);
-  -- A worker that did not claim in time is not asked again for a while. One that is claiming right
-  -- now is not silent.
-  update gangq.incarnations i set passed_over_until = t + make_interval(secs => cfg.pass_over_s)
-  where g.deadline_at <= t and i.id = any (array(
-    select z.id from gangq.incarnations z
-    where z.id in (
-      select j.incarnation from gangq.live_jobs j where j.id = any (back) and j.deadline_at <= t)
-    order by z.id for no key update skip locked));
+  perform gangq.pass_over(g, t);
   update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null,
     epoch_rank = case when runs then j.epoch_rank end
   where j.id = any (back);

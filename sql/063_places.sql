@@ -51,7 +51,7 @@ create function gangq.place_until(t timestamptz) returns timestamptz language sq
 $$;
 comment on function gangq.place_until is 'Internal. Two ticks on: until then a pass renews it.';
 
--- More than four ticks ahead: the clock was set back, and how long it has been open is not known.
+-- An end more than four ticks ahead means that the clock was set back: the place's age is unknown.
 create function gangq.is_over(until timestamptz, tick_s real, t timestamptz) returns boolean
 language sql stable
 return until <= t or until > t + make_interval(secs => 4 * tick_s);
@@ -80,7 +80,6 @@ create function gangq.open_place(
   incarnation bigint, job_id bigint, device_ids bigint[] default null,
   min_priority integer default -1000, ends_by timestamptz default null, refills boolean default true
 ) returns bigint language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   me gangq.incarnations;
@@ -130,8 +129,8 @@ comment on function gangq.open_place is
 
 -- Filling -----------------------------------------------------------------------------------------
 
--- What was verified when the place was opened may have changed since. Capacity need not be counted
--- again, because the place itself is counted.
+-- Checks again what may have changed since the place was opened. Capacity cannot have: the place
+-- itself counts as used.
 create function gangq.no_fill(
   me gangq.incarnations, p gangq.places, s gangq.shapes, t timestamptz
 ) returns text language sql stable as $$
@@ -157,8 +156,7 @@ comment on function gangq.no_fill is
 
 create function gangq.fill_places(
   me gangq.incarnations, request_id uuid, most integer, base bigint, t timestamptz
-) returns bigint[] language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+) returns bigint[] language plpgsql as $$
 declare
   p gangq.places;
   s gangq.shapes;
@@ -190,8 +188,7 @@ begin
           then format('job %s could end after %s', head.id, p.ends_by) end;
     end if;
     if why is not null then
-      delete from gangq.device_holds h where h.place_id = p.id;
-      delete from gangq.places x where x.id = p.id;
+      perform gangq.close_places(array[p.id]);
       closed := true;
       if why <> '' then
         perform gangq.log_event(t, 'place_closed', incarnation => (me).id, reason => why,
@@ -206,7 +203,7 @@ begin
       devices = nullif(p.device_ids, '{}'), request_id = fill_places.request_id
     where j.id = head.id;
     update gangq.device_holds h
-    set kind = 'job', place_id = null, job_id = head.id, token = drawn, since = t
+    set kind = 'job', place_id = null, job_id = head.id, since = t
     where h.place_id = p.id;
     update gangq.places x set job_id = head.id, token = drawn where x.id = p.id and p.refills;
     delete from gangq.places x where x.id = p.id and not p.refills;
@@ -224,9 +221,10 @@ comment on function gangq.fill_places is
 
 -- Closing -----------------------------------------------------------------------------------------
 
--- Only a job that is done leaves its place open: a job that failed, tripped or was stopped may have
--- left a device in doubt, and the next pass decides about that room. What a pass has locked is left
--- to it. Where nothing waits, the devices are free at once, and the next pass or tick removes it.
+-- Only a job that is done leaves its place open. A job that failed, tripped or was stopped may have
+-- left its device broken, so the next pass decides. A place that a pass has locked is skipped. When
+-- no job of the kind waits, the devices are free at once, and the next pass or tick deletes the
+-- place.
 create function gangq.vacate(job_ids bigint[], tokens bigint[], t timestamptz) returns integer
 language sql volatile as $$
   with vacant as (
@@ -244,7 +242,7 @@ language sql volatile as $$
   ),
   held as (
     update gangq.device_holds h
-    set kind = 'place', place_id = v.id, job_id = null, token = null, since = t
+    set kind = 'place', place_id = v.id, job_id = null, since = t
     from vacant v
     where h.device_id = any (v.device_ids) and h.job_id = any (job_ids)
   )
@@ -271,14 +269,6 @@ end $$;
 comment on function gangq.close_places is
   'Internal. Closes places: what nobody sits in is free at once, a job that runs there keeps its '
   'devices until it ends. waits: also for a place that a pass renews this moment.';
-
-create function gangq.close_places_of(incarnation bigint) returns integer
-language sql volatile as $$
-  select gangq.close_places(array(
-    select p.id from gangq.places p where p.incarnation = close_places_of.incarnation))
-$$;
-comment on function gangq.close_places_of is
-  'Internal. Closes the places on a worker that takes nothing more, whose row is locked.';
 
 create function gangq.close_overdue(most integer default 200) returns integer
 language sql volatile as $$

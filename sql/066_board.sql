@@ -131,7 +131,8 @@ begin
       offset 0) f
     left join (
       select r.offered_by, json_agg(json_build_object('id', r.id, 'vram_mb', r.vram_mb,
-        'link', r.link, 'withheld', h.device_id is not null or null) order by r.vram_mb, r.index, r.id) as devices
+        'link', r.link, 'withheld', h.device_id is not null or null)
+        order by r.vram_mb, r.index, r.id) as devices
       from gangq.device_registry r
       left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine'
       where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id);
@@ -150,7 +151,7 @@ returns table (gang_id bigint, job_id bigint, members bigint) language sql stabl
         partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
     from gangq.live_gangs g
     join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
-    join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
+    join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = j.role
     where g.id = any (gang_ids) and g.state = 'running' and g.failure_policy = 'shrink'
       and g.missing_since is null and g.world_size = (
         select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state = 'running')) m
@@ -170,16 +171,25 @@ $$;
 comment on function gangq.drained_workers is
   'Internal. Live workers that are drained, or whose host is.';
 
--- A member that leaves a gang which goes on without it, or could, is a unit of its own. Ends are
--- estimates: what has outrun its own ends when its budget does, and what has outrun that too, soon.
+create function gangq.movable_at(
+  state text, stops integer, max_stops integer, preemptible boolean, began timestamptz,
+  min_run_s real
+) returns timestamptz language sql immutable as $$
+  select case when state = 'running' and stops < max_stops and preemptible
+    then began + make_interval(secs => min_run_s) end
+$$;
+comment on function gangq.movable_at is
+  'Internal. From when on a job may be told to stop for others; null: it may not.';
+
+-- A member that leaves a gang which goes on without it, or could, is a unit of its own. ends_at is
+-- the estimate; once that has passed, the end of the budget; once that has passed, 30 s from now.
 create function gangq.unit_parts(t timestamptz)
 returns table (
   key bigint, part_of bigint, id bigint, submitter text, priority smallint, incarnation bigint,
   queue text, gpus smallint, memory_mb bigint, cpus numeric, apart text, world_size integer,
   spared bigint, since float8, gone_at float8, ends_at float8, ends_by text, lost_s float8,
   movable_at float8
-) language plpgsql stable set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+) language plpgsql stable as $$
 declare
   now_s constant float8 := gangq.seconds(t);
 begin
@@ -223,8 +233,8 @@ begin
         where k.job_id = coalesce(case when g.checkpoint_mode = 'rank0' then (
           select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0) end,
           j.id))))),
-      case when j.state = 'running' and j.stops < c.max_stops and coalesce(g.preemptible, true)
-        and s.preemptible then x.began + s.min_run_s end
+      gangq.seconds(gangq.movable_at(j.state, j.stops, c.max_stops,
+        coalesce(g.preemptible, true) and s.preemptible, x.began_at, s.min_run_s))
     from jobs j
     join shapes s on s.id = j.shape_id and s.budget_s is not distinct from j.budget_s
     cross join gangq.settings c
@@ -233,14 +243,13 @@ begin
     cross join lateral (
       select j.state = 'preempting' and g.state = 'running'
           or j.id in (select u.job_id from surplus u) as alone,
-        gangq.seconds(
-          coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end)) as began,
+        coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) as began_at,
         gangq.seconds(coalesce(g.go_at, j.claimed_at, t)) as since,
         case when j.state = 'preempting' then gangq.seconds(j.told_at) + c.grace_s end as gone_at
       offset 0) x
     cross join lateral (
-      select coalesce(x.began, now_s) + s.estimate_s as estimated,
-        coalesce(x.began, now_s) + s.most as latest) e);
+      select b.began + s.estimate_s as estimated, b.began + s.most as latest
+      from (select coalesce(gangq.seconds(x.began_at), now_s) as began) b) e);
 end $$;
 comment on function gangq.unit_parts is
   'Internal. What is placed, job by job. key: its unit, of a gang the id, of a job alone its own, '
@@ -318,7 +327,7 @@ language sql stable as $$
     cross join lateral (
       select r.ordinal, count(j.id) as placed
       from gangq.kind_roles r
-      left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
+      left join gangq.live_jobs j on j.gang_id = g.id and j.role = r.ordinal
         and j.state in ('reserved', 'running')
       where r.kind_id = g.kind_id group by r.ordinal) m
     group by g.id, k.queue
@@ -456,7 +465,7 @@ begin
         from gangs g
         join gangq.live_gangs w on w.id = g.id
         join gangq.kind_roles r on r.kind_id = w.kind_id
-        left join gangq.live_jobs j on j.gang_id = w.id and coalesce(j.role, 1) = r.ordinal
+        left join gangq.live_jobs j on j.gang_id = w.id and j.role = r.ordinal
         where g.state = 'running'
         group by w.id, r.ordinal) y
       group by y.id
@@ -526,7 +535,6 @@ comment on function gangq.board_single_asks is
 -- The board ---------------------------------------------------------------------------------------
 
 create function gangq.board() returns json language plpgsql stable as $$
-#variable_conflict use_variable
 declare
   t constant timestamptz := gangq.now();
   -- One more than could be placed: then the pass says why the rest waits.

@@ -30,8 +30,7 @@ declare
   attempts gangq.attempt_history[];
   -- In a caller's REPEATABLE READ transaction a row that another session has changed since would
   -- fail it: there no run time is learned, and a place is closed.
-  at_once boolean := current_setting('transaction_isolation')
-    in ('read committed', 'read uncommitted');
+  at_once boolean := gangq.reads_committed();
   marker text;
 begin
   vacant := 0;
@@ -117,8 +116,7 @@ comment on function gangq.leave is
   'place.';
 
 create function gangq.clear_behind(ids bigint[], new_state text, at_once boolean) returns void
-language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
-as $$
+language plpgsql as $$
 begin
   delete from gangq.progress p where p.job_id = any (ids);
   delete from gangq.dependencies d where d.job_id = any (ids);
@@ -142,29 +140,10 @@ end $$;
 comment on function gangq.clear_behind is
   'Internal, for leave. Removes what these jobs have in other tables, and tells their dependents.';
 
--- A member that a done gang could spare (its completion rule, an elastic role) is cancelled and
--- lets nobody down.
-create function gangq.ended_as(job_id bigint) returns text language sql stable as $$
-  select case when h.state = 'cancelled' and h.gang_id is not null and (
-      select k.state from gangq.gang_history k
-      where k.gang_id = h.gang_id order by k.finished_at desc limit 1) = 'done'
-    then 'done' else h.state end
-  from gangq.history h where h.job_id = ended_as.job_id order by h.finished_at desc limit 1
-$$;
-comment on function gangq.ended_as is
-  'Internal. How this job''s latest ending counts for its dependents; null: it has not ended.';
-
-create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
-  -- Whether an ending that is no longer in history was a success is not known.
-  update gangq.dependencies d set outcome = coalesce(gangq.ended_as(d.on_job_id), 'cancelled')
-  where d.ctid = any (array(
-    select z.ctid from gangq.dependencies z
-    where z.on_job_id = any (settle.ended) and z.outcome is null
-    order by z.on_job_id, z.job_id for update skip locked))
-$$;
-comment on function gangq.settle is
-  'Internal. Tells the dependents of these jobs how they ended, but for rows that another '
-  'transaction holds: see gangq.unsettled.';
+create function gangq.taken_away() returns text[] language sql immutable
+return '{dead,force,lost}'::text[];
+comment on function gangq.taken_away is
+  'Internal. The kinds of events that say that an attempt was taken from its worker.';
 
 create function gangq.was_final(job_id bigint, token bigint, as_done boolean default false)
 returns boolean language sql stable as $$
@@ -180,7 +159,7 @@ returns boolean language sql stable as $$
     and not exists (
       select 1 from gangq.events e
       where e.job_id = was_final.job_id and e.token = was_final.token
-        and e.kind in ('reap', 'dead', 'force', 'lost'))
+        and e.kind = any (gangq.taken_away()))
 $$;
 comment on function gangq.was_final is
   'Internal. Whether its worker ended the attempt of this token: the same call again then succeeds '
@@ -194,70 +173,6 @@ create function gangq.for_events(error jsonb) returns jsonb language sql immutab
 $$;
 comment on function gangq.for_events is 'Internal. An error without its traceback and log.';
 
--- Locks -------------------------------------------------------------------------------------------
-
--- For the tick: a frozen client that holds one row of a gang (an uncommitted checkpoint of a member
--- is enough) must not make all maintenance wait, so the gang is stepped over as a whole.
-create function gangq.try_lock_gang(gang_id bigint) returns boolean language plpgsql as $$
-#variable_conflict use_column
-begin
-  perform from gangq.live_gangs g where g.id = try_lock_gang.gang_id for update skip locked;
-  return found and (
-    select count(*) from gangq.live_jobs j where j.gang_id = try_lock_gang.gang_id) = (
-    select count(*) from (
-      select from gangq.live_jobs j
-      where j.gang_id = try_lock_gang.gang_id order by j.id for update skip locked) l);
-end $$;
-comment on function gangq.try_lock_gang is
-  'Internal. Locks a gang and all its members without waiting; false: one is locked already.';
-
-create function gangq.lock_jobs(job_ids bigint[], gang_ids bigint[]) returns void
-language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
-#variable_conflict use_column
-begin
-  perform from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
-  perform from gangq.live_jobs j where j.id = any (job_ids) or j.gang_id = any (gang_ids)
-  order by j.id for update;
-end $$;
-comment on function gangq.lock_jobs is 'Internal. Locks these jobs, and these gangs as a whole.';
-
-create function gangq.lock_job(job_id bigint, host boolean default false) returns gangq.live_jobs
-language plpgsql as $$
-declare
-  j gangq.live_jobs;
-begin
-  perform gangq.lock_jobs(array[lock_job.job_id],
-    array(select x.gang_id from gangq.live_jobs x where x.id = lock_job.job_id));
-  select x.* into j from gangq.live_jobs x where x.id = lock_job.job_id;
-  perform gangq.check_login(j.incarnation, lock_job.host);
-  return j;
-end $$;
-comment on function gangq.lock_job is
-  'Internal. For the verbs of its worker: locks a job, or its gang as a whole; returns the job. '
-  'Raises 42501 if another login''s worker holds it. host: the bouncer of its host may, too.';
-
-create function gangq.lock_free(job_ids bigint[], gang_ids bigint[]) returns bigint[]
-language plpgsql as $$
-#variable_conflict use_column
-declare
-  free_jobs bigint[];
-  free_gangs bigint[] := array(
-    select g.id from unnest(lock_free.gang_ids) as g(id) where gangq.try_lock_gang(g.id));
-begin
-  free_jobs := array(
-    select j.id from gangq.live_jobs j
-    where j.id = any (lock_free.job_ids) and j.gang_id is null order by j.id
-    for update skip locked);
-  return array(
-    select j.id from gangq.live_jobs j
-    where j.id = any (lock_free.job_ids) and case when j.gang_id is null
-      then j.id <> all (free_jobs) else j.gang_id <> all (free_gangs) end);
-end $$;
-comment on function gangq.lock_free is
-  'Internal. Of these jobs, which are in these gangs or in none, locks those that are free, with '
-  'their gangs, and returns the others. Never waits.';
-
 -- Done --------------------------------------------------------------------------------------------
 
 -- The work of complete and of complete_and_claim: the ids that are done now, and what became of
@@ -267,7 +182,6 @@ create function gangq.finish(
   job_ids bigint[], tokens bigint[], results jsonb[], strict boolean,
   out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean
 ) language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   look record;
@@ -282,7 +196,7 @@ begin
       'complete needs as many tokens (and results, if any) as job ids, and at least one',
       'Pass arrays of one length.');
   end if;
-  -- What all of them have is more than any of them has, and costs nothing to ask.
+  -- A cheap test first: the total size is an upper bound for each result.
   if pg_column_size(finish.results) > 1024 then
     perform gangq.check_results(finish.job_ids, finish.results);
   end if;
@@ -348,7 +262,6 @@ create function gangq.finish_rest(
   job_ids bigint[], tokens bigint[], results jsonb[], done bigint[], strict boolean, t timestamptz,
   out others bigint[], out outcomes text[], out vacant integer
 ) language plpgsql as $$
-#variable_conflict use_column
 declare
   p record;
   outcome text;
@@ -388,7 +301,6 @@ comment on function gangq.finish_rest is
 
 create function gangq.finish_member(job_id bigint, result jsonb, t timestamptz) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
   g gangq.live_gangs;
   j gangq.live_jobs;
@@ -423,7 +335,6 @@ create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
 ) returns table (job_id bigint, outcome text)
 language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
-#variable_conflict use_column
 declare
   finished record;
 begin
@@ -543,7 +454,7 @@ begin
     j.order_key := gangq.order_key(j.priority,
       gangq.front_pos((select b.base from gangq.id_base() b)));
   end if;
-  return gangq.end_attempt(j, cause, error, reason, t, final => final, due_at => (
+  return gangq.end_attempt(j, cause, error, reason, t, final => final, retry_at => (
     select t + coalesce(make_interval(secs => delay_s),
       gangq.backoff(q.backoff_s, q.backoff_max_s, j.attempts))
     from gangq.shapes s join gangq.queues_table q on q.name = s.queue
@@ -559,15 +470,15 @@ comment on function gangq.report is
 -- may have been changed.
 create function gangq.end_attempt(
   j gangq.live_jobs, cause text, error jsonb, reason text, t timestamptz,
-  due_at timestamptz default null, final boolean default false, kind text default null
+  gone_at timestamptz default null, retry_at timestamptz default null,
+  final boolean default false, kind text default null
 ) returns text language plpgsql as $$
 declare
   c record := gangq.cause_named(cause);
   charge text := c.member;
   spent boolean := final or gangq.spends_job(j, charge);
-  next_state text := case
-    when spent then case j.state when 'running' then 'failed' else 'cancelled' end
-    when due_at is not null then 'scheduled' else 'pending' end;
+  due timestamptz := coalesce(retry_at, gone_at);
+  next_state text := gangq.state_after(j.state, spent, due);
 begin
   error := case
     when c.event = 'reap' then jsonb_build_object('type', 'WorkerLost', 'message', reason,
@@ -581,7 +492,7 @@ begin
       job_id => j.id, token => j.token, incarnation => j.incarnation, reason => reason,
       data => case when cause = 'fail' then jsonb_strip_nulls(jsonb_build_object(
         'attempts', j.attempts, 'retryable', case when spent then not final end,
-        'due_at', case when not spent then due_at end)) end);
+        'due_at', case when not spent then due end)) end);
   end if;
   perform gangq.record_attempts(array[gangq.attempt_of(j,
     case cause when 'release' then coalesce(j.stop_reason, cause) else cause end, t)]);
@@ -597,10 +508,9 @@ begin
     perform gangq.leave(array[j.id], array[j.token], next_state, '{}', coalesce(error, '{}'), t);
     return next_state;
   end if;
-  update gangq.live_jobs x set state = next_state, due_at = end_attempt.due_at,
+  update gangq.live_jobs x set state = next_state, due_at = due,
     (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge)),
-    -- A failure waits for its backoff, all others for the process to be gone.
-    ran_on = case when end_attempt.due_at is not null and cause <> 'fail' then x.incarnation end,
+    ran_on = case when gone_at is not null then x.incarnation end,
     order_key = j.order_key, shape_id = j.shape_id, final_token = x.token, token = null,
     incarnation = null, request_id = null, told_at = null, stop_reason = null,
     error = coalesce(end_attempt.error, x.error)
@@ -613,8 +523,8 @@ begin
 end $$;
 comment on function gangq.end_attempt is
   'Internal. Charges a single job for its attempt, and returns it to pending, or to scheduled '
-  'until due_at. If its budget is spent it fails, or is cancelled when it was told to stop. kind: '
-  'of the event. Returns the state.';
+  'until its process is gone (gone_at) or its backoff is over (retry_at). If its budget is spent '
+  'it fails, or is cancelled when it was told to stop. kind: of the event. Returns the state.';
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true,
@@ -629,7 +539,8 @@ begin
   end if;
   if not (retry_in_s >= 0 and retry_in_s <= 1e7) then
     perform gangq.refuse('GQ001', format('retry_in_s is %s', retry_in_s),
-      'It is how long to wait before the next attempt: 0 to 1e7 seconds; null: the queue''s backoff.');
+      'It is how long to wait before the next attempt: 0 to 1e7 seconds; null: the queue''s '
+      'backoff.');
   end if;
   outcome := gangq.report(fail.job_id, fail.token,
     case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
@@ -666,7 +577,6 @@ comment on function gangq.requeue is
 create function gangq.release(job_ids bigint[], tokens bigint[], reason text default null)
 returns table (job_id bigint, outcome text)
 language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 begin
   perform gangq.refuse_larger('the reason', octet_length(release.reason), 4000);
   if coalesce(cardinality(release.job_ids), 0) <> coalesce(cardinality(release.tokens), 0) then
@@ -700,92 +610,3 @@ comment on function gangq.ack_preempted is
   'A worker confirms that a job told to stop is stopped: its whole process tree is gone. Returns '
   'preempted, cancelled, pending (a single job, to be run again) or repeated. Raises GQ002, GQ003, '
   'GQ004 (it was not told to stop), 42501.';
-
--- Output ------------------------------------------------------------------------------------------
-
-create function gangq.append_log(
-  job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]
-) returns void
-language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
-declare
-  -- A chunk counts as 64 bytes more than it has, for its row. The smallest has one byte: a worker
-  -- that keeps to log_bytes never comes here.
-  most bigint := (select 65::bigint * c.log_bytes from gangq.settings c);
-  said record;
-  held record;
-  other bigint;
-  last record;
-  total bigint;
-  -- So that no partition of later days is read.
-  until timestamptz := gangq.now() + interval '1 hour';
-begin
-  if (
-    select count(distinct coalesce(cardinality(a.list), 0))
-    from (values (append_log.job_ids::text[]), (append_log.tokens::text[]),
-      (append_log.seqs::text[]), (append_log.chunks)) as a(list)) > 1
-    or array_position(append_log.seqs, null) is not null
-    or array_position(append_log.chunks, null) is not null or 0 > any (append_log.seqs)
-  then
-    perform gangq.refuse('GQ001',
-      'append_log needs as many tokens, numbers and chunks as job ids, and numbers from 0 on',
-      'Pass arrays of one length, without nulls in seqs and chunks.');
-  end if;
-  perform gangq.refuse_larger('a chunk', max(octet_length(c.chunk)), 1048576)
-  from unnest(append_log.chunks) as c(chunk);
-  perform gangq.require_read_committed('append_log');
-  for said in
-    select l.id, l.token, array_agg(l.seq order by l.seq) as seqs,
-      array_agg(l.chunk order by l.seq) as chunks
-    from unnest(append_log.job_ids, append_log.tokens, append_log.seqs, append_log.chunks)
-      as l(id, token, seq, chunk)
-    group by l.id, l.token order by l.id, l.token
-  loop
-    select j.incarnation, j.submitted_at, j.token is not distinct from said.token as present
-    into held from gangq.live_jobs j
-    where j.id = said.id and (j.token = said.token or j.final_token = said.token);
-    continue when not found;
-    -- An attempt that is over has left its job's row: the event of its end says where it ran.
-    other := (
-      select i.id from gangq.incarnations i
-      where i.id = any (case when held.present then array[held.incarnation] else array(
-          select e.incarnation from gangq.events e
-          where e.job_id = said.id and e.token = said.token) end)
-        and not gangq.may_report(i.login) limit 1);
-    if other is not null then
-      perform gangq.refuse_login(other);
-    end if;
-    -- Two appends at once would each count without the other. So appends of one attempt wait for
-    -- each other: at its first row, and while there is none at the row of its job, unless that runs
-    -- as another attempt.
-    perform from gangq.logs x
-    where x.job_id = said.id and x.token = said.token
-      and x.at between held.submitted_at and until
-    order by x.seq limit 1 for no key update;
-    if not found then
-      perform from gangq.live_jobs j
-      where j.id = said.id
-        and (j.token = said.token or j.token is null and j.final_token = said.token)
-      for no key update;
-      continue when not found;
-      perform from gangq.logs x
-      where x.job_id = said.id and x.token = said.token
-        and x.at between held.submitted_at and until
-      order by x.seq limit 1 for no key update;
-    end if;
-    select x.seq, x.upto into last from gangq.logs x
-    where x.job_id = said.id and x.token = said.token and x.at between held.submitted_at and until
-    order by x.seq desc limit 1;
-    select coalesce(last.upto, 0) + sum(octet_length(c.chunk) + 64) into total
-    from unnest(said.seqs, said.chunks) as c(seq, chunk) where last.seq is null or c.seq > last.seq;
-    perform gangq.refuse_larger(
-      format('the output of this attempt of job %s, with its rows,', said.id), total, most);
-    insert into gangq.logs (job_id, token, seq, at, chunk, upto)
-    select said.id, said.token, c.seq, gangq.now(), c.chunk, total
-    from unnest(said.seqs, said.chunks) as c(seq, chunk) where last.seq is null or c.seq > last.seq;
-  end loop;
-end $$;
-comment on function gangq.append_log is
-  'Output of claims, in chunks numbered from 0 per attempt. Stale pairs and numbers that are not '
-  'above the last are dropped silently; the worker bounds the total (settings.log_bytes). Raises '
-  'GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes more for each '
-  'chunk), 42501 if another login''s worker holds or held one of the claims.';

@@ -103,7 +103,6 @@ comment on function gangq.save_checkpoint is
 
 create function gangq.load_checkpoint(job_id bigint, token bigint)
 returns table (step bigint, data bytea) language plpgsql stable as $$
-#variable_conflict use_column
 declare
   j gangq.live_jobs := gangq.own_claim(load_checkpoint.job_id, load_checkpoint.token);
   g gangq.live_gangs;

@@ -4,12 +4,12 @@
 -- it held devices or did not end done. So a job without devices that is simply done, of which there
 -- may be thousands a second, costs nothing here: its one row in history is the record of it, and
 -- lacks only the worker's name once the incarnation is forgotten. Recording those as well would
--- cost each a second row beside that one. A job with a GPU that is done costs 2 to 3 % more server
--- CPU than without its row (2.8 ms for a completion and the next claim). usage counts devices alone, and keeps its rows as long as
--- events (retention_long), whatever the queue keeps of its jobs.
+-- cost each a second row beside that one. The row of a job with a GPU costs 2 to 3 % of the server
+-- CPU that its completion and the next claim take (2.8 ms). usage counts devices alone, and keeps
+-- its rows as long as events (retention_long), whatever the queue keeps of its jobs.
 --
 -- Who records. Five statements take a token off a job: leave (single jobs that are done),
--- end_attempt (other single jobs), finish_member, stop_culprits and stopped (members). A test walks
+-- end_attempt (other single jobs), finish_member, write_stopped and stopped (members). A test walks
 -- through random verbs and finds each token ever given out in the view attempts exactly once.
 -- Takes no locks.
 

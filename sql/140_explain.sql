@@ -8,6 +8,7 @@ comment on type gangq.reason is
   'One row of an explanation, with its numbers; ok false marks what holds the job or gang.';
 
 -- Workers
+
 -- ---------------------------------------------------------------------------------------------
 
 create function gangq.explain_workers(s gangq.shapes, t timestamptz) returns setof gangq.reason
@@ -157,6 +158,7 @@ comment on function gangq.explain_roles is
   'Internal. The same for each role of a kind of gang, by its least members.';
 
 -- What was decided
+
 -- ------------------------------------------------------------------------------------
 
 create function gangq.in_s(at timestamptz, t timestamptz) returns numeric
@@ -280,6 +282,7 @@ comment on function gangq.explain_line is
   'of the queue.';
 
 -- The answers
+
 -- -----------------------------------------------------------------------------------------
 
 create function gangq.explain_state(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
@@ -303,7 +306,7 @@ language sql stable as $$
           when 'hard' then '; fails unless it is placed by '
           when 'soft' then '; its members run as single jobs unless it is placed by '
           end || ((g).timeout_at + make_interval(secs =>
-            greatest(0, gangq.ineligible_s((g).kind_id, t) - (g).held_s))), '') end,
+            greatest(0, gangq.ineligible_s((g).kind_id, t) - (g).ineligible_s))), '') end,
     to_jsonb(n) || jsonb_build_object('ask', 'g' || (g).id, 'epoch', (g).epoch, 'size', (g).size,
       'world_size', (g).world_size)
   from (

@@ -87,8 +87,7 @@ begin
       perform gangq.refuse('GQ001', format('%s: value must be -1000 to 1000', c.priority),
         'For example {"priority": {"gang": 7, "value": 50}}.');
     elsif not exists (select 1 from gangq.live_gangs g where g.id = w.gang) then
-      perform gangq.refuse('GQ002', format('gang %s is not live', coalesce(w.gang::text, 'null')),
-        'It has ended or never existed: select * from gangq.gangs.');
+      perform gangq.refuse_missing('gang', w.gang::text, true);
     end if;
     -- It may wait behind all that a board shows.
     answer := coalesce((
@@ -126,7 +125,6 @@ comment on function gangq.preview_change is
 
 create function gangq.preview(changes jsonb, kinds integer[]) returns jsonb
 language plpgsql stable as $$
-#variable_conflict use_variable
 declare
   change jsonb;
   c gangq.board_change;
@@ -194,8 +192,7 @@ begin
   if w."like" is not null then
     select x.* into i from gangq.incarnations x where x.name = w."like" order by x.id desc limit 1;
     if i.id is null then
-      perform gangq.refuse('GQ002', format('worker %L does not exist', w."like"),
-        'Workers by name: select name from gangq.workers.');
+      perform gangq.refuse_missing('worker', w."like");
     end if;
     vrams := array(
       select r.vram_mb from gangq.device_registry r

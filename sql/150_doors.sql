@@ -63,7 +63,7 @@ begin
       ('submit_child submit_child_gang register_worker', 'worker', '2s'),
       ('apply', 'worker', '100ms'),
       ('unplanned_schedules plan_schedules', 'worker host', '2s'),
-      ('open_place reserve_gang reserve_members rollback_gang complete_drain', 'worker', '2s'),
+      ('open_place reserve_gang rollback_gang complete_drain', 'worker', '2s'),
       ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced tick',
         'worker host', '2s'),
       -- Steps of a tick.

@@ -439,7 +439,6 @@ create index device_claimants_incarnation on gangq.device_claimants (incarnation
 -- The latest reading of each device that a worker samples, brought by heartbeats.
 create table gangq.device_readings (
   device_id bigint primary key references gangq.device_registry (id) on delete cascade, -- Of which
-  incarnation bigint not null, -- Who read it
   at timestamptz not null, -- When it reached the database
   data jsonb not null -- gpu_pct, used_mb, power_w, throttle, ...; null: the driver does not say
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
@@ -490,9 +489,9 @@ create table gangq.live_gangs (
   claim_deadline_s real not null, -- Seconds its reserved members may wait to be claimed
   timeout_s real not null, -- Seconds it may wait for placement while eligible
   timeout_style gangq.timeout_style not null default 'requeue', -- What happens then
-  timeout_at timestamptz, -- When that strikes; what comes after held_s is added
+  timeout_at timestamptz, -- When that strikes; what comes after ineligible_s is added
   timeouts integer not null default 0, -- How often it has timed out
-  held_s double precision not null default 0, -- Seconds ineligible when timeout_at was set
+  ineligible_s double precision not null default 0, -- Seconds ineligible when timeout_at was set
   master_host text, -- Host of rank 0 in this epoch
   master_addr text, -- Address where members find rank 0
   master_port integer, -- Port that rank 0's worker holds for the rendezvous
@@ -559,7 +558,7 @@ create table gangq.live_jobs (
   trips smallint not null default 0, -- Watchdog trips
   max_trips smallint not null, -- So many trips are sent back; the next one ends it
   stops smallint not null default 0, -- Handed back or told to stop without fault
-  role smallint, -- Ordinal of its role; null: the first
+  role smallint, -- A member's: ordinal of its role
   -- Pending or placed after its submission: it may stand before older claims
   returned boolean not null default false,
   state text not null, -- As in transitions
@@ -591,6 +590,7 @@ set search_path = pg_catalog, pg_temp as $$
 begin
   return (j.incarnation is not null) = (j.state in ('running', 'reserved', 'preempting'))
     and (j.token is not null) = (j.state in ('running', 'preempting'))
+    and (j.role is null) = (j.gang_id is null)
     and case j.state
       when 'pending' then j.gang_id is null
       when 'running' then j.claimed_at is not null
@@ -642,7 +642,6 @@ create table gangq.device_holds (
   -- quarantine; place: open and not filled
   kind text not null check (kind in ('job', 'place', 'quarantine')),
   job_id bigint, -- The job that holds it, from reservation or claim until it is proven stopped
-  token bigint, -- That job's claim; null while only reserved
   place_id bigint, -- The open place that holds it while no job sits there
   reason text, -- Why it is quarantined
   since timestamptz not null, -- Since when
@@ -786,7 +785,6 @@ create table gangq.plans (
   place integer, -- Its place among the planned starts, from 1; null: others stop for it
   -- When its seats are free if estimates hold; kept: when the promise lapses
   starts_at timestamptz not null,
-  decided_at timestamptz not null, -- When this was last found
   pass bigint not null, -- The last pass that planned it, or could not carry out what it decided
   seats jsonb not null check (jsonb_typeof(seats) = 'array'), -- A seat each: worker, devices, ...
   check (kept = (place is null))
@@ -798,7 +796,7 @@ create table gangq.verdicts (
   ask text not null default '', -- As on a board (see plans); empty: all others of the kind
   gate text not null, -- The check that refused it: paused, quota, room, ...
   since timestamptz not null, -- Since when it is this one
-  held_s double precision not null default 0, -- Seconds its gangs were ineligible before
+  ineligible_s double precision not null default 0, -- Seconds its gangs were ineligible before
   why text, -- Why it waits, in words
   unblocks text, -- What would let it start, in words
   follows text, -- Whose end its planned start follows, in words

@@ -80,7 +80,6 @@ WORK = {
     "apply",
     "open_place",
     "reserve_gang",
-    "reserve_members",
     "rollback_gang",
     "complete_drain",
     "reap_expired",

@@ -36,17 +36,18 @@ comment on type gangq.gang_options is
   'The options of submit_gang. payloads: an array, one for each rank, in place of payload. roles, '
   'in place of size: [{"name": "driver", "count": 1}, ...], ranks in their order, see \dT+ '
   'gangq.gang_role. min_size: how many of size are enough to start. name: of the gang. vram_mb, '
-  'memory_mb, cpus, labels, selector, tolerates, model: what each member needs, as in job_options, '
-  'as are wait_for_hardware, budget_s, max_attempts, max_crashes, max_trips, parent and '
-  'parent_token. request_id: as in submit. strategy: pack (the default), spread, strict_pack, '
+  'memory_mb, cpus, labels, selector, tolerates, model: what each member needs, as in '
+  'job_options, as are wait_for_hardware, budget_s, max_attempts, max_crashes, max_trips, parent '
+  'and parent_token. request_id: as in submit. strategy: pack (the default), spread, strict_pack, '
   'strict_spread, linked (as pack, all GPUs of each member joined by NVLink or XGMI). require, '
   'prefer: a topology level of which all must, or should, share one domain. balanced: evenly many '
-  'on each host used. apart: gangs of one such name never share a host. failure_policy: restart_gang (the default), restart_member, shrink, fail. completion: the '
-  'role whose end is the gang''s. checkpoint_mode: each or rank0 (what an elastic gang has). '
-  'claim_deadline_s: how long it may stay reserved. timeout_s, timeout_style (requeue, hard, '
-  'soft): how long it may wait while eligible, and what happens then (requeue does nothing to a '
-  'gang that waits for capacity). preemptible: whether others may displace it (the default). What '
-  'is absent or null has its default.';
+  'on each host used. apart: gangs of one such name never share a host. failure_policy: '
+  'restart_gang (the default), restart_member, shrink, fail. completion: the role whose end is '
+  'the gang''s. checkpoint_mode: each or rank0 (what an elastic gang has). claim_deadline_s: how '
+  'long it may stay reserved. timeout_s, timeout_style (requeue, hard, soft): how long it may '
+  'wait while eligible, and what happens then (requeue does nothing to a gang that waits for '
+  'capacity). preemptible: whether others may displace it (the default). What is absent or null '
+  'has its default.';
 
 create type gangq.arguments as (
   task gangq.name, size gangq.members, queue text, payload jsonb, priority gangq.priority,

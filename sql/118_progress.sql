@@ -113,8 +113,7 @@ comment on function gangq.judge_progress is
   'report steps. Returns how many events that made.';
 
 create function gangq.judge_standstill(gang_id bigint, t timestamptz, cfg gangq.settings)
-returns integer language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+returns integer language plpgsql as $$
 declare
   j gangq.live_jobs;
   last record;
@@ -166,11 +165,11 @@ begin
       'outcome', case when notifies then 'notify' else 'preempted' end, 'steps', last.steps),
     jsonb_build_object('members', last.members));
   if not notifies then
-    -- Charged, and no culprit: the member is not proven stopped. It is told to stop, and keeps its
-    -- devices until it has.
+    -- The member pays, but is not proven stopped: it is told to stop, and keeps its devices until
+    -- it has.
     perform gangq.drain(j.gang_id, '{}', 'trip',
       jsonb_build_object('type', 'NoCollectiveProgress', 'message', why, 'code', 76), why, t,
-      charged => array_remove(array[first.job_id], null));
+      payers => array_remove(array[first.job_id], null));
   end if;
   return 1;
 end $$;
@@ -182,7 +181,7 @@ comment on function gangq.judge_standstill is
 -- stands out. A rate is as old as the last step. So when steps have stopped coming, the rate is at
 -- most one step in the time since then, less two heartbeats, because steps arrive with them.
 create function gangq.judge_stragglers(gang_id bigint, t timestamptz, cfg gangq.settings)
-returns integer language plpgsql set plan_cache_mode = force_generic_plan as $$
+returns integer language plpgsql as $$
 declare
   w record;
   strikes integer := 0;

@@ -1,0 +1,231 @@
+-- Jobs that wait for others, or for a moment: settle and ended_as tell a job how those it waits for
+-- ended; settle_dependents and promote_due, steps of the tick, release or cancel it.
+-- Locks: jobs, dependencies and gangs, all with skip locked.
+
+-- A member that a done gang could spare (its completion rule, an elastic role) is cancelled and
+-- lets nobody down.
+create function gangq.ended_as(job_id bigint) returns text language sql stable as $$
+  select case when h.state = 'cancelled' and h.gang_id is not null and (
+      select k.state from gangq.gang_history k
+      where k.gang_id = h.gang_id order by k.finished_at desc limit 1) = 'done'
+    then 'done' else h.state end
+  from gangq.history h where h.job_id = ended_as.job_id order by h.finished_at desc limit 1
+$$;
+comment on function gangq.ended_as is
+  'Internal. How this job''s latest ending counts for its dependents; null: it has not ended.';
+
+create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
+  -- Whether an ending that is no longer in history was a success is not known.
+  update gangq.dependencies d set outcome = coalesce(gangq.ended_as(d.on_job_id), 'cancelled')
+  where d.ctid = any (array(
+    select z.ctid from gangq.dependencies z
+    where z.on_job_id = any (settle.ended) and z.outcome is null
+    order by z.on_job_id, z.job_id for update skip locked))
+$$;
+comment on function gangq.settle is
+  'Internal. Tells the dependents of these jobs how they ended, but for rows that another '
+  'transaction holds: see gangq.unsettled.';
+
+-- Problem: a job ends while the submission of a job that waits for it is not committed. The ending
+-- does not see the dependency, and the submission cannot know of the ending. Solution: a dependency
+-- is written with settled = false and is settled here.
+-- Invariant: a settled row is seen by every transaction that ends the awaited job.
+-- 1. The row d is visible to the first statement, so its submission is committed.
+-- 2. A later statement locks the awaited job's row, which every ending needs. So no ending was in
+--    flight, and the job was live. The lock is released at once: having had it is enough, and
+--    nothing waits for a tick that is left open.
+-- 3. An ending that begins after step 2 looks for dependents in a statement that starts after it
+--    has locked the job's row (leave), so it sees d. (An ending with an older snapshot, in
+--    REPEATABLE READ, cannot: it leaves a row in unsettled.)
+-- 4. When the lock is not free, an ending is in flight or another transaction holds the row: the
+--    next tick looks again.
+-- 5. When the job is not live any more it has ended, and d is told how, as its ending would have
+--    told it.
+-- Each call starts at a random place, so dependencies on locked jobs do not keep the others from
+-- being settled.
+create function gangq.settle_dependents(most integer default 200) returns integer language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+declare
+  waiting bigint[];
+  awaited bigint[];
+  quiet bigint[];
+  ended bigint[];
+  first bigint;
+  told integer;
+begin
+  first := (
+    select min(x.on_job_id)
+      + floor(random() * (max(x.on_job_id) - min(x.on_job_id) + 1))::bigint
+    from gangq.dependencies x where not x.settled and x.outcome is null);
+  if first is null then
+    return 0;
+  end if;
+  select array_agg(d.job_id), array_agg(d.on_job_id) into waiting, awaited
+  from (
+    (select x.job_id, x.on_job_id from gangq.dependencies x
+      where not x.settled and x.outcome is null and x.on_job_id >= first
+      order by x.on_job_id, x.job_id limit most)
+    union all
+    (select x.job_id, x.on_job_id from gangq.dependencies x
+      where not x.settled and x.outcome is null and x.on_job_id < first
+      order by x.on_job_id, x.job_id limit most)
+    limit most) d;
+  begin
+    quiet := array(
+      select j.id from gangq.live_jobs j
+      where j.id = any (awaited) order by j.id for key share skip locked);
+    raise exception using errcode = 'GQ000';
+  exception when sqlstate 'GQ000' then
+    null;  -- the locks are released
+  end;
+  ended := array(
+    select a.id from unnest(awaited) as a(id)
+    where not exists (select 1 from gangq.live_jobs j where j.id = a.id));
+  perform gangq.settle(ended);
+  update gangq.dependencies d set settled = true
+  where d.ctid = any (array(
+    select z.ctid from gangq.dependencies z join unnest(waiting, awaited) as w(job_id, on_job_id)
+      on z.on_job_id = w.on_job_id and z.job_id = w.job_id
+    where z.on_job_id = any (quiet) and not z.settled and z.outcome is null
+    order by z.on_job_id, z.job_id for update of z skip locked));
+  get diagnostics told = row_count;
+  return told + cardinality(ended);
+end $$;
+comment on function gangq.settle_dependents is
+  'Internal, a step of the tick. Dependencies that became visible since the last one: settled, or '
+  'told how the awaited job ended. Returns how many.';
+
+create function gangq.promote_due(most integer default 200) returns integer language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  due record;
+  ended bigint[];
+  moved integer := 0;
+begin
+  perform gangq.check_most(most);
+  for due in
+    with ready as (
+      update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
+      where j.id = any (array(
+        select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at <= t
+        order by z.due_at limit most for update skip locked))
+      returning j.shape_id
+    )
+    select r.shape_id, count(*) as jobs from ready r group by r.shape_id
+  loop
+    moved := moved + due.jobs;
+    perform gangq.wake_lane(due.shape_id, due.jobs, 'sleepers');
+  end loop;
+  ended := array(
+    select u.job_id from gangq.unsettled u order by u.job_id limit most for update skip locked);
+  if ended <> '{}' then
+    perform gangq.settle(ended);
+    delete from gangq.unsettled u
+    where u.job_id = any (ended) and not exists (
+      select 1 from gangq.dependencies d where d.on_job_id = u.job_id and d.outcome is null);
+  end if;
+  return moved + gangq.promote_dependents(t, most);
+end $$;
+comment on function gangq.promote_due is
+  'A step of the tick. Scheduled jobs that are due become pending. Jobs that waited for jobs which '
+  'are done now are released; jobs that waited for one that failed or was cancelled are cancelled. '
+  'Returns how many moved. Raises GQ001.';
+
+create function gangq.promote_dependents(t timestamptz, most integer) returns integer
+language plpgsql as $$
+declare
+  w record;
+  g bigint;
+  locked boolean;
+  moved integer := 0;
+begin
+  for w in
+    select d.job_id, j.gang_id,
+      array_agg(d.on_job_id) filter (where d.outcome = 'done') as done,
+      min(d.on_job_id) filter (where d.outcome <> 'done') as unmet
+    from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
+    where d.job_id = any (array(
+        with told as (
+          select distinct x.job_id from gangq.dependencies x
+          where x.outcome is not null order by x.job_id limit most)
+        select s.job_id from told s
+        union
+        -- Members are released together: the limit never cuts a gang.
+        select m.id
+        from told s
+        join gangq.live_jobs x on x.id = s.job_id
+        join gangq.live_jobs m on m.gang_id = x.gang_id))
+      and d.outcome is not null
+    group by d.job_id, j.gang_id
+    order by j.gang_id, d.job_id
+  loop
+    if w.gang_id is not null and w.gang_id is distinct from g then
+      g := w.gang_id;
+      locked := gangq.try_lock_gang(g);
+    end if;
+    continue when w.gang_id is not null and not locked;
+    perform 1 from gangq.live_jobs j
+    where j.id = w.job_id and j.state = 'waiting' for update skip locked;
+    continue when not found;
+    moved := moved + 1;
+    if w.unmet is not null then
+      perform gangq.cancel_dependent(w.job_id, w.gang_id, w.unmet);
+    else
+      perform gangq.release_dependent(w.job_id, w.gang_id, w.done, t);
+    end if;
+  end loop;
+  return moved;
+end $$;
+comment on function gangq.promote_dependents is
+  'Internal, for promote_due. Releases or cancels jobs whose awaited jobs have ended. Returns how '
+  'many.';
+
+create function gangq.cancel_dependent(job_id bigint, gang_id bigint, unmet bigint) returns void
+language plpgsql as $$
+begin
+  begin
+    perform 1 from gangq.dependencies d
+    where d.job_id = any (array(
+      select j.id from gangq.live_jobs j
+      where j.id = cancel_dependent.job_id or j.gang_id = cancel_dependent.gang_id))
+    order by d.on_job_id, d.job_id for update nowait;
+  exception when lock_not_available then
+    return;  -- a caller completes one of these jobs in an open transaction: a later tick does it
+  end;
+  perform gangq.cancel_all(
+    case when cancel_dependent.gang_id is null then array[cancel_dependent.job_id] else '{}' end,
+    array_remove(array[cancel_dependent.gang_id], null),
+    format('job %s, which it waited for, did not succeed', unmet));
+end $$;
+comment on function gangq.cancel_dependent is
+  'Internal, for promote_dependents. Cancels a locked waiting job, or its gang, because the job '
+  'unmet did not succeed.';
+
+create function gangq.release_dependent(job_id bigint, gang_id bigint, done bigint[], t timestamptz)
+returns void language plpgsql as $$
+declare
+  fewer integer;
+begin
+  delete from gangq.dependencies d
+  where d.job_id = release_dependent.job_id and d.on_job_id = any (done);
+  -- Counted from what is deleted: another promotion may have taken some of them meanwhile.
+  get diagnostics fewer = row_count;
+  update gangq.live_jobs j set
+    waits_on = j.waits_on - fewer,
+    state = case
+      when j.waits_on > fewer then 'waiting'
+      when j.gang_id is not null then 'blocked'
+      when j.due_at > t then 'scheduled'
+      else 'pending' end
+  where j.id = release_dependent.job_id;
+  if release_dependent.gang_id is not null then
+    update gangq.live_gangs x set state = 'blocked'
+    where x.id = release_dependent.gang_id and not exists (
+      select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'waiting');
+  else
+    perform gangq.wake_lane(j.shape_id, 1, 'sleepers')
+    from gangq.live_jobs j where j.id = release_dependent.job_id;
+  end if;
+end $$;
+comment on function gangq.release_dependent is
+  'Internal, for promote_dependents. A locked waiting job does not wait for these jobs any more.';
