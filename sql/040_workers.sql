@@ -653,7 +653,8 @@ begin
   where r.id = any (device_ids) and r.offered_by is null order by r.uuid for no key update;
   select r.uuid into moved
   from gangq.device_registry r
-  where r.id = any (device_ids) and r.offered_by <> all (offering) limit 1;
+  where r.id = any (device_ids) and r.offered_by is not null and r.offered_by <> all (offering)
+  limit 1;
   if found then
     raise exception using errcode = 'lock_not_available',
       message = format('device %s is changing hands this moment', moved),

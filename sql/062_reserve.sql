@@ -175,8 +175,9 @@ begin
       format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state),
       'Somebody else placed, cancelled or drained it.');
   elsif members = 0 or cardinality(reserve_gang.incarnations) is distinct from members then
-    perform gangq.refuse('GQ001', format('%s workers given for %s members',
-      coalesce(cardinality(reserve_gang.incarnations), 0), members),
+    perform gangq.refuse('GQ001', format('%s given for %s',
+      gangq.counted(coalesce(cardinality(reserve_gang.incarnations), 0), 'worker'),
+      gangq.counted(members, 'member')),
       'Pass the worker''s incarnation for each member, in rank order.');
   elsif g.state = 'blocked' and not gangq.is_epoch(g, reserve_gang.job_ids) then
     perform gangq.refuse('GQ001', format('these %s members are no epoch of gang %s', members, g.id),

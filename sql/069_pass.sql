@@ -296,7 +296,7 @@ begin
   perform gangq.record_pass(apply.pass, apply.decisions, apply.seen, t);
   if apply.last then
     -- After what could be placed has been: a gang whose planned start is now does not time out.
-    perform gangq.tick_step('time_out');
+    perform gangq.tick_step('time_out', decides => true);
     perform gangq.forget_old_plans(apply.pass + 1, t);
     again := gangq.end_turn((apply.seen ->> 'asked')::bigint, t);
   end if;

@@ -29,6 +29,8 @@ def test_a_completion_and_the_death_of_its_worker_record_one_end(meeting, turn, 
     complete = lambda conn: call(conn, "complete", job_ids=[job], tokens=[token], strict=False)  # noqa: E731
     dead = verb("report_dead", worker="w1", incarnation=worker, evidence={"by": "test"})
     meet(meeting, complete, dead, turn, end)
+    if (turn, end) == (1, "rollback"):
+        complete(meeting.db)  # It was told that the job was busy.
     meeting.tick()
     first, second = ("done", "crash") if turn == 0 else ("crash", "done")
     assert causes(meeting) == {token: [first if end == "commit" else second]}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +281,7 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq explain 100", Verbs.explain_job(job_id=100), 800),
     ("gangq explain g1000", Verbs.explain_gang(gang_id=1000), 9000),
     ("gangq drains", Verbs.drains(limit=50), 5000),
-    ("gangq trips", queries.trips(within_s=7 * 86400, limit=50), 300),
+    ("gangq trips", queries.trips(since=datetime.now(UTC) - timedelta(days=7), limit=50), 300),
     ("trips of one job", Verbs.trips(job_id=100), 60),
     ("gangq notify list", Verbs.notifications(), 1000),
     ("what was not delivered", Verbs.undelivered(limit=50), 200),
