@@ -22,6 +22,7 @@ import psutil
 import psycopg
 import pytest
 
+import gangq
 from gangq import embedded
 from gangq.embedded import Binaries, Server, binaries, directory, find_binaries, identity, resolve_dsn
 from gangq.embedded import server as server_module
@@ -577,8 +578,8 @@ def test_a_data_directory_that_nobody_cannot_reach_is_refused_or_avoided(
 
 @as_root
 def test_two_users_do_not_meet(make: Make, open_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody = embedded._nobody()
-    libraries = os.pathsep.join(str(Path(m.__file__ or "").parents[1]) for m in (embedded, psycopg, psutil))
+    nobody = identity.nobody()
+    libraries = os.pathsep.join(str(Path(m.__file__ or "").parents[1]) for m in (gangq, psycopg, psutil))
     python = shutil.which("python3", path="/usr/bin:/bin") or "python3"
     can = nobody.run(["env", f"PYTHONPATH={libraries}", python, "-c", "import gangq.embedded"])
     if can[0] != 0:
@@ -636,16 +637,16 @@ def test_a_throwaway_server_whose_owner_was_killed_is_swept_and_a_living_ones_is
     script: Callable[..., subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(embedded, "_SWEEP_AGE_S", -1.0)
+    monkeypatch.setattr(server_module, "_SWEEP_AGE_S", -1.0)
     tmp_path.chmod(0o755)
     code = "from gangq.embedded import Server\nwith Server.temporary() as s:\n " + SAY_PID + " " + WAIT
     owner = script(code, env={**os.environ, "TMPDIR": str(tmp_path)})
     pid = first_int(owner)
-    embedded._sweep_temporaries()
+    server_module._sweep_temporaries()
     assert directory.alive(pid) is not None
     owner.kill()
     owner.wait()
-    embedded._sweep_temporaries()
+    server_module._sweep_temporaries()
     assert directory.alive(pid) is None
     assert list(tmp_path.iterdir()) == []
 

@@ -306,7 +306,7 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ),
     ("what waits in a queue", Verbs.waiting(queue="gpu"), 14000),
     ("gangq doctor: retention", Verbs.retention(), 200),
-    ("gangq doctor: trips", queries.trips(within_s=86400), 300),
+    ("gangq doctor: trips", queries.trips(since=datetime.now(UTC) - timedelta(days=1)), 300),
     ("gangq doctor: the tick", queries.last_tick(), 10),
     ("gangq doctor: stray rows", queries.stray_rows(), 100),
     ("who is charged", Query("gangq.causes", "select * from gangq.causes", {}, list), 0),
