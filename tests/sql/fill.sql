@@ -45,6 +45,9 @@ insert into gangq.events (at, kind, gang_id, epoch, job_id, data)
 select clock_timestamp(), case n % 10000 when 0 then 'trip' when 1 then 'drain' when 2 then 'drained' else 'claim' end, 1 + n % 3000, 1, n, '{}'
 from generate_series(1, :many) n;
 -- As many as are kept for a target.
+select gangq.set_schedule('nightly' || n, task => 'report', cron => '0 3 * * *', work => '{"wait_for_hardware": true}')
+from generate_series(1, 1000) n;
+update gangq.schedules_table set due_at = clock_timestamp() + interval '1 day';
 select gangq.add_notification('oncall');
 insert into gangq.outbox (target_id, at, kind, body, due_at)
 select x.id, clock_timestamp(), 'trip', '{}', clock_timestamp() from gangq.notification_targets x, generate_series(1, 10000) n;
