@@ -177,6 +177,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("notify rm oncall", {"target"}),
     ("tick", {"ran", "again", "next_in_s", "detail", "next_turn", "decide", "unplanned"}),
     ("migrate", {"applied", "code_rebuilt", "already_current"}),
+    ("migrate --check", {"migrations", "code"}),
     ("migrate --dump-sql", {"sql"}),
     ("doctor", {"check", "status", "detail", "advice", "numbers"}),
     ("db start", _SERVER),

@@ -329,7 +329,9 @@ def test_what_an_operator_opens_reads_little(idle: str, query: Query[Any], most:
     with psycopg.connect(idle, cursor_factory=ClientCursor) as conn:
         sql = conn.cursor().mogrify(query.text, query.params)
     buffers, scanned = measured(idle, sql)
-    assert not {t: n for t, n in scanned.items() if t not in ("live_gangs", "schedules_table")}, f"{sql} scans {scanned}"
+    assert not {t: n for t, n in scanned.items() if t not in ("live_gangs", "schedules_table")}, (
+        f"{sql} scans {scanned}"
+    )
     assert buffers <= most, f"{sql} touches {buffers} buffers"
 
 
