@@ -183,6 +183,19 @@ begin
       'Give a priority, -1000 to 1000, by login or role of this server: {"alice": 100, '
       '"gangq_submitter": 10}, where gangq_submitter stands for every submitter.');
   end if;
+  if settings ->> 'paused_until' is not null then
+    perform gangq.check_moment('paused_until', q.paused_until);
+    if q.paused_until <= gangq.now() then
+      perform gangq.refuse('GQ001', format('%s: paused_until is %s, which is over', what,
+        q.paused_until), 'Give a time to come, or {"paused": false}.');
+    elsif settings -> 'paused' = 'false' then
+      perform gangq.refuse('GQ001', format('%s: paused_until is for a queue that is paused', what),
+        'Leave paused or paused_until out.');
+    end if;
+    q.paused := true;
+  elsif settings ? 'paused' then
+    q.paused_until := null;
+  end if;
   return q;
 end $$;
 comment on function gangq.read_queue is
@@ -252,32 +265,65 @@ begin
   select q.* into n from gangq.queues_table q where q.name = set_queue.name;
   n := gangq.read_queue(name, settings, n);
   update gangq.queues_table q set (
-    paused, draining, policy, guaranteed, maximum, submitter_maximum, max_running_gangs,
+    paused, paused_until, draining, policy, guaranteed, maximum, submitter_maximum, max_running_gangs,
     max_running_jobs, weight, preempts, preemptible, min_run_s, placement_timeout_s,
     timeout_style, others, ceilings, max_attempts, max_crashes, max_trips, backoff_s,
     backoff_max_s, budget_s, max_payload_bytes, retention_done, retention_failed
   ) = (
-    select n.paused, n.draining, n.policy, n.guaranteed, n.maximum, n.submitter_maximum,
-    n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts, n.preemptible, n.min_run_s,
+    select n.paused, n.paused_until, n.draining, n.policy, n.guaranteed, n.maximum,
+    n.submitter_maximum, n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts, n.preemptible, n.min_run_s,
     n.placement_timeout_s, n.timeout_style, n.others, n.ceilings, n.max_attempts, n.max_crashes,
     n.max_trips, n.backoff_s, n.backoff_max_s, n.budget_s, n.max_payload_bytes, n.retention_done,
     n.retention_failed)
   where q.name = set_queue.name;
   perform gangq.check_guarantees(n, names);
-  -- What may start now is below the queue, and workers that serve it may sleep.
   if settings -> 'paused' = 'false' or settings ?| limits then
-    perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q
-    where gangq.below(q.name, array[name]);
-    perform gangq.wake_tick();
+    perform gangq.wake_below(array[name]);
+  end if;
+  if n.paused_until is not null then
+    perform gangq.wake_tick();  -- Which has to know when to come again.
   end if;
 end $$;
 comment on function gangq.set_queue is
   'Makes a queue, and its parents that are missing, or changes the settings that are given; a null '
   'takes one away where there may be none: set_queue(''gpu'', ''{"maximum": {"gpus": 8}, '
-  '"budget_s": null}''). guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; '
+  '"budget_s": null}''). paused: nothing new starts, until somebody or, at paused_until, a tick '
+  'opens it again. guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; '
   'submitter_maximum: {"gpus", "jobs", "gangs"}; each replaces what was there. A limit that is '
   'already exceeded stops nothing that runs. others: who may cancel, retry, reprioritise and read '
   'the work of others in it, owner (admins only) or shared (all submitters). ceilings: the highest '
   'priority by role, {"alice": 100, "gangq_submitter": 10}, here and in the queues below; the '
   'highest entry that applies counts, who has none is not bound, nor are admins. For gangq_admin. '
   'Raises GQ001.';
+
+create function gangq.wake_below(names text[]) returns void language plpgsql as $$
+begin
+  -- What may start now is below the queues, and workers that serve it may sleep.
+  perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q
+  where gangq.below(q.name, names);
+  perform gangq.wake_tick();
+end $$;
+comment on function gangq.wake_below is
+  'Internal. Wakes who may start what waits in these queues and those below them.';
+
+create function gangq.end_pauses() returns integer language plpgsql as $$
+declare
+  opened text[];
+begin
+  with due as (
+    select q.name from gangq.queues_table q
+    where q.paused_until <= gangq.now() order by q.name for no key update skip locked
+  ),
+  ended as (
+    update gangq.queues_table q set paused = false, paused_until = null
+    from due where q.name = due.name
+    returning q.name
+  )
+  select array_agg(e.name) into opened from ended e;
+  if opened is not null then
+    perform gangq.wake_below(opened);
+  end if;
+  return coalesce(cardinality(opened), 0);
+end $$;
+comment on function gangq.end_pauses is
+  'Internal, a step of the tick. Opens the queues whose pause is over. Returns how many.';

@@ -22,8 +22,8 @@ declare
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
   steps text[] := array['rollback_stale', 'reap_expired', 'close_overdue', 'flag_dead_workers',
-    'settle_dependents', 'submit_schedules', 'promote_due', 'judge_progress', 'lift_avoided',
-    'move_away', 'part_submitters', 'raise_idle_lows', 'trim_outbox', 'keep_partitions'];
+    'settle_dependents', 'end_pauses', 'submit_schedules', 'promote_due', 'judge_progress',
+    'lift_avoided', 'move_away', 'part_submitters', 'raise_idle_lows', 'trim_outbox', 'keep_partitions'];
   step text;
   done integer;
   busy boolean := false;
@@ -38,9 +38,12 @@ begin
     and last_at > t - make_interval(secs => every * 0.8) then
     every := every - extract(epoch from t - last_at);
     next_in_s := every;
-    -- Jobs and schedules that are due do not wait for the next safety tick; nor do they make all of
-    -- it run for each of them.
+    -- Jobs, schedules and ends of pauses that are due do not wait for the next safety tick; nor do
+    -- they make all of it run for each of them.
     steps := array(
+      select 'end_pauses' where exists (
+        select from gangq.queues_table q where q.paused_until <= t)
+      union all
       select 'submit_schedules' where exists (
         select from gangq.schedules_table x where x.due_at <= t)
       union all
@@ -76,7 +79,7 @@ begin
   end if;
   unplanned := (select count(*) from gangq.unplanned(gangq.now()));
   -- Last, because the decider waits for this row at the end of its pass.
-  if tick.decides and cardinality(steps) > 2 then
+  if tick.decides and cardinality(steps) > 3 then
     turn_in_s := gangq.take_turn(t);
     decide := coalesce(turn_in_s = 0, false);
     next_in_s := least(next_in_s, nullif(turn_in_s, 0));
@@ -104,11 +107,12 @@ create function gangq.next_due(t timestamptz) returns timestamptz language sql s
       where g.state = 'blocked' and g.not_before > t),
     (select min(g.not_before) from gangq.live_gangs g
       where g.missing_since is not null and g.not_before > t),
-    (select min(x.due_at) from gangq.schedules_table x where x.due_at > t))
+    (select min(x.due_at) from gangq.schedules_table x where x.due_at > t),
+    (select min(q.paused_until) from gangq.queues_table q where q.paused_until > t))
 $$;
 comment on function gangq.next_due is
-  'Internal. The first moment after t at which a job or a schedule is due, or a gang has backed '
-  'off; null: none.';
+  'Internal. The first moment after t at which a job or a schedule is due, a pause ends, or a '
+  'gang has backed off; null: none.';
 
 create function gangq.tick_step(step text, decides boolean) returns integer language plpgsql as $$
 begin
@@ -118,6 +122,7 @@ begin
     when 'close_overdue' then return gangq.close_overdue();
     when 'flag_dead_workers' then return gangq.flag_dead_workers();
     when 'settle_dependents' then return gangq.settle_dependents();
+    when 'end_pauses' then return gangq.end_pauses();
     when 'submit_schedules' then return gangq.submit_schedules(can_plan => decides);
     when 'promote_due' then return gangq.promote_due();
     when 'part_submitters' then return gangq.part_submitters();

@@ -200,6 +200,7 @@ insert into gangq.settings default values;
 create table gangq.queues_table (
   name text primary key check (name <> '' and length(name) <= 100), -- a.b is a child of a
   paused boolean not null default false, -- Nothing new starts from it; running work goes on
+  paused_until timestamptz, -- When a tick opens it again; null: only somebody does
   draining boolean not null default false, -- Takes no submissions; what it has is worked off
   -- priority (then age), fifo (age alone), fair (priority, then the submitter and the child queue
   -- with the least dominant share), largest_first (priority, then size)
@@ -236,7 +237,8 @@ create table gangq.queues_table (
   max_payload_bytes gangq.bytes not null default 1048576, -- Largest payload or result
   retention_done gangq.retention_class not null default 'short', -- Class of done jobs
   retention_failed gangq.retention_class not null default 'long', -- Class of the other jobs
-  created_at timestamptz not null default clock_timestamp() -- When the queue was made
+  created_at timestamptz not null default clock_timestamp(), -- When the queue was made
+  check (paused or paused_until is null)
 );
 insert into gangq.queues_table (name) values ('default');
 -- What a claim must know of the queues: nothing at all, as a rule.

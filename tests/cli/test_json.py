@@ -130,7 +130,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("schedule rm s", {"name", "state"}),
     ("queue create q2", _QUEUE),
     ("queue set q2 --budget 5m", _QUEUE),
-    ("queue pause q2", _QUEUE),
+    ("queue pause q2 --until 2h", _QUEUE),
     ("queue drain q2", _QUEUE),
     ("queue resume q2", _QUEUE),
     ("queue ls", _QUEUE),

@@ -144,9 +144,7 @@ def list_(session: Session, name: str | None) -> None:
 @pass_session
 def pause(session: Session, name: str, until: datetime | timedelta | None) -> None:
     """Submit nothing of a schedule for a while. What comes due meanwhile is not caught up."""
-    if isinstance(until, timedelta):
-        until = session.client().execute(queries.database_time()) + until
-    session.client().pause_schedule(name=name, until=until)
+    session.client().pause_schedule(name=name, until=None if until is None else session.moment(until))
     found = _existing(session, name)
     session.answer(found, f"schedule {name}: {_state(found)}")
 

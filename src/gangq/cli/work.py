@@ -6,13 +6,12 @@ import contextlib
 import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 from uuid import UUID
 
 import click
 
-from gangq.cli import parsing, queries
+from gangq.cli import parsing
 from gangq.cli.options import THEN, TIMEOUT_STYLE, chained
 from gangq.cli.output import gang
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
@@ -191,7 +190,7 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
         "selector": [*selectors, *avoid] or None,
         "tolerates": list(options["tolerates"]) or None,
         "roles": list(options["roles"]) or None,
-        "due_at": _due_at(session, options["due_at"]),
+        "due_at": None if options["due_at"] is None else session.moment(options["due_at"]),
     }
     said = {key: value for key, value in given.items() if value is not None}
     if spec is not None:
@@ -252,13 +251,6 @@ def _over(spec: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     if not found.keys() & {"size", "roles"}:
         raise click.UsageError('the --spec has neither "size" nor "roles": it describes a gang')
     return found
-
-
-def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | None:
-    # "In 15 minutes" is counted by the clock that will judge it, where that can be asked.
-    if isinstance(due, timedelta) and session.inside_job:
-        return datetime.now(UTC) + due
-    return session.client().execute(queries.database_time()) + due if isinstance(due, timedelta) else due
 
 
 @click.command()

@@ -768,6 +768,7 @@ class QueueRow(NamedTuple):
 
     name: str
     paused: bool
+    paused_until: datetime | None
     policy: str
     max_attempts: int
     max_crashes: int

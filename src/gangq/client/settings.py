@@ -6,7 +6,7 @@ What each means, its default and its bounds: `\d+ gangq.settings` and `\d+ gangq
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypedDict
 
 
@@ -14,6 +14,7 @@ class QueueSettings(TypedDict, total=False):
     """Of one queue. None takes a setting away where there may be none."""
 
     paused: bool
+    paused_until: datetime | None
     draining: bool
     policy: str
     guaranteed: Mapping[str, float] | None

@@ -116,11 +116,13 @@ def _objects(values: Sequence[Mapping[str, Any]], what: str) -> str:
 
 
 def _settings(given: Mapping[str, object], what: str) -> str:
-    plain = {
-        key: f"{value.total_seconds()} s" if isinstance(value, timedelta) else value
-        for key, value in given.items()
-    }
-    return dumps(plain, what)
+    return dumps({key: _plain(value, f"{what}: {key}") for key, value in given.items()}, what)
+
+
+def _plain(value: object, what: str) -> object:
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds()} s"
+    return aware(value, what).isoformat() if isinstance(value, datetime) else value
 
 
 def _options(given: Mapping[str, object], _what: str) -> str | None:
