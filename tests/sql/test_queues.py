@@ -278,7 +278,7 @@ def test_a_pause_ends_at_its_time_and_who_may_start_what_waited_is_woken(q: Q) -
     assert (shown(q, "a")["paused"], shown(q, "a")["paused_until"]) == (True, until)
     q.tick()
     assert worker.claim(sleep=True) == []
-    q.clock.advance(19.7)
+    q.live_on(19.7, worker)
     assert q.one("tick", force=True)["next_in_s"] == pytest.approx(0.3, abs=0.01)
     q.clock.advance(0.3)
     with psycopg.connect(q.db.info.dsn, autocommit=True) as listening:
