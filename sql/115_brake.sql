@@ -53,7 +53,7 @@ comment on function gangq.log_with_evidence is
 
 create function gangq.suspect(
   incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}',
-  notify boolean default false, convicted boolean default false
+  notify boolean default false, tripping boolean default false
 ) returns text language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -74,7 +74,7 @@ begin
   perform gangq.check_login(j.incarnation);
   held := suspect.class in ('stall', 'health')
     and gangq.braking(j, suspect.class, suspect.evidence, t);
-  kind := case when suspect.notify then 'notify' when suspect.convicted and held then 'held'
+  kind := case when suspect.notify then 'notify' when suspect.tripping and held then 'held'
     else 'suspect' end;
   perform gangq.log_with_evidence(t, kind, j,
     coalesce(suspect.evidence ->> 'reason', suspect.class),
@@ -85,7 +85,7 @@ end $$;
 comment on function gangq.suspect is
   'A watchdog doubts a job and goes on looking: an event with its evidence (evidence''s "reason" '
   'is shown to everybody). Changes nothing. notify: it would have been stopped, were its class not '
-  'one that only reports. convicted: the worker stops it now unless the answer is held. Returns '
+  'one that only reports. tripping: the worker ends it now unless the answer is held. Returns '
   'noted, or held while so many gangs and workers are suspect that a stall or health trip would '
   'not be carried out. Raises GQ001, GQ002, GQ003, 42501.';
 

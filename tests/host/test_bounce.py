@@ -776,9 +776,10 @@ def test_a_note_that_is_no_small_file_is_no_clean_stop_and_keeps_nobody_waiting(
         what(left / name, 7)
     code = (
         "import sys, resource; from pathlib import Path; from gangq.worker.session import clean_stop_reason\n"
-        "from gangq.worker.report import deliver\n"
+        "from types import SimpleNamespace; from gangq.worker.report import report_end\n"
+        "client = SimpleNamespace(report_dead=lambda **_: 0)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        f"assert deliver(None, 7, Path({str(left)!r}), {os.getuid()}) is None\n"
+        f"assert report_end(client, 'w1', 7, Path({str(left)!r}), {os.getuid()}, {{}}) == (None, 0)\n"
         f"sys.exit(clean_stop_reason(Path({str(left)!r}), 7, {os.getuid()}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20, text=True)
@@ -805,7 +806,8 @@ def test_a_directory_that_cannot_be_one_is_no_clean_stop(name: str) -> None:
     identity = {"mark": "m", "host": _HERE, "process": process, "directory": f"/tmp/{DIRECTORY_PREFIX}{name}"}
     registered = deaths.Registered.of(identity)
     assert registered is not None
-    assert registered.clean_stop(7) is None
+    assert registered.private_directory is not None
+    assert clean_stop_reason(registered.private_directory, 7, registered.host.uid) is None
 
 
 def test_one_that_is_slow_to_give_its_memory_back_is_dead_and_not_stuck() -> None:

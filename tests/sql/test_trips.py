@@ -1386,7 +1386,7 @@ def test_a_held_trip_stays_held_for_a_lease_after_an_outage_of_the_database(q: Q
     assert claims[0].trip(exit_in_s=5) == "scheduled"
 
 
-def test_a_convicted_command_is_held_on_record_and_let_go_like_a_handler(q: Q) -> None:
+def test_a_command_about_to_be_tripped_is_held_on_record_and_let_go_like_a_handler(q: Q) -> None:
     """The worker of a command asks before it kills: its question is what the time counts from."""
     setting(q, brake_hold_s=100)
     claims = fleet(q, 5)
@@ -1398,7 +1398,7 @@ def test_a_convicted_command_is_held_on_record_and_let_go_like_a_handler(q: Q) -
                 incarnation=claims[0].incarnation,
                 job_id=claims[0].job_id,
                 token=claims[0].token,
-                convicted=True,
+                tripping=True,
                 evidence={},
                 **{"class": "stall"},
             )

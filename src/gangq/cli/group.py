@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 EXIT_REFUSED = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_DATABASE = 3
-EXIT_UNFIT = 88
 EXIT_INTERRUPTED = 130
 
 
@@ -104,9 +103,10 @@ def exit_code(problem: GangqError) -> int:
     is unfit to start, else 1.
     """
     from gangq.errors import DatabaseUnreachable, EmbeddedError, SchemaMismatch, Unfit
+    from gangq.watchdogs.codes import ExitCode
 
     if isinstance(problem, Unfit):
-        return EXIT_UNFIT
+        return ExitCode.UNFIT
     if isinstance(problem, (DatabaseUnreachable, SchemaMismatch, EmbeddedError)):
         return EXIT_NO_DATABASE
     if isinstance(problem, (ValueError, TypeError, LookupError)):

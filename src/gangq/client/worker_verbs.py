@@ -233,12 +233,12 @@ class WorkerVerbs:
         class_: str,
         evidence: Object | None = None,
         notify: bool | None = None,
-        convicted: bool | None = None,
+        tripping: bool | None = None,
     ) -> str:
         """Put a doubt about a job on record, with its evidence; nothing is stopped.
 
         `class_`: budget, stall, health, fault, gang, frozen or memory. `notify`: it would have been stopped, were
-        its class not one that only reports. `convicted`: the caller stops it now unless the answer is held.
+        its class not one that only reports. `tripping`: the caller ends it now unless the answer is held.
         Returns noted, or held while so many gangs and workers are suspect that a stall or health trip would not
         be carried out. Raises `StaleToken`.
         """

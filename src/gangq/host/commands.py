@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gangq import private
+from gangq.proc import killing
 
 _OUTPUT = 2000
 """Characters kept of what a program said, the last ones."""
-_REAP_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,6 @@ def run(
             started.wait(timeout_s)
         except subprocess.TimeoutExpired:
             problem = f"{words[0]} did not end within {timeout_s:.0f} s and was killed"
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                started.wait(_REAP_S)
+            killing.end_group(started)
         said = os.pread(out.fileno(), _OUTPUT, max(0, os.fstat(out.fileno()).st_size - _OUTPUT))
     return Ran(words, None if problem else started.returncode, said.decode(errors="replace"), problem)

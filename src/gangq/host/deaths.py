@@ -13,8 +13,7 @@ from gangq.proc import procfs
 from gangq.proc.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
 from gangq.worker import host_record
 from gangq.worker.host_record import DIRECTORY_PREFIX
-from gangq.worker.report import deliver
-from gangq.worker.session import clean_stop_reason
+from gangq.worker.report import report_end
 
 CHECK_S = 0.3
 """How long to look whether a silent worker's processes are gone already."""
@@ -52,11 +51,6 @@ class Registered:
         if not (isinstance(mark, str) and mark) or host is None or process is None:
             return None
         return cls(mark, host, process, Path(directory) if isinstance(directory, str) else None)
-
-    def clean_stop(self, incarnation: int) -> str | None:
-        """Why it ended its own work for no fault of the jobs', if it has written that down."""
-        directory = self.private_directory
-        return None if directory is None else clean_stop_reason(directory, incarnation, self.host.uid)
 
     @property
     def private_directory(self) -> Path | None:
@@ -122,19 +116,13 @@ def _recorded_here(worker: str, registered: Registered) -> bool:
 def report_dead(
     client: Client, worker: str, incarnation: int, identity: Mapping[str, Any], evidence: Mapping[str, Any]
 ) -> int:
-    """Tell the database that an incarnation is proven dead; return how many jobs that freed.
-
-    One that had ended its own work, for a reason that is no fault of the jobs', is retired: a release, not a crash.
+    """Report an incarnation that is proven dead, as its supervisor would (:func:`gangq.worker.report.report_end`);
+    return how many jobs that freed.
     """
     registered = Registered.of(identity)
-    clean_stop = None if registered is None else registered.clean_stop(incarnation)
+    directory, uid = (None, 0) if registered is None else (registered.private_directory, registered.host.uid)
     try:
-        if clean_stop is not None:
-            client.retire_worker(incarnation=incarnation, final=True)
-            return 0
-        if registered is not None and registered.private_directory is not None:
-            deliver(client, incarnation, registered.private_directory, registered.host.uid)
-        return client.report_dead(worker=worker, incarnation=incarnation, evidence=evidence)
+        return report_end(client, worker, incarnation, directory, uid, evidence)[1]
     except IncarnationEnded:
         # Its successor, or its unit, was faster.
         return 0

@@ -292,7 +292,7 @@ class _Worker(Worker):
                 self.timed_out = f"{names} ran then, and was interrupted"
                 self._interrupt()
             else:
-                told = all(job.told for job in running)
+                told = all(job.must_end for job in running)
 
     def _interrupt(self) -> None:
         if self._thread == threading.main_thread().ident:

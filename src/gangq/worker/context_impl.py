@@ -138,7 +138,7 @@ class InlineContext(Context):
             epoch = 0 if gang is None else gang.epoch
             if self._loaded_for != epoch:
                 self._checkpoint = self._fetch_checkpoint()
-                if self._active.told and self._checkpoint is None:
+                if self._active.must_end and self._checkpoint is None:
                     # The stop came before an answer. None would mean "from the beginning", which may be wrong.
                     self.stop_flag.look()
                     raise Stopped(f"job {self._active.id} was told to stop while it loaded its checkpoint")

@@ -50,7 +50,7 @@ def fetch_checkpoint(session: Session, job: ActiveJob, directory: Path) -> Check
         saved = until_answered(
             lambda: session.thread_client.load_checkpoint(job_id=job.id, token=job.token),
             "load_checkpoint",
-            lambda: job.told or session.ended.is_set(),
+            lambda: job.must_end or session.ended.is_set(),
             job.stopping,
         )
     except (StaleToken, NotFound, IncarnationEnded):

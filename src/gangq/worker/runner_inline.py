@@ -290,18 +290,20 @@ class InlineRunner:
         again: Again | None,
         more_follow: bool,
     ) -> None:
-        if problem is None and not job.told and not job.completed_by_handler:
+        if problem is None and not job.must_end and not job.completed_by_handler:
             self._done(job, result, more_follow)
             return
         self.rest()
-        told = job.stop_reason is not None
+        told_to_stop = job.stop_reason is not None
         outcome: Outcome = "result"
-        if told and (problem is not None or (context.stop_flag.seen and result is None)):
+        if told_to_stop and (problem is not None or (context.stop_flag.seen and result is None)):
             outcome = "stopped"
         elif problem is not None:
             outcome = "error"
         lost = job.lost is not None
-        ending = ending_of(Attempt(outcome, lost=lost, completed=job.completed_by_handler, told=told))
+        ending = ending_of(
+            Attempt(outcome, lost=lost, completed=job.completed_by_handler, told_to_stop=told_to_stop)
+        )
         if ending is Ending.NOTHING:
             self._reporter.forget(job)
         elif ending is Ending.COMMITTED_OR_FAILED:

@@ -104,7 +104,7 @@ class Watching:
                 class_=suspicion.cls,
                 evidence={"message": suspicion.message, **suspicion.evidence},
                 notify=notify or None,
-                convicted=tripping or None,
+                tripping=tripping or None,
             )
             return said
 
