@@ -38,6 +38,7 @@ R = TypeVar("R")
 J = TypeVar("J")
 Js = TypeVar("Js")
 G = TypeVar("G")
+Gr = TypeVar("Gr")
 
 _RESOURCES = ("gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "budget_s")
 """What a role has of its task."""
@@ -46,8 +47,10 @@ _NO_NEEDS: dict[str, Any] = {"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0}
 
 
 @dataclass(frozen=True, eq=False)
-class _Task(ABC, Generic[P, R, J, Js, G]):
-    """What a task is, whoever submits it: that returns J for one job, Js for several, G for a gang."""
+class _Task(ABC, Generic[P, R, J, Js, G, Gr]):
+    """What a task is, whoever submits it: that returns J for one job, Js for several, G for a gang, Gr for one of
+    roles, which may run other tasks.
+    """
 
     app: App
     name: str
@@ -91,8 +94,8 @@ class _Task(ABC, Generic[P, R, J, Js, G]):
     @overload
     def gang(
         self, /, *, roles: Sequence[Role | Mapping[str, Any]], **options: Unpack[TaskGangOptions]
-    ) -> GangTask[..., G]: ...
-    def gang(self, size: int | None = None, /, **options: Any) -> GangTask[..., G]:
+    ) -> GangTask[..., Gr]: ...
+    def gang(self, size: int | None = None, /, **options: Any) -> GangTask[..., Any]:
         """Return what submits gangs of this task: `size` members, or those of `roles`, that start together or not at
         all. `options`: see `gangq.client.options.GangOptions`; those of `TaskOptions` hold for each member.
 
@@ -215,7 +218,7 @@ class _Task(ABC, Generic[P, R, J, Js, G]):
 class GangTask(Generic[P, G]):
     """A task with what makes a gang of it; submitting returns G. Made by `Task.gang`."""
 
-    task: _Task[Any, Any, Any, Any, G]
+    task: _Task[..., Any, Any, Any, Any, Any]
     size: int | None
     options: Mapping[str, Any]
 
@@ -237,7 +240,7 @@ class GangTask(Generic[P, G]):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Task(_Task[P, R, Job[R], list[Job[R]], Gang[R]]):
+class Task(_Task[P, R, Job[R], list[Job[R]], Gang[R], Gang[Any]]):
     """A task of an App: call it as the plain function it is, or submit it.
 
     `name`; `function` (None when it is implemented elsewhere), whose docstring and signature it has; `defaults`, its
@@ -279,6 +282,7 @@ class AsyncTask(
         Coroutine[Any, Any, AsyncJob[R]],
         Coroutine[Any, Any, list[AsyncJob[R]]],
         Coroutine[Any, Any, AsyncGang[R]],
+        Coroutine[Any, Any, AsyncGang[Any]],
     ]
 ):
     """`Task` for asyncio: the same methods, awaited."""
