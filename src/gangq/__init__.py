@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from gangq.app import App as App
     from gangq.app import AsyncApp as AsyncApp
-    from gangq.app import AsyncTask as AsyncTask
-    from gangq.app import Task as Task
-    from gangq.app import TaskOptions as TaskOptions
     from gangq.client import AsyncClient as AsyncClient
     from gangq.client import Client as Client
     from gangq.client.roles import Role as Role
@@ -56,16 +53,20 @@ if TYPE_CHECKING:
     from gangq.errors import WorkerNameTaken as WorkerNameTaken
     from gangq.errors import WrongIsolation as WrongIsolation
     from gangq.errors import WrongState as WrongState
-    from gangq.handles import AsyncGangHandle as AsyncGangHandle
-    from gangq.handles import AsyncHandle as AsyncHandle
-    from gangq.handles import GangHandle as GangHandle
-    from gangq.handles import Handle as Handle
+    from gangq.handles import AsyncGang as AsyncGang
+    from gangq.handles import AsyncJob as AsyncJob
+    from gangq.handles import Gang as Gang
+    from gangq.handles import Job as Job
     from gangq.retry import Retry as Retry
+    from gangq.task_options import TaskOptions as TaskOptions
+    from gangq.tasks import AsyncTask as AsyncTask
+    from gangq.tasks import GangTask as GangTask
+    from gangq.tasks import Task as Task
 
 _HOME = {
     name: module
     for module, names in {
-        "gangq.app": "App AsyncApp AsyncTask Task TaskOptions",
+        "gangq.app": "App AsyncApp",
         "gangq.client": "AsyncClient Client",
         "gangq.client.roles": "Role",
         "gangq.client.selectors": "parse_selector",
@@ -75,8 +76,10 @@ _HOME = {
             "NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch StaleToken Stopped "
             "TooLarge Unfit UnknownTask WaitTimeout WorkerNameTaken WrongIsolation WrongState"
         ),
-        "gangq.handles": "AsyncGangHandle AsyncHandle GangHandle Handle",
+        "gangq.handles": "AsyncGang AsyncJob Gang Job",
         "gangq.retry": "Retry",
+        "gangq.task_options": "TaskOptions",
+        "gangq.tasks": "AsyncTask GangTask Task",
     }.items()
     for name in names.split()
 }

@@ -1,6 +1,6 @@
 """What submit returns: handles that wait for a job or gang, fetch what came of it, and stop it.
 
-Each method is written once as a generator of steps (a query, or seconds to wait); `Handle` runs them, `AsyncHandle`
+Each method is written once as a generator of steps (a query, or seconds to wait); `Job` runs them, `AsyncJob`
 awaits them.
 """
 
@@ -11,12 +11,13 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gangq.client import Client
 from gangq.client.rows import EventRow, GangRow, JobRow, TimelineRow
 from gangq.client.verb import Steps, Verb, show_answer
 from gangq.client.verbs import Verbs
+from gangq.durations import Duration, seconds
 from gangq.errors import (
     WHO_READS,
     GangqError,
@@ -35,6 +36,7 @@ logger = logging.getLogger("gangq.handles")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 S = TypeVar("S")
 
 ENDED = frozenset({"done", "failed", "cancelled"})
@@ -45,8 +47,9 @@ _LAST_POLL_S = 0.5
 _OUTAGE_TOLERATED_S = 300.0
 
 
-def _poll(states: Verb[..., dict[int, str]], kind: str, id: int, timeout: float | None) -> Steps[str]:
-    deadline = None if timeout is None else time.monotonic() + timeout
+def _poll(states: Verb[..., dict[int, str]], kind: str, id: int, timeout: Duration | None) -> Steps[str]:
+    limit_s = None if timeout is None else seconds(timeout, "timeout")
+    deadline = None if limit_s is None else time.monotonic() + limit_s
     delay, state, lost_at = _FIRST_POLL_S, "not seen yet", None
     while True:
         try:
@@ -70,7 +73,7 @@ def _poll(states: Verb[..., dict[int, str]], kind: str, id: int, timeout: float 
                 return state
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
-            raise WaitTimeout(f"{kind} {id} has not ended within {timeout:g} s; it is {state}")
+            raise WaitTimeout(f"{kind} {id} has not ended within {limit_s:g} s; it is {state}")
         # Half of it random: a thousand waiters must not ask in step.
         pause = delay * random.uniform(0.5, 1.0)
         yield pause if left is None else min(pause, left)
@@ -107,16 +110,16 @@ def _stored(job: JobRow) -> Any:
 # Steps of a job ---------------------------------------------------------------------------------------------
 
 
-def wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
+def wait(handle: _Handle[Any], timeout: Duration | None = None) -> Steps[str]:
     """Wait until the job has ended; return its state: done, failed or cancelled.
 
-    `timeout` is seconds, None for ever; then `WaitTimeout`. A database outage of up to five minutes is
-    waited out.
+    `timeout`: seconds, "90s" or a timedelta, None for ever; then `WaitTimeout`. A database outage of up to five
+    minutes is waited out.
     """
     return (yield from _poll(Verbs.job_states, "job", handle.id, timeout))
 
 
-def result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
+def result(handle: _Handle[R], timeout: Duration | None = None) -> Steps[R]:
     """Wait, and return what the handler returned (for a command: its exit status, as stored).
 
     Raises `JobFailed` (with the last error), `JobCancelled`, `WaitTimeout`, `NotAllowed` (this login may not read
@@ -125,7 +128,8 @@ def result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
     state = yield from wait(handle, timeout)
     job = yield from Verbs.job(id=handle.id)
     if state == "done":
-        return _stored(job)
+        stored: R = _stored(job)
+        return stored
     if state == "failed":
         why = None if job.readable else "this login may not read its error"
         raise _failure(f"job {job.id} (task {job.task})", job, why)
@@ -142,13 +146,13 @@ def _cancelled_because(ended: JobRow | GangRow, otherwise: str | None) -> Steps[
     return said[-1] if said else otherwise
 
 
-def cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
+def cancel(handle: _Handle[Any], reason: str | None = None) -> Steps[str]:
     """Cancel the job; return its state now: `preempting` while it is being stopped."""
     changed = yield from Verbs.cancel(job_ids=[handle.id], reason=reason)
     return str(changed[0].state)
 
 
-def retry(handle: _HasId) -> Steps[str]:
+def retry(handle: _Handle[Any]) -> Steps[str]:
     """Run a job that has ended, done ones included, again under the same id; return its state now.
 
     `gangq.jobs` then shows the new ending; the old one stays in `gangq.history`.
@@ -157,29 +161,33 @@ def retry(handle: _HasId) -> Steps[str]:
     return str(changed[0].state)
 
 
-def state(handle: _HasId) -> Steps[str]:
+def state(handle: _Handle[Any]) -> Steps[str]:
     """Return the job's state now."""
     return (yield from row(handle)).state
 
 
-def row(handle: _HasId) -> Steps[JobRow]:
+def row(handle: _Handle[Any]) -> Steps[JobRow]:
     """Return the job as `gangq.jobs` shows it."""
     return (yield from Verbs.job(id=handle.id))
 
 
-def events(handle: _HasId) -> Steps[list[EventRow]]:
+def events(handle: _Handle[Any]) -> Steps[list[EventRow]]:
     """Return what happened to the job out of the ordinary, in order."""
     return (yield from Verbs.events(job_id=handle.id, limit=None))
 
 
-def logs(handle: _HasId) -> Steps[str]:
+def logs(handle: _Handle[Any]) -> Steps[str]:
     """Return the output kept of its latest attempt. Raises `NotAllowed`.
 
     Of a handler inside the worker that is what it printed or logged to `sys.stdout` and `sys.stderr`, and its
     threads too; what a subprocess or a C library wrote is in the worker's own output only.
     """
-    _may_read((yield from row(handle)), "the output")
-    kept = yield from Verbs.logs(job_id=handle.id)
+    return (yield from _logs(handle.id))
+
+
+def _logs(job_id: int) -> Steps[str]:
+    _may_read((yield from Verbs.job(id=job_id)), "the output")
+    kept = yield from Verbs.logs(job_id=job_id)
     latest = max((chunk.token for chunk in kept), default=0)
     return "".join(chunk.chunk for chunk in kept if chunk.token == latest)
 
@@ -187,16 +195,16 @@ def logs(handle: _HasId) -> Steps[str]:
 # Steps of a gang --------------------------------------------------------------------------------------------
 
 
-def gang_wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
+def gang_wait(handle: _Handle[Any], timeout: Duration | None = None) -> Steps[str]:
     """Wait until the gang has ended; return its state: done, failed or cancelled.
 
-    `timeout` is seconds, None for ever; then `WaitTimeout`. A database outage of up to five minutes is
-    waited out.
+    `timeout`: seconds, "90s" or a timedelta, None for ever; then `WaitTimeout`. A database outage of up to five
+    minutes is waited out.
     """
     return (yield from _poll(Verbs.gang_states, "gang", handle.id, timeout))
 
 
-def gang_results(handle: _HasId, timeout: float | None = None) -> Steps[list[Any]]:
+def gang_results(handle: _Handle[R], timeout: Duration | None = None) -> Steps[list[R]]:
     """Wait, and return what each member returned, by rank.
 
     Raises `JobFailed` (with the error of a member that failed), `JobCancelled`, `WaitTimeout`, `NotAllowed` or
@@ -204,7 +212,7 @@ def gang_results(handle: _HasId, timeout: float | None = None) -> Steps[list[Any
     """
     ended = yield from gang_wait(handle, timeout)
     gang = yield from Verbs.gang(id=handle.id)
-    members = yield from _members(handle)
+    members = yield from _members(handle.id)
     if ended == "done":
         return [_stored(member) for member in members]
     if ended == "failed":
@@ -219,59 +227,59 @@ def _because(reason: str | None) -> str:
     return f": {reason}" if reason else ""
 
 
-def gang_result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
+def gang_result(handle: _Handle[R], timeout: Duration | None = None) -> Steps[R]:
     """Wait, and return what rank 0 returned; raises as `results` does."""
     return (yield from gang_results(handle, timeout))[0]
 
 
-def gang_cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
+def gang_cancel(handle: _Handle[Any], reason: str | None = None) -> Steps[str]:
     """Cancel the gang; return its state now: `draining` while its members are being stopped."""
     yield from Verbs.cancel(gang_ids=[handle.id], reason=reason)
     return (yield from gang_state(handle))
 
 
-def gang_retry(handle: _HasId) -> Steps[str]:
+def gang_retry(handle: _Handle[Any]) -> Steps[str]:
     """Run a failed or cancelled gang again under the same id; return its state now."""
     yield from Verbs.retry(gang_ids=[handle.id])
     return (yield from gang_state(handle))
 
 
-def gang_state(handle: _HasId) -> Steps[str]:
+def gang_state(handle: _Handle[Any]) -> Steps[str]:
     """Return the gang's state now."""
     return (yield from gang_row(handle)).state
 
 
-def gang_row(handle: _HasId) -> Steps[GangRow]:
+def gang_row(handle: _Handle[Any]) -> Steps[GangRow]:
     """Return the gang as `gangq.gangs` shows it."""
     return (yield from Verbs.gang(id=handle.id))
 
 
-def gang_events(handle: _HasId) -> Steps[list[EventRow]]:
+def gang_events(handle: _Handle[Any]) -> Steps[list[EventRow]]:
     """Return every event of the gang, in order."""
     return (yield from Verbs.events(gang_id=handle.id, limit=None))
 
 
-def gang_timeline(handle: _HasId) -> Steps[list[TimelineRow]]:
+def gang_timeline(handle: _Handle[Any]) -> Steps[list[TimelineRow]]:
     """Return the gang's life in order, by epoch."""
     return (yield from Verbs.timeline(gang_id=handle.id))
 
 
-def gang_logs(handle: _HasId) -> Steps[list[str]]:
+def gang_logs(handle: _Handle[Any]) -> Steps[list[str]]:
     """Return the output kept of each member's latest attempt, by rank."""
     found = []
-    for member in (yield from _members(handle)):
-        found.append((yield from logs(_HasId(member.id))))
+    for member in (yield from _members(handle.id)):
+        found.append((yield from _logs(member.id)))
     return found
 
 
-def _members(handle: _HasId) -> Steps[list[JobRow]]:
-    found = yield from Verbs.jobs(gang_id=handle.id, limit=None)
+def _members(gang_id: int) -> Steps[list[JobRow]]:
+    found = yield from Verbs.jobs(gang_id=gang_id, limit=None)
     return sorted(found, key=lambda member: member.rank or 0)
 
 
 def member_ids(gang_id: int) -> Steps[list[int]]:
     """Return the ids of a gang's members, by rank. Raises `NotFound`."""
-    found = yield from _members(_HasId(gang_id))
+    found = yield from _members(gang_id)
     if not found:
         raise NotFound(
             f"gang {gang_id} does not exist: never committed, past its retention, or another database"
@@ -282,37 +290,62 @@ def member_ids(gang_id: int) -> Steps[list[int]]:
 # Handles ----------------------------------------------------------------------------------------------------
 
 
-class _HasId:
-    """A job or gang by its id."""
+class _Handle(Generic[R]):
+    """A job or gang by its id; it returns R."""
 
-    def __init__(self, id: int) -> None:
+    def __init__(self, client: Callable[[], Any], id: int, existed: bool = False) -> None:
+        self._client = client
         self.id = id
+        self.existed = existed
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, _HasId) and other.id == self.id
+        return type(other) is type(self) and isinstance(other, _Handle) and other.id == self.id
 
     def __hash__(self) -> int:
         return hash((type(self), self.id))
 
 
-class _Sync(_HasId):
-    def __init__(self, client: Callable[[], Client], id: int) -> None:
-        super().__init__(id)
-        self._client = client
+class _OfJob(_Handle[R]):
+    def __init__(
+        self, client: Callable[[], Any], id: int, existed: bool = False, replaced: bool = False
+    ) -> None:
+        super().__init__(client, id, existed)
+        self.replaced = replaced
 
-    def _run(self, steps: Steps[R]) -> R:
+    @property
+    def job_ids(self) -> list[int]:
+        """The one job, for `after`."""
+        return [self.id]
+
+
+class _OfGang(_Handle[R]):
+    def __init__(
+        self,
+        client: Callable[[], Any],
+        id: int,
+        job_ids: list[int],
+        note: str | None = None,
+        existed: bool = False,
+    ) -> None:
+        super().__init__(client, id, existed)
+        self.job_ids = job_ids
+        self.note = note
+
+
+class _Sync:
+    _client: Callable[[], Client]
+
+    def _run(self, steps: Steps[T]) -> T:
         return self._client().execute(steps)
 
 
-class _Async(_HasId):
-    def __init__(self, client: Callable[[], AsyncClient], id: int) -> None:
-        super().__init__(id)
-        self._client = client
+class _Async:
+    _client: Callable[[], AsyncClient]
 
-    async def _run(self, steps: Steps[R]) -> R:
+    async def _run(self, steps: Steps[T]) -> T:
         return await self._client().execute(steps)
 
 
@@ -342,13 +375,11 @@ def later(
     return method
 
 
-class Handle(_Sync):
-    """A submitted job: `id`, and the methods below. Made by submit, or by `App.job(id)`."""
+class Job(_Sync, _OfJob[R]):
+    """A submitted job, which returns R: `id`, and the methods below. Made by submit, or by `App.job(id)`.
 
-    @property
-    def job_ids(self) -> list[int]:
-        """The one job, for `after`."""
-        return [self.id]
+    `existed`: it was submitted before, and its unique key stood for it; `replaced`: it has the new payload.
+    """
 
     wait = now(wait)
     result = now(result)
@@ -360,13 +391,8 @@ class Handle(_Sync):
     logs = now(logs)
 
 
-class AsyncHandle(_Async):
-    """`Handle` for asyncio: the same methods, awaited."""
-
-    @property
-    def job_ids(self) -> list[int]:
-        """The one job, for `after`."""
-        return [self.id]
+class AsyncJob(_Async, _OfJob[R]):
+    """`Job` for asyncio: the same methods, awaited."""
 
     wait = later(wait)
     result = later(result)
@@ -378,21 +404,16 @@ class AsyncHandle(_Async):
     logs = later(logs)
 
 
-class GangHandle(_Sync):
-    """A submitted gang: `id`, its members' `job_ids` by rank, `note` (why no registered worker set could hold
-    it, else None), and the methods below. Made by submit_gang, or by `App.gang(id)`."""
-
-    def __init__(
-        self, client: Callable[[], Client], id: int, job_ids: list[int], note: str | None = None
-    ) -> None:
-        super().__init__(client, id)
-        self.job_ids = job_ids
-        self.note = note
+class Gang(_Sync, _OfGang[R]):
+    """A submitted gang, of whose members each returns R: `id`, their `job_ids` by rank, `note` (why no registered
+    worker set could hold it, else None), `existed` (as of a `Job`), and the methods below. Made by submitting
+    `Task.gang`, or by `App.gang(id)`.
+    """
 
     @property
-    def members(self) -> list[Handle]:
+    def members(self) -> list[Job[R]]:
         """A handle for each member, by rank."""
-        return [Handle(self._client, id) for id in self.job_ids]
+        return [Job(self._client, id) for id in self.job_ids]
 
     wait = now(gang_wait)
     result = now(gang_result)
@@ -406,20 +427,13 @@ class GangHandle(_Sync):
     logs = now(gang_logs)
 
 
-class AsyncGangHandle(_Async):
-    """`GangHandle` for asyncio: the same methods, awaited."""
-
-    def __init__(
-        self, client: Callable[[], AsyncClient], id: int, job_ids: list[int], note: str | None = None
-    ) -> None:
-        super().__init__(client, id)
-        self.job_ids = job_ids
-        self.note = note
+class AsyncGang(_Async, _OfGang[R]):
+    """`Gang` for asyncio: the same methods, awaited."""
 
     @property
-    def members(self) -> list[AsyncHandle]:
+    def members(self) -> list[AsyncJob[R]]:
         """A handle for each member, by rank."""
-        return [AsyncHandle(self._client, id) for id in self.job_ids]
+        return [AsyncJob(self._client, id) for id in self.job_ids]
 
     wait = later(gang_wait)
     result = later(gang_result)

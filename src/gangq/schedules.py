@@ -15,13 +15,14 @@ from gangq.client.verb import Query, Steps
 from gangq.client.verbs import Verbs
 from gangq.durations import Duration, seconds
 from gangq.errors import GangqError, InvalidInput, NotAllowed, NotFound
-from gangq.handles import GangHandle, Handle
+from gangq.handles import Gang, Job
+from gangq.task_options import ONCE, arguments
 
 if TYPE_CHECKING:
-    from gangq.app import App, Task
+    from gangq.app import App
+    from gangq.tasks import Task
 
 _SHORTEST_S, _LONGEST_S = 1.0, 1e7
-_OF_ONE_SUBMISSION = ("after", "connection", "due_at", "request_id")
 _CATCH_UP = ("skip", "last", "all")
 
 
@@ -50,7 +51,7 @@ class Schedule:
             )
         return found[0]
 
-    def run_now(self) -> Handle | GangHandle:
+    def run_now(self) -> Job[Any] | Gang[Any]:
         """Submit its work now, as it is stored; its due times stay as they are. Raises `NotFound`, `WrongState`
         (with `skip_if_running`: the last one has not ended), `NotAllowed`.
         """
@@ -74,7 +75,7 @@ class ScheduleDeclaration(TypedDict, total=False):
       does not drift: "30s", 1800, a timedelta.
     - `catch_up` [last], `skip_if_running` [False], `due_as`: see `gangq.client.options.ScheduleOptions`.
     - `size`: submit a gang of so many members. `gang`: its other options, or those of one of roles, as in
-      `Task.submit_gang`: {"strategy": "pack"}.
+      `Task.gang`, or `payloads`: {"strategy": "pack"}.
     """
 
     name: str | None
@@ -140,21 +141,25 @@ def _submission(
     # The handler is called with the due time, too.
     called_with = {**given, due_as: ""} if due_as else given
     if size is not None or gang:
-        payloads = gang.get("payloads")
         others = {key: value for key, value in gang.items() if key != "payloads"}
-        work = task._gang(size, None if payloads is not None else called_with, payloads, others)
-        Verbs.submit_gang(**work)
-        del work["payload"]
+        each = gang.get("payloads")
+        of_gang, options = task._gang(size, others, called_with if each is None else None, each)
+        work = {**of_gang, **arguments(options)}
     else:
-        task._payload(called_with, "payload")
-        work = task.defaults.arguments()
-    wrong = next((key for key in _OF_ONE_SUBMISSION if work.pop(key)), None)
+        task._check(called_with)
+        options, work = task.defaults, arguments(task.defaults)
+    wrong = next((name for name in ONCE if options.get(name)), None)
     if wrong is not None:
         raise InvalidInput(
             f"a schedule of task {task.name!r} has the option {wrong}, which is for one submission"
         )
-    work.pop("task", None)
-    return {"payload": given, "work": {key: value for key, value in work.items() if value is not None}}
+    if size is not None or gang:
+        Verbs.submit_gang(**work)
+    left = ("task", "payload")
+    return {
+        "payload": given,
+        "work": {key: value for key, value in work.items() if value is not None and key not in left},
+    }
 
 
 def store(schedules: Iterable[Schedule], source: str) -> Steps[tuple[dict[str, GangqError], list[str]]]:

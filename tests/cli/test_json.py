@@ -102,8 +102,8 @@ _SERVER = {"running", "pid", "version", "data_dir", "dsn", "bindir"}
 
 # In this order: the later ones use what the earlier ones made. Job 1 has ended; gang g1 waits.
 CASES: list[tuple[str, set[str]]] = [
-    ("submit a n=1 --queue later", {"job_ids"}),
-    ("submit a --queue later --gang 2", {"gang", "gang_id", "job_ids", "note"}),
+    ("submit a n=1 --queue later", {"job_ids", "existed", "replaced"}),
+    ("submit a --queue later --gang 2", {"gang", "gang_id", "job_ids", "note", "existed"}),
     ("run -- echo hello", {"event"}),
     ("run --gang 2 -- echo hello", {"event"}),
     ("ls", _JOB),

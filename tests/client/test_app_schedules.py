@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from gangq import App, AsyncClient, Client, GangHandle, Handle, Role
-from gangq.app import Task
+from gangq import App, AsyncClient, Client, Gang, Job, Role
 from gangq.errors import InvalidInput, NotAllowed, NotFound, NotSerializable, WrongState
+from gangq.tasks import Task
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_schedule_of_a_gang(app: App, client: Client) -> None:
     assert found["report"].payload == {"days": 2}
     assert [role["name"] for role in found["roles"].work["roles"]] == ["driver", "executor"]
     gang = app.schedules["roles"].run_now()
-    assert isinstance(gang, GangHandle)
+    assert isinstance(gang, Gang)
     assert len(gang.members) == 3
 
 
@@ -134,7 +134,7 @@ def test_what_is_not_json_is_said_there_too() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"due_at": datetime(2030, 1, 1, tzinfo=UTC)},
+        {"run_at": datetime(2030, 1, 1, tzinfo=UTC)},
         {"after": [1]},
         {"request_id": "0190e0a0-0000-7000-8000-000000000000"},
         {"connection": object()},
@@ -167,7 +167,7 @@ def test_a_handle_runs_pauses_and_shows_it(app: App, client: Client, clock: Any)
         handle.row()
     app.store_schedules("tests:app")
     job = handle.run_now()
-    assert isinstance(job, Handle)
+    assert isinstance(job, Job)
     assert client.job(id=job.id).payload == {"days": 4}
     assert handle.row().last_job == job.id
     with pytest.raises(WrongState, match="does not run twice at once"):

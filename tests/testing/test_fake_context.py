@@ -236,11 +236,11 @@ def test_an_app_inside_the_job_submits_through_it(monkeypatch: pytest.MonkeyPatc
         assert gangq.current() is ctx
         one = report.options(priority=5).submit(n=1)
         many = report.options(after=[one]).submit_many([{"n": 2}, {"n": 3}])
-        gang = report.submit_gang(2, {"n": 4})
-        each = report.submit_gang(2, payloads=[{"n": 5}, {"n": 6}])
-        roles = report.submit_gang(
+        gang = report.gang(2).submit(n=4)
+        each = report.gang(2).submit_each([{"n": 5}, {"n": 6}])
+        roles = report.gang(
             roles=[Role("a", 2, payload={"n": 7}), Role("b", 1, task=parent, payload={"n": 8})]
-        )
+        ).submit()
         with pytest.raises(InvalidInput, match="a job has none of its own"):
             one.state()
         return [one.id, many[0].id, many[1].id, *gang.job_ids, *each.job_ids, *roles.job_ids]

@@ -116,10 +116,10 @@ def test_the_clock_moves_what_is_due(gangq_app, gangq_clock):
 
 def test_a_worker_that_has_ended_is_no_reason_to_refuse(gangq_app, caplog):
     placed.submit()
-    placed.options(gpus=2).submit_gang(2)
+    placed.options(gpus=2).gang(2).submit()
     drain(app)
     job = placed.options(gpus=4, vram_mb=80_000, labels={"site": "oslo"}).submit()
-    gang = placed.options(gpus=8).submit_gang(2)
+    gang = placed.options(gpus=8).gang(2).submit()
     drain(app)
     assert job.result(1) == [80_000] * 4
     assert gang.state() == "done"

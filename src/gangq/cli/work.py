@@ -13,13 +13,12 @@ import click
 
 from gangq.cli import parsing
 from gangq.cli.options import THEN, TIMEOUT_STYLE, chained
-from gangq.cli.output import gang
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
 from gangq.cli.which import Which, WhichType, takes_several
 from gangq.client.options import GANG_ONLY, SubmitGangOptions
-from gangq.client.rows import StateChange
+from gangq.client.rows import StateChange, UniqueGangSubmitted
 from gangq.client.verbs import Verbs
 from gangq.errors import NotFound
 from gangq.placement.strategies import STRATEGIES
@@ -270,6 +269,25 @@ def _over(spec: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     help="A new one for each submission, e.g. of uuidgen: the same command run again within an hour prints the same "
     "ids and submits nothing.",
 )
+@click.option(
+    "--unique",
+    "unique_key",
+    metavar="KEY",
+    help="Submit nothing where KEY stands for a live job or gang of this task in this queue already; say which.",
+)
+@click.option(
+    "--unique-for",
+    "keep_s",
+    type=Seconds(),
+    metavar="DURATION",
+    help="KEY stands for it at least so long, also when it has ended.",
+)
+@click.option(
+    "--replace",
+    "replaces",
+    is_flag=True,
+    help="Where that job still waits, it gets this PAYLOAD, --due and --priority.",
+)
 @work_options
 @common_options
 @pass_session
@@ -280,6 +298,9 @@ def submit(
     payload: tuple[str, ...],
     count: int,
     request_id: UUID | None,
+    unique_key: str | None,
+    keep_s: float | None,
+    replaces: bool,
     **options: Any,
 ) -> None:
     """Submit a job, or with --gang N, --role or --spec a gang.
@@ -292,25 +313,52 @@ def submit(
     if task is None and options["spec"] is None:
         raise click.UsageError("name the task to run: gangq submit TASK [PAYLOAD]")
     payloads = _payloads(payload, count)
+    key: dict[str, Any] = {"unique_key": unique_key, "keep_s": keep_s}
+    _check_key(key, replaces, gang_wanted, payloads)
     given = {**submission(session, options), "request_id": request_id}
     client = session.client()
     if task is not None and not gang_wanted:
+        existed = replaced = False
         with notes_aloud():
-            ids = client.submit(task=task, payloads=payloads, **given)
-        session.answer({"job_ids": ids}, "\n".join(map(str, ids)))
+            if unique_key is None:
+                ids = client.submit(task=task, payloads=payloads, **given)
+            else:
+                one = client.submit_unique(task=task, payload=payloads[0], replaces=replaces, **key, **given)
+                ids, existed, replaced = [one.job_id], one.existed, one.replaced
+        if existed:
+            _already_there(session, Which(ids[0], gang=False), replaced)
+        session.answer({"job_ids": ids, "existed": existed, "replaced": replaced}, "\n".join(map(str, ids)))
         return
     if count > 1:
         raise click.UsageError("--count and --gang exclude each other: a gang is one gang")
     if payload:
         given = {key: value for key, value in given.items() if key not in ("payload", "payloads")}
         given |= {"payload": payloads[0]} if payload != ("-",) else {"payloads": payloads}
-    made = client.submit_gang(**given | ({} if task is None else {"task": task}))
+    given |= {} if task is None else {"task": task}
+    made = client.submit_gang(**given) if unique_key is None else client.submit_unique_gang(**key, **given)
+    which = Which(made.gang_id, gang=True)
+    existed = isinstance(made, UniqueGangSubmitted) and made.existed
+    if existed:
+        _already_there(session, which, replaced=False)
     if made.note:
-        say(f"gang {gang(made.gang_id)} cannot be placed now: {made.note}")
-    session.answer(
-        {"gang": gang(made.gang_id), "gang_id": made.gang_id, "job_ids": made.job_ids, "note": made.note},
-        gang(made.gang_id),
-    )
+        say(f"gang {which} cannot be placed now: {made.note}")
+    told = {"gang": str(which), **made._asdict(), "existed": existed}
+    session.answer(told, str(which))
+
+
+def _check_key(key: Mapping[str, Any], replaces: bool, gang_wanted: bool, payloads: Sequence[object]) -> None:
+    """Raise `UsageError` for options of a key that make no sense."""
+    if key["unique_key"] is None and (replaces or key["keep_s"] is not None):
+        raise click.UsageError("--unique-for and --replace say how --unique is meant: give --unique KEY")
+    if replaces and gang_wanted:
+        raise click.UsageError("--replace is for single jobs: a gang that waits stays as it was submitted")
+    if key["unique_key"] is not None and not gang_wanted and len(payloads) != 1:
+        raise click.UsageError(f"--unique stands for one job, and this submits {len(payloads)}")
+
+
+def _already_there(session: Session, which: Which, replaced: bool) -> None:
+    changed = ", now with this payload" if replaced else ""
+    say(f"already there: {which.phrase} ({which.state(session.client())}){changed}")
 
 
 def _payloads(words: Sequence[str], count: int) -> list[dict[str, Any]]:

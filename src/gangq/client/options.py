@@ -6,6 +6,7 @@ What each means and its type: `\dT+ gangq.job_options`, `gangq.gang_options` and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from decimal import Decimal
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypedDict
@@ -14,6 +15,7 @@ from uuid import UUID
 from gangq.client.encoding import dumps
 from gangq.client.roles import Role, encode_roles
 from gangq.client.selectors import Selector, as_selector
+from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
 
 
@@ -26,7 +28,7 @@ class _Options(TypedDict, total=False):
     tolerates: Sequence[str] | None
     model: str | None
     wait_for_hardware: bool | None
-    budget_s: float | None
+    budget_s: Duration | None
     max_attempts: int | None
     max_crashes: int | None
     max_trips: int | None
@@ -36,11 +38,10 @@ class SubmitOptions(_Options, total=False):
     """Of jobs, as `gangq.TaskOptions` explains them; `budget_s` is its `budget`. None is as if it were left out."""
 
 
-class SubmitGangOptions(_Options, total=False):
-    """Of a gang. None is as if it were left out. What `SubmitOptions` has holds for each member.
+class GangOptions(TypedDict, total=False):
+    """Of a gang, and not of its members. None is as if it were left out. Times are durations: 90, "90s", a timedelta.
 
-    - `payloads`: one to each rank. `roles`: in place of a size. `min_size`: how many of size are enough to start
-      [size]. `name` of the gang.
+    - `min_size`: how many of size are enough to start [size]. `name` of the gang.
     - `strategy` [pack]: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each),
       linked (as pack; all GPUs of each member joined by NVLink or XGMI: it waits for such GPUs).
       `require`, `prefer`: a topology level (`configure`) of which all members must, or should, share one domain.
@@ -52,11 +53,8 @@ class SubmitGangOptions(_Options, total=False):
     - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for a place while eligible, and then: requeue
       (back off, if no worker could hold it or its planned start is overdue; else wait on), hard (fail), soft (single
       jobs). `preemptible` [True]: whether others may displace it.
-    - `request_id`: as in `submit`.
     """
 
-    payloads: Sequence[object] | None
-    roles: Sequence[Role | Mapping[str, Any]] | None
     min_size: int | None
     name: str | None
     strategy: str | None
@@ -67,10 +65,19 @@ class SubmitGangOptions(_Options, total=False):
     failure_policy: str | None
     completion: str | None
     checkpoint_mode: str | None
-    claim_deadline_s: float | None
-    timeout_s: float | None
+    claim_deadline_s: Duration | None
+    timeout_s: Duration | None
     timeout_style: str | None
     preemptible: bool | None
+
+
+class SubmitGangOptions(_Options, GangOptions, total=False):
+    """What `submit_gang` takes beside its everyday arguments: `GangOptions`, `SubmitOptions` for each member, and
+    `payloads` (one to each rank), `roles` (in place of a size), `request_id` (as in `submit`).
+    """
+
+    payloads: Sequence[object] | None
+    roles: Sequence[Role | Mapping[str, Any]] | None
     request_id: UUID | str | None
 
 
@@ -105,7 +112,7 @@ class RegisterOptions(TypedDict, total=False):
     boot_id: str | None
     pid: int | None
     identity: Mapping[str, Any] | None
-    lease_s: float | None
+    lease_s: Duration | None
 
 
 _USUAL = {"wait_for_hardware": False, "balanced": False, "preemptible": True}
@@ -141,6 +148,8 @@ def _encode(name: str, value: Any) -> str:
         value = texts(value, name)
     elif name == "payloads":
         return "[" + ",".join(dumps(one, f"payloads[{n}]") for n, one in enumerate(value)) + "]"
+    elif name.endswith("_s") and isinstance(value, (str, timedelta)):
+        value = seconds(value, name)
     elif isinstance(value, UUID):
         value = str(value)
     elif isinstance(value, Decimal):

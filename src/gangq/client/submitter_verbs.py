@@ -11,8 +11,11 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack
 from uuid import UUID
+
+from psycopg.rows import tuple_row
 
 from gangq.client import rows
 from gangq.client.options import ScheduleOptions, SubmitGangOptions, SubmitOptions
@@ -36,6 +39,7 @@ from gangq.client.verb import (
     Verb,
     verb,
 )
+from gangq.durations import Duration, seconds
 from gangq.errors import Busy, InvalidInput
 
 _BATCH = 500
@@ -127,6 +131,19 @@ def _before_set_schedule(given: dict[str, Any], _options: dict[str, Any], _conne
         from gangq.due import Cron
 
         Cron(given["cron"], given.get("tz") or "UTC")  # Only Python reads all of it.
+
+
+def from_now(
+    delay: Duration, *, connection: object | None = None, inside_job: bool = False
+) -> Steps[datetime]:
+    """Return the moment so long from now, by the clock that will judge it: the database's, which a job cannot ask."""
+    later = timedelta(seconds=seconds(delay, "delay"))
+    if inside_job:
+        return datetime.now(UTC) + later
+    now: datetime = yield Query(
+        "gangq.now", "select gangq.now()", {}, lambda found: found[0][0], connection, tuple_row
+    )
+    return now + later
 
 
 class SubmitterVerbs:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import InvalidInput, StaleToken, TooLarge
 from gangq.gpu.declared import parse_declared
+from gangq.task_options import TaskOptions, declared
 from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
 from gangq.worker.jobs import BEAT_BYTES
 from gangq.worker.results import as_progress, dumps_result
 
 if TYPE_CHECKING:
-    from gangq.app import TaskOptions
     from gangq.context import Logger
 
 CHECKPOINT_BYTES = 1 << 20
@@ -150,15 +150,15 @@ class FakeContext(Context):
 
     def is_for(self, task: str, options: TaskOptions, payload: Mapping[str, Any]) -> None:
         """For `run`: this is the job of that task with this payload."""
-        info = self._info
+        info, needs = self._info, declared(options)
         self._info = replace(
             info,
             task=task,
             payload=payload,
-            queue=options.queue or info.queue,
-            priority=info.priority if options.priority is None else options.priority,
-            max_attempts=options.max_attempts or info.max_attempts,
-            budget_s=options.budget or info.budget_s,
+            queue=needs.get("queue", info.queue),
+            priority=needs.get("priority", info.priority),
+            max_attempts=needs.get("max_attempts", info.max_attempts),
+            budget_s=needs.get("budget_s", info.budget_s),
         )
 
     # -- what the handler sees -------------------------------------------------------------------------------

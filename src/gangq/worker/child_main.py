@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gangq.app import variables
 from gangq.context import set_current
 from gangq.errors import GangqError
 from gangq.signatures import unfinished
@@ -73,15 +74,12 @@ def app_target(app: Any) -> str:
     Raises:
         GangqError: it is in no module's variable, so no other process can find it.
     """
-    for name, module in list(sys.modules.items()):
-        for variable, value in list(getattr(module, "__dict__", {}).items()):
-            if value is not app:
-                continue
-            if name != "__main__":
-                return f"{name}:{variable}"
-            path = getattr(module, "__file__", None)
-            if path:
-                return f"{Path(path).resolve()}:{variable}"
+    for name, variable in variables(app):
+        if name != "__main__":
+            return f"{name}:{variable}"
+        path = getattr(sys.modules[name], "__file__", None)
+        if path:
+            return f"{Path(path).resolve()}:{variable}"
     raise GangqError(
         "handlers with isolate=True run in a child process, which must be able to find the app: keep it in a "
         "variable of a module or script"

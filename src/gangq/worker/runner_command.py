@@ -43,7 +43,7 @@ from gangq.worker.socket_server import SocketServer
 from gangq.worker.watching import CommandTrip, JobWatch, Watching
 
 if TYPE_CHECKING:
-    from gangq.app import WatchOptions
+    from gangq.task_options import WatchOptions
 
 log = logging.getLogger("gangq.worker.command")
 

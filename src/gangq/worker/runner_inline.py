@@ -38,7 +38,7 @@ from gangq.worker.session import Session
 from gangq.worker.watching import JobWatch
 
 if TYPE_CHECKING:
-    from gangq.app import WatchOptions
+    from gangq.task_options import WatchOptions
 
 log = logging.getLogger("gangq.worker.inline")
 
