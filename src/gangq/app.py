@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from uuid import UUID
 
 from gangq.client import Client
-from gangq.client.encoding import as_object, awaited_ids
+from gangq.client.encoding import AWAITING, as_object, awaited_ids
 from gangq.client.options import GANG_ONLY
 from gangq.client.roles import Role, as_role
 from gangq.client.rows import GangSubmitted
@@ -69,6 +69,7 @@ class TaskOptions:
     - `max_attempts`, `max_crashes` (lost workers), `max_trips` (watchdog trips): then it is failed.
     - `due_at`: not before then; a datetime with a time zone.
     - `after`: what must be done first: handles of jobs or gangs, or ids of jobs (a number is always a job).
+      `after_any`: what must have ended, whatever came of it. `after_failed`: what must have failed.
     - `wait_for_hardware`: take it though no known worker could ever run it, because one is still to come.
     - `request_id`: a UUID for this one submission, so that it can be repeated safely within an hour [a new one].
     - `connection`: submit inside this connection's transaction; see `Client`.
@@ -90,6 +91,8 @@ class TaskOptions:
     max_trips: int | None = None
     due_at: datetime | None = None
     after: Sequence[Handle | AsyncHandle | GangHandle | AsyncGangHandle | int] = ()
+    after_any: Sequence[Handle | AsyncHandle | GangHandle | AsyncGangHandle | int] = ()
+    after_failed: Sequence[Handle | AsyncHandle | GangHandle | AsyncGangHandle | int] = ()
     wait_for_hardware: bool = False
     request_id: UUID | str | None = None
     connection: object | None = None
@@ -111,13 +114,14 @@ class TaskOptions:
         """Return them as keyword arguments of `Client.submit`."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["budget_s"] = given.pop("budget")
-        given["after"] = awaited_ids(self.after)
+        for name in AWAITING:
+            given[name] = awaited_ids(given[name], name)
         return given
 
     def declared(self) -> dict[str, Any]:
         """Return what a worker publishes of them: the options that say what a job needs, and are given."""
         given = {**self.arguments(), "selector": as_selector(self.selector)}
-        kept = given.keys() - {"after", "connection", "due_at", "request_id", "wait_for_hardware"}
+        kept = given.keys() - {*AWAITING, "connection", "due_at", "request_id", "wait_for_hardware"}
         return {key: given[key] for key in sorted(kept) if given[key] is not None}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from psycopg.rows import tuple_row
 
-from gangq.client.encoding import as_object
+from gangq.client.encoding import AWAITING, as_object
 from gangq.client.rows import ScheduleRow
 from gangq.client.verb import Query, Steps
 from gangq.client.verbs import Verbs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gangq.app import App, Task
 
 _SHORTEST_S, _LONGEST_S = 1.0, 1e7
-_OF_ONE_SUBMISSION = ("after", "connection", "due_at", "request_id")
+_OF_ONE_SUBMISSION = (*AWAITING, "connection", "due_at", "request_id")
 _CATCH_UP = ("skip", "last", "all")
 
 
