@@ -85,30 +85,66 @@ end $$;
 comment on function gangq.check_shape is
   'Internal. What a job needs, as shapes keep it. Raises GQ001, GQ007.';
 
--- Which of `after` are still live. Takes no lock: one of them may end before this transaction does
--- and not see the dependency; see settle_dependents. Ones already done do not count; ones that
--- failed refuse the submission.
-create function gangq.await(after bigint[]) returns bigint[] language plpgsql as $$
+-- What is waited for. Takes no lock: an awaited job may end before this transaction does and not
+-- see the dependency; see settle_dependents. An outcome that is known already is judged at once:
+-- one that is wanted is not waited for, another one refuses the submission. Every job named exists,
+-- so no cycle can be made.
+create function gangq.await(
+  after bigint[], after_any bigint[], after_failed bigint[],
+  out awaited bigint[], out wants text[], out waits_on integer
+) language plpgsql as $$
 declare
-  live bigint[];
+  outcomes text[];
+  twice bigint;
 begin
-  if coalesce(cardinality(after), 0) = 0 then
-    return '{}';
+  waits_on := 0;
+  if num_nulls(nullif(after, '{}'), nullif(after_any, '{}'), nullif(after_failed, '{}')) = 3 then
+    return;
   end if;
-  live := array(select j.id from gangq.live_jobs j where j.id = any (after) order by j.id);
+  select array_agg(n.id), array_agg(n.wants), count(*) - count(distinct coalesce(n.id, 0))
+  into awaited, wants, twice
+  from (
+    select a.id, 'done' as wants from unnest(after) as a(id)
+    union
+    select a.id, 'any' from unnest(after_any) as a(id)
+    union
+    select a.id, 'failed' from unnest(after_failed) as a(id)) n;
+  if twice > 0 then
+    perform gangq.refuse('GQ001',
+      format('job %s is named in %s', n.id, string_agg(gangq.after_option(n.wants), ' and ')),
+      'A job is waited for with one outcome: name it once.')
+    from unnest(awaited, wants) as n(id, wants)
+    group by n.id having count(*) > 1 order by n.id limit 1;
+  end if;
+  -- The live ones first.
+  select array_agg(e.on_job_id order by e.live desc, e.on_job_id),
+    array_agg(e.wants order by e.live desc, e.on_job_id),
+    array_agg(e.outcome order by e.live desc, e.on_job_id), count(*) filter (where e.live)
+  into awaited, wants, outcomes, waits_on
+  from gangq.judge_awaited(awaited, wants) e;
   perform case
-    when e.state is null then gangq.refuse('GQ002',
-      format('after names job %s, which does not exist', coalesce(a.id::text, 'null')),
+    when e.outcome is null then gangq.refuse('GQ002',
+      format('%s names job %s, which does not exist', gangq.after_option(e.wants),
+        coalesce(e.id::text, 'null')),
       'Submit the job it waits for first, and pass the id that submit returned.')
-    else gangq.refuse('GQ001', format('after names job %s, which has %s', a.id, e.state),
-      'It can never be done; retry it first (gangq.retry), or leave it out.') end
-  from unnest(after) as a(id)
-  cross join lateral (select gangq.ended_as(a.id) as state offset 0) e
-  where (a.id is null or a.id <> all (live)) and e.state is distinct from 'done';
-  return live;
+    else gangq.refuse('GQ001',
+      format('%s names job %s, which %s', gangq.after_option(e.wants), e.id,
+        case e.outcome when 'failed' then 'has failed' else 'is ' || e.outcome end),
+      format('It can never %s; retry it first (gangq.retry), or leave it out.',
+        case e.wants when 'done' then 'be done' else 'fail' end)) end
+  from unnest(awaited, wants, outcomes) with ordinality as e(id, wants, outcome, n)
+  where e.n > waits_on and gangq.is_wanted(e.outcome, e.wants) is not true;
+  if 'done' = all (wants) then
+    wants := null;
+  end if;
 end $$;
 comment on function gangq.await is
-  'Internal. Live jobs among those to wait for, each once. Raises GQ001, GQ002.';
+  'Internal. The jobs to wait for, each once, those first that are live (waits_on: how many), and '
+  'the outcome wanted of each. Raises GQ001, GQ002.';
+
+create function gangq.after_option(wants text) returns text language sql immutable
+return case wants when 'done' then 'after' else 'after_' || wants end;
+comment on function gangq.after_option is 'Internal. The argument that wants this outcome.';
 
 -- A worker submits for a job that it runs. The claim is not locked: a child of a claim that ends
 -- this moment was submitted before it ended.
@@ -211,14 +247,14 @@ comment on function gangq.answer_of is
 create type gangq.submission as (
   queue text, shape integer, fits boolean, light boolean, special boolean, priority integer,
   budget_s real, max_attempts smallint, max_crashes smallint, max_trips smallint, base bigint,
-  state text, awaited bigint[], ids bigint[], asked gangq.shapes
+  state text, awaited bigint[], wants text[], waits_on integer, ids bigint[], asked gangq.shapes
 );
 comment on type gangq.submission is
   'What is known of a submission. shape: null if nobody asked for it before. fits: a worker that '
   'could run it has been known. light: its jobs are known to be light. special: the shape, the '
   'queue or the payloads want more checks (check_submission). Then what its rows have: priority, '
-  'limits, state, the live jobs they wait for, their ids if those are drawn already (base: see '
-  'gangq.id_base). asked: what its jobs need.';
+  'limits, state, what they wait for (see gangq.await), their ids if those are drawn already '
+  '(base: see gangq.id_base). asked: what its jobs need.';
 
 -- One statement, and inlined into submit's: nothing in here refuses but the selector.
 create function gangq.read_submission(
@@ -232,7 +268,8 @@ create function gangq.read_submission(
     coalesce((o).max_attempts, d.max_attempts, x.max_attempts)::smallint,
     coalesce((o).max_crashes, d.max_crashes, x.max_crashes)::smallint,
     coalesce((o).max_trips, d.max_trips, x.max_trips)::smallint,
-    (select b.base from gangq.id_base() b), 'pending', null::bigint[], null::bigint[], n.asked
+    (select b.base from gangq.id_base() b), 'pending', null::bigint[], null::text[], 0,
+    null::bigint[], n.asked
   from (select 1) as one
   left join gangq.task_options d on d.task = read_submission.task
   left join gangq.task_settings ts on ts.task = read_submission.task
@@ -292,12 +329,16 @@ end $$;
 comment on function gangq.check_submission is
   'Internal. The checks of a submission that is special; stores its shape if that is new.';
 
-create function gangq.add_dependencies(job_ids bigint[], awaited bigint[]) returns void
-language sql as $$
-  insert into gangq.dependencies (job_id, on_job_id)
-  select i.id, a.id from unnest(job_ids) as i(id) cross join unnest(awaited) as a(id)
+create function gangq.add_dependencies(
+  job_ids bigint[], awaited bigint[], wants text[], waits_on integer
+) returns void language sql as $$
+  insert into gangq.dependencies (job_id, on_job_id, wants)
+  select i.id, a.id, coalesce(a.wants, 'done')
+  from unnest(job_ids) as i(id)
+  cross join unnest(awaited[: waits_on], wants[: waits_on]) as a(id, wants)
 $$;
-comment on function gangq.add_dependencies is 'Internal. These jobs wait for all of those.';
+comment on function gangq.add_dependencies is
+  'Internal. These jobs wait for the first waits_on of awaited, each for the outcome it wants.';
 
 -- 1. Options and arguments. What every submission runs is written out or inlined: a call of a
 --    function costs up to 4 us, and the whole of submit 60.
@@ -342,7 +383,9 @@ begin
   select r.* into s
   from gangq.read_submission(task, queue, payloads, priority, gpus, o) r;
   -- 3.
-  if s.special is not false or due_at is not null or after <> '{}' then
+  if s.special is not false or due_at is not null or after <> '{}' or o.after_any <> '{}'
+    or o.after_failed <> '{}'
+  then
     return query select unnest(a.job_ids)
     from gangq.answer_of(login, submit.request_id, false, cardinality(payloads)) a
     where submit.request_id is not null;
@@ -353,8 +396,9 @@ begin
     if s.special is not false then
       s := gangq.check_submission(s, payloads, o.wait_for_hardware, submitter, login);
     end if;
-    s.awaited := gangq.await(after);
-    s.state := case when s.awaited <> '{}' then 'waiting' when due_at > t then 'scheduled'
+    select a.awaited, a.wants, a.waits_on into s.awaited, s.wants, s.waits_on
+    from gangq.await(after, o.after_any, o.after_failed) a;
+    s.state := case when s.waits_on > 0 then 'waiting' when due_at > t then 'scheduled'
       else 'pending' end;
   end if;
   if not (s.special or s.fits or coalesce(o.wait_for_hardware, false)) then
@@ -362,7 +406,7 @@ begin
   end if;
   -- 4.
   number := pg_current_xact_id();
-  if s.awaited <> '{}' then
+  if s.waits_on > 0 then
     s.ids := array(select s.base + nextval('gangq.job_ids'::regclass) from unnest(payloads));
   end if;
   -- 5.
@@ -386,16 +430,17 @@ begin
   -- 6.
   return query
   insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on,
-    priority, max_attempts, max_crashes, max_trips, state, submitter, login, parent, payload)
+    priority, max_attempts, max_crashes, max_trips, state, submitter, login, parent, awaited, wants,
+    payload)
   select coalesce(s.ids[p.n], s.base + nextval('gangq.job_ids'::regclass)),
     gangq.order_key(s.priority, gangq.next_pos(s.base)), t, submit.due_at, s.shape, s.budget_s,
-    coalesce(cardinality(s.awaited), 0), s.priority, s.max_attempts, s.max_crashes, s.max_trips,
-    s.state, submitter, login, o.parent, p.payload
+    s.waits_on, s.priority, s.max_attempts, s.max_crashes, s.max_trips, s.state, submitter, login,
+    o.parent, s.awaited, s.wants, p.payload
   from unnest(payloads) with ordinality as p(payload, n)
   returning id;
   -- 7.
-  if s.awaited <> '{}' then
-    perform gangq.add_dependencies(s.ids, s.awaited);
+  if s.waits_on > 0 then
+    perform gangq.add_dependencies(s.ids, s.awaited, s.wants, s.waits_on);
   elsif s.state = 'scheduled' then
     -- It may be due before the next tick.
     if o.wake is distinct from 'never'
@@ -415,17 +460,18 @@ comment on function gangq.submit is
   'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a '
   'transaction they appear when it commits. gpus: devices that a worker must have free. due_at: '
   'not before. after: jobs that must be done first; if one fails or is cancelled, these are '
-  'cancelled. request_id: a new one for each submission. A call that is repeated with it within an '
-  'hour, because its answer was lost, returns the ids of the first call and submits nothing. It '
-  'waits up to 2 s for a first call that has not ended; if that is rolled back, it submits. Each '
-  'login has ids of its own, and only the kind and the number of jobs are compared. options: what '
-  'is needed or asked for besides, {"vram_mb": 16000, "budget_s": 3600}; see \dT+ '
-  'gangq.job_options. What is left null is as the workers declare the task (gangq.tasks), then: '
-  'queue default, and no needs. What no worker of the queue that is known, ended ones included, '
-  'could ever run is refused, unless with the option wait_for_hardware; while none is known a '
-  'notice (GQ100) says so. Raises GQ001, GQ002, GQ004 (a draining queue), GQ007 (a payload, or '
-  'more new distinct requirements than settings.new_shapes_per_day), GQ008 (a request_id needs '
-  'READ COMMITTED), 42501 (priority above the submitter''s ceiling), 55P03.';
+  'cancelled (other outcomes: the options after_any, after_failed). request_id: a new one for each '
+  'submission. A call that is repeated with it within an hour, because its answer was lost, '
+  'returns the ids of the first call and submits nothing. It waits up to 2 s for a first call that '
+  'has not ended; if that is rolled back, it submits. Each login has ids of its own, and only the '
+  'kind and the number of jobs are compared. options: what is needed or asked for besides, '
+  '{"vram_mb": 16000, "budget_s": 3600}; see \dT+ gangq.job_options. What is left null is as the '
+  'workers declare the task (gangq.tasks), then: queue default, and no needs. What no worker of '
+  'the queue that is known, ended ones included, could ever run is refused, unless with the option '
+  'wait_for_hardware; while none is known a notice (GQ100) says so. Raises GQ001, GQ002, GQ004 (a '
+  'draining queue), GQ007 (a payload, or more new distinct requirements than '
+  'settings.new_shapes_per_day), GQ008 (a request_id needs READ COMMITTED), 42501 (priority above '
+  'the submitter''s ceiling), 55P03.';
 
 create function gangq.set_priority(
   priority integer, job_ids bigint[] default '{}', gang_ids bigint[] default '{}'

@@ -300,7 +300,8 @@ comment on function gangq.keep_kind is
   'Internal. The kind of this gang, stored if it is new; new shapes are charged to login.';
 
 create function gangq.write_gang(
-  g gangq.live_gangs, m gangq.gang_spec, job_ids bigint[], awaited bigint[]
+  g gangq.live_gangs, m gangq.gang_spec, job_ids bigint[], awaited bigint[], wants text[],
+  waits_on integer
 ) returns void language plpgsql as $$
 declare
   o gangq.gang_options := m.options;
@@ -313,7 +314,7 @@ begin
   select g.id, g.order_key, g.kind_id, k.shape_id, m.members, m.priority,
     coalesce(o.max_attempts, q.max_attempts), coalesce(o.max_crashes, q.max_crashes),
     coalesce(o.max_trips, q.max_trips),
-    case when awaited <> '{}' then 'waiting' else 'blocked' end,
+    case when write_gang.waits_on > 0 then 'waiting' else 'blocked' end,
     coalesce(o.checkpoint_mode, case when m.least_members < m.members then 'rank0' else 'each' end),
     coalesce(o.claim_deadline_s, c.claim_deadline_s), g.submitted_at, g.not_before,
     coalesce(o.failure_policy, 'restart_gang'), o.completion, coalesce(o.preemptible, true),
@@ -326,21 +327,21 @@ begin
     select coalesce(o.timeout_s, q.placement_timeout_s, c.placement_timeout_s) as timeout_s) w;
   insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s,
     waits_on, priority, max_attempts, max_crashes, max_trips, state, submitter, login, parent,
-    payload)
+    awaited, wants, payload)
   select job_ids[i.rank + 1], x.order_key, x.id, i.rank, k.ordinal, x.submitted_at, k.shape_id,
-    coalesce(r.budget_s, q.budget_s), cardinality(awaited), x.priority, x.max_attempts,
-    x.max_crashes, x.max_trips, x.state, x.submitter, x.login, o.parent,
-    coalesce(o.payloads -> i.rank, r.payloads -> i.rank - k.first_rank, r.payload)
+    coalesce(r.budget_s, q.budget_s), write_gang.waits_on, x.priority, x.max_attempts,
+    x.max_crashes, x.max_trips, x.state, x.submitter, x.login, o.parent, write_gang.awaited,
+    write_gang.wants, coalesce(o.payloads -> i.rank, r.payloads -> i.rank - k.first_rank, r.payload)
   from gangq.live_gangs x
   join gangq.kind_roles k on k.kind_id = x.kind_id
   join unnest(m.roles) with ordinality r on r.ordinality = k.ordinal
   cross join lateral generate_series(k.first_rank, k.first_rank + k.max_members - 1) as i(rank)
   where x.id = g.id
   order by i.rank;
-  perform gangq.add_dependencies(job_ids, awaited);
+  perform gangq.add_dependencies(job_ids, awaited, wants, waits_on);
 end $$;
 comment on function gangq.write_gang is
-  'Internal. Writes a gang, its members by rank, and the live jobs they wait for.';
+  'Internal. Writes a gang, its members by rank, and what they wait for: see gangq.await.';
 
 -- What submit_gang and a schedule have in common: who submits, and when, is in g.
 create function gangq.add_gang(
@@ -349,7 +350,7 @@ create function gangq.add_gang(
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   m gangq.gang_spec;
-  awaited bigint[];
+  waits record;
   base bigint;  -- see gangq.id_base
 begin
   if num_nonnulls(o.roles::text, o.require, o.prefer) > 0 then
@@ -361,7 +362,7 @@ begin
   perform gangq.check_ceiling((m.queue).name, m.priority, g.submitter, g.login);
   g.kind_id := gangq.keep_kind(m, g.submitter, g.login);
   note := gangq.check_gang_fit(g.kind_id, (m.queue).name, m.least_members, o.wait_for_hardware);
-  awaited := gangq.await(after);
+  waits := gangq.await(after, o.after_any, o.after_failed);
   base := (select b.base from gangq.id_base() b);
   gang_id := base + nextval('gangq.gang_ids'::regclass);
   job_ids := array(
@@ -378,7 +379,7 @@ begin
   g.id := gang_id;
   g.note := note;
   g.order_key := gangq.order_key(m.priority, gangq.next_pos(base));
-  perform gangq.write_gang(g, m, job_ids, awaited);
+  perform gangq.write_gang(g, m, job_ids, waits.awaited, waits.wants, waits.waits_on);
   perform gangq.log_event(g.submitted_at, 'submit', gang_id, 0, reason => note,
     data => jsonb_strip_nulls(jsonb_build_object('size', m.members,
       'min_size', nullif(m.least_members, m.members))));

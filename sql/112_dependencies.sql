@@ -1,22 +1,53 @@
 -- Jobs that wait for others, or for a moment: settle and ended_as tell a job how those it waits for
 -- ended; settle_dependents and promote_due, steps of the tick, release or cancel it.
+-- A dependency says which outcome it wants: done (after), any (after_any) or failed (after_failed).
+-- The job is released when each job it waits for has ended as wanted, and cancelled as soon as one
+-- has ended otherwise. A cancelled job has not failed: what waits for its failure is cancelled too.
 -- Locks: jobs, dependencies and gangs, all with skip locked.
 
+create function gangq.is_wanted(outcome text, wants text) returns boolean
+language sql immutable as $$
+  select outcome = wants or wants = 'any' and outcome is not null
+$$;
+comment on function gangq.is_wanted is 'Internal. Whether a dependency wants this outcome.';
+
 -- A member that a done gang could spare (its completion rule, an elastic role) is cancelled and
--- lets nobody down.
-create function gangq.ended_as(job_id bigint) returns text language sql stable as $$
-  select case when h.state = 'cancelled' and h.gang_id is not null and (
-      select k.state from gangq.gang_history k
-      where k.gang_id = h.gang_id order by k.finished_at desc limit 1) = 'done'
-    then 'done' else h.state end
-  from gangq.history h where h.job_id = ended_as.job_id order by h.finished_at desc limit 1
+-- lets nobody down. All members of a failed gang have failed for what waits for its failure, those
+-- too that were done before.
+create function gangq.ended_as(job_id bigint, wants text) returns text language sql stable as $$
+  select case
+    when h.gang_id is null or h.state = 'failed' then h.state
+    when g.state = 'done' and h.state = 'cancelled' then 'done'
+    when g.state = 'failed' and ended_as.wants = 'failed' then 'failed'
+    else h.state end
+  from (
+    select x.* from gangq.history x
+    where x.job_id = ended_as.job_id order by x.finished_at desc limit 1) h
+  left join lateral (
+    select k.state from gangq.gang_history k
+    where k.gang_id = h.gang_id order by k.finished_at desc limit 1) g on true
 $$;
 comment on function gangq.ended_as is
-  'Internal. How this job''s latest ending counts for its dependents; null: it has not ended.';
+  'Internal. How this job''s latest ending counts for a dependency that wants this; null: it has '
+  'not ended.';
+
+create function gangq.judge_awaited(awaited bigint[], wants text[])
+returns table (on_job_id bigint, wants text, live boolean, outcome text)
+language sql stable as $$
+  select a.id, w.wants, l.id is not null,
+    case when l.id is null then gangq.ended_as(a.id, w.wants) end
+  from unnest(judge_awaited.awaited, judge_awaited.wants) as a(id, wants)
+  cross join lateral (select coalesce(a.wants, 'done') as wants) w
+  left join lateral (select j.id from gangq.live_jobs j where j.id = a.id offset 0) l on true
+$$;
+comment on function gangq.judge_awaited is
+  'Internal. Of jobs that are waited for: whether each is live, else how it ended; null: it does '
+  'not exist, or history has dropped it. Null wants: done of all.';
 
 create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
   -- Whether an ending that is no longer in history was a success is not known.
-  update gangq.dependencies d set outcome = coalesce(gangq.ended_as(d.on_job_id), 'cancelled')
+  update gangq.dependencies d
+  set outcome = coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled')
   where d.ctid = any (array(
     select z.ctid from gangq.dependencies z
     where z.on_job_id = any (settle.ended) and z.outcome is null
@@ -47,7 +78,7 @@ create function gangq.settle_dependents(most integer default 200) returns intege
 set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   waiting bigint[];
-  awaited bigint[];
+  on_jobs bigint[];
   quiet bigint[];
   ended bigint[];
   first bigint;
@@ -60,7 +91,7 @@ begin
   if first is null then
     return 0;
   end if;
-  select array_agg(d.job_id), array_agg(d.on_job_id) into waiting, awaited
+  select array_agg(d.job_id), array_agg(d.on_job_id) into waiting, on_jobs
   from (
     (select x.job_id, x.on_job_id from gangq.dependencies x
       where not x.settled and x.outcome is null and x.on_job_id >= first
@@ -73,18 +104,18 @@ begin
   begin
     quiet := array(
       select j.id from gangq.live_jobs j
-      where j.id = any (awaited) order by j.id for key share skip locked);
+      where j.id = any (on_jobs) order by j.id for key share skip locked);
     raise exception using errcode = 'GQ000';
   exception when sqlstate 'GQ000' then
     null;  -- the locks are released
   end;
   ended := array(
-    select a.id from unnest(awaited) as a(id)
+    select a.id from unnest(on_jobs) as a(id)
     where not exists (select 1 from gangq.live_jobs j where j.id = a.id));
   perform gangq.settle(ended);
   update gangq.dependencies d set settled = true
   where d.ctid = any (array(
-    select z.ctid from gangq.dependencies z join unnest(waiting, awaited) as w(job_id, on_job_id)
+    select z.ctid from gangq.dependencies z join unnest(waiting, on_jobs) as w(job_id, on_job_id)
       on z.on_job_id = w.on_job_id and z.job_id = w.job_id
     where z.on_job_id = any (quiet) and not z.settled and z.outcome is null
     order by z.on_job_id, z.job_id for update of z skip locked));
@@ -128,8 +159,8 @@ begin
 end $$;
 comment on function gangq.promote_due is
   'A step of the tick. Scheduled jobs that are due become pending. Jobs that waited for jobs which '
-  'are done now are released; jobs that waited for one that failed or was cancelled are cancelled. '
-  'Returns how many moved. Raises GQ001.';
+  'have ended as wanted are released; jobs that waited for one that has ended otherwise are '
+  'cancelled. Returns how many moved. Raises GQ001.';
 
 create function gangq.promote_dependents(t timestamptz, most integer) returns integer
 language plpgsql as $$
@@ -141,8 +172,8 @@ declare
 begin
   for w in
     select d.job_id, j.gang_id,
-      array_agg(d.on_job_id) filter (where d.outcome = 'done') as done,
-      min(d.on_job_id) filter (where d.outcome <> 'done') as unmet
+      array_agg(d.on_job_id) filter (where gangq.is_wanted(d.outcome, d.wants)) as met,
+      min(d.on_job_id) filter (where not gangq.is_wanted(d.outcome, d.wants)) as unmet
     from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
     where d.job_id = any (array(
         with told as (
@@ -171,7 +202,7 @@ begin
     if w.unmet is not null then
       perform gangq.cancel_dependent(w.job_id, w.gang_id, w.unmet);
     else
-      perform gangq.release_dependent(w.job_id, w.gang_id, w.done, t);
+      perform gangq.release_dependent(w.job_id, w.gang_id, w.met, t);
     end if;
   end loop;
   return moved;
@@ -195,19 +226,24 @@ begin
   perform gangq.cancel_all(
     case when cancel_dependent.gang_id is null then array[cancel_dependent.job_id] else '{}' end,
     array_remove(array[cancel_dependent.gang_id], null),
-    format('job %s, which it waited for, did not succeed', unmet));
+    (
+      select format('job %s, which it waited for, %s', unmet, case
+        when d.wants = 'failed' then format('did not fail: it is %s', d.outcome)
+        else 'did not succeed' end)
+      from gangq.dependencies d
+      where d.on_job_id = unmet and d.job_id = cancel_dependent.job_id));
 end $$;
 comment on function gangq.cancel_dependent is
   'Internal, for promote_dependents. Cancels a locked waiting job, or its gang, because the job '
-  'unmet did not succeed.';
+  'unmet has not ended as wanted.';
 
-create function gangq.release_dependent(job_id bigint, gang_id bigint, done bigint[], t timestamptz)
+create function gangq.release_dependent(job_id bigint, gang_id bigint, met bigint[], t timestamptz)
 returns void language plpgsql as $$
 declare
   fewer integer;
 begin
   delete from gangq.dependencies d
-  where d.job_id = release_dependent.job_id and d.on_job_id = any (done);
+  where d.job_id = release_dependent.job_id and d.on_job_id = any (met);
   -- Counted from what is deleted: another promotion may have taken some of them meanwhile.
   get diagnostics fewer = row_count;
   update gangq.live_jobs j set

@@ -193,7 +193,7 @@ begin
     where e.key = any (own)), a);
   options := work - own;
   select e.key into wrong from jsonb_object_keys(options) as e(key)
-  where e.key = any ('{parent,parent_token,request_id,wake}') limit 1;
+  where e.key = any ('{after_any,after_failed,parent,parent_token,request_id,wake}') limit 1;
   if found then
     perform gangq.refuse('GQ001', format('a schedule submits without %s', wrong), 'Leave it out.');
   end if;

@@ -285,6 +285,23 @@ comment on function gangq.explain_line is
 
 -- -----------------------------------------------------------------------------------------
 
+create function gangq.explain_awaited(job_id bigint) returns text language sql stable as $$
+  select 'waits for ' || string_agg(format('%s %s to %s',
+      case when w.jobs = 1 then 'job' else 'jobs' end,
+      w.ids || case when w.jobs > 20 then format(' and %s more', w.jobs - 20) else '' end,
+      case w.wants when 'done' then 'be done' when 'any' then 'end' else 'fail' end),
+    ', ' order by w.wants = 'done' desc, w.wants)
+  from (
+    select d.wants, count(*) as jobs,
+      string_agg(d.on_job_id::text, ', ' order by d.on_job_id) filter (where d.n <= 20) as ids
+    from (
+      select x.*, row_number() over (partition by x.wants order by x.on_job_id) as n
+      from gangq.dependencies x where x.job_id = explain_awaited.job_id) d
+    group by d.wants) w
+$$;
+comment on function gangq.explain_awaited is
+  'Internal. Which jobs this one waits for, and for which outcome of each.';
+
 create function gangq.explain_state(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   select 'state', (g).state = 'running', case (g).state
@@ -299,7 +316,7 @@ language sql stable as $$
         'draining since %s (%s): waits until %s confirmed to have stopped', (g).drain_started_at,
         (g).drain_cause, gangq.counted(n.preempting, 'member')
           || case when n.preempting = 1 then ' has' else ' have' end)
-      when 'waiting' then format('waits for %s to be done', gangq.counted(n.waits_on, 'job'))
+      when 'waiting' then gangq.explain_awaited(n.waiting)
       else format('blocked for %s s: waits to be placed', gangq.in_s(t, (g).submitted_at))
         -- With requeue a gang that waits for capacity notices nothing.
         || coalesce(case (g).timeout_style
@@ -313,7 +330,8 @@ language sql stable as $$
     select count(*) filter (where j.state = 'reserved') as reserved,
       count(*) filter (where j.state = 'running') as running,
       count(*) filter (where j.state = 'preempting') as preempting,
-      count(*) filter (where j.state = 'done') as done, max(j.waits_on) as waits_on
+      count(*) filter (where j.state = 'done') as done, max(j.waits_on) as waits_on,
+      min(j.id) filter (where j.state = 'waiting') as waiting
     from gangq.live_jobs j where j.gang_id = (g).id) n
 $$;
 comment on function gangq.explain_state is 'Internal. In which state a gang is, and since when.';
@@ -408,7 +426,8 @@ begin
   end if;
   return query select * from gangq.explain_roles(g.kind_id, t);
   return query select *, null::jsonb from (values
-    ('start', true, case g.state when 'waiting' then 'once the jobs it waits for are done'
+    ('start', true, case g.state
+      when 'waiting' then 'once the jobs it waits for have ended as wanted'
       else format('not before %s', g.not_before) end),
     ('unblock', true, case g.state when 'waiting' then 'the end of those jobs'
       else format('%s s more', gangq.in_s(g.not_before, t)) end)) r;
@@ -503,9 +522,7 @@ begin
         round(extract(epoch from t - j.told_at), 1))
       when 'scheduled' then format('due in %s s%s', round(extract(epoch from j.due_at - t), 1),
         coalesce(', after: ' || (j.error ->> 'type'), ''))
-      when 'waiting' then format('waits for jobs %s', (
-        select string_agg(d.on_job_id::text, ', ' order by d.on_job_id)
-        from gangq.dependencies d where d.job_id = j.id))
+      when 'waiting' then gangq.explain_awaited(j.id)
       else 'pending' end,
     jsonb_build_object('ask', ask, 'state', j.state, 'attempts', j.attempts, 'crashes', j.crashes,
       'trips', j.trips);

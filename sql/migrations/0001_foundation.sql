@@ -551,7 +551,7 @@ create table gangq.live_jobs (
   rank integer, -- Its place in the gang at its largest, from 0; see epoch_rank
   epoch_rank integer, -- Elastic: its rank in this epoch; null: rank, or not in it
   budget_s real, -- Wall-clock budget, seconds; null: the worker's default
-  waits_on integer not null default 0, -- Jobs that must be done first
+  waits_on integer not null default 0, -- How many jobs it waits for still
   priority smallint not null, -- -1000 to 1000, higher first
   attempts smallint not null default 0, -- Attempts charged; counted at claim
   max_attempts smallint not null, -- How many it may spend
@@ -570,6 +570,9 @@ create table gangq.live_jobs (
   login text not null default session_user, -- The login that submitted it, whatever role it had set
   payload jsonb, -- Arguments for the task
   devices bigint[], -- What its present or last attempt was given; null: no device
+  awaited bigint[], -- The jobs it was submitted to wait for; null: none
+  -- The outcome it wants of each of awaited, as in dependencies; null: done of all
+  wants text[],
   result jsonb, -- What a done member returned
   error jsonb -- The last error: type, message, traceback, host, log tail
 ) with (
@@ -623,6 +626,8 @@ alter table gangq.live_jobs add constraint live_jobs_state check (
 create table gangq.dependencies (
   job_id bigint not null, -- The one that waits
   on_job_id bigint not null, -- The one it waits for
+  -- done, failed, or any: with another outcome the one that waits is cancelled
+  wants text not null default 'done' check (wants in ('done', 'any', 'failed')),
   outcome text check (outcome in ('done', 'failed', 'cancelled')), -- How the awaited job ended
   -- It was visible while nothing ended the awaited job: whoever ends that sees it
   settled boolean not null default false,
@@ -839,7 +844,7 @@ create table gangq.history (
   trips smallint not null, max_trips smallint not null, stops smallint not null,
   state text not null check (state in ('done', 'failed', 'cancelled')), -- How it ended
   retention text not null, -- short, long or forever
-  submitter text not null, login text not null, payload jsonb,
+  submitter text not null, login text not null, payload jsonb, awaited bigint[], wants text[],
   result jsonb, -- What it returned
   error jsonb
 ) partition by list (retention);

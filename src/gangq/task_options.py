@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, TypedDict, cast
 from uuid import UUID
 
-from gangq.client.encoding import Awaited, awaited_ids
+from gangq.client.encoding import AWAITING, Awaited, awaited_ids
 from gangq.client.options import GangOptions
 from gangq.client.selectors import Selector, as_selector
 from gangq.durations import Duration, seconds
@@ -40,6 +40,7 @@ class TaskOptions(TypedDict, total=False):
 
     - `run_at`: not before then, a datetime with a time zone; or `delay`: not before so long from now.
     - `after`: what must be done first: handles of jobs or gangs, or ids of jobs (a number is always a job).
+      `after_any`: what must have ended, whatever came of it. `after_failed`: what must have failed.
     - `unique`: a key of 1 to 200 characters. Nothing is submitted where it stands for a job or gang already, and the
       handle of that one says `existed`. A key stands for what was submitted with it while that is live, and with
       `unique_for` at least so long. It is this task's in this queue, and each login's own unless the queue is shared.
@@ -66,6 +67,8 @@ class TaskOptions(TypedDict, total=False):
     run_at: datetime | None
     delay: Duration | None
     after: Sequence[int | Awaited]
+    after_any: Sequence[int | Awaited]
+    after_failed: Sequence[int | Awaited]
     unique: str | None
     unique_for: Duration | None
     replace: bool
@@ -78,7 +81,7 @@ class TaskGangOptions(TaskOptions, GangOptions, total=False):
 
 
 ONCE = (
-    "after",
+    *AWAITING,
     "connection",
     "run_at",
     "delay",
@@ -116,9 +119,11 @@ def changed(options: TaskOptions, more: Mapping[str, Any]) -> TaskOptions:
 
 def arguments(options: TaskOptions) -> dict[str, Any]:
     """Return all but `delay` as keyword arguments of `Client.submit`, with `unique` of `Client.submit_unique`."""
-    given = {_ARGUMENTS.get(key, key): value for key, value in options.items() if key != "delay"}
-    if "after" in options:
-        given["after"] = awaited_ids(options["after"])
+    given: dict[str, Any] = {
+        _ARGUMENTS.get(key, key): value for key, value in options.items() if key != "delay"
+    }
+    for name in given.keys() & AWAITING:
+        given[name] = awaited_ids(given[name], name)
     return given
 
 

@@ -120,7 +120,7 @@ def test_one_is_not_called_many(dsn: str, client: Client) -> None:
     job = ok(dsn, "submit", "b", "--gpus", "1", "--cpus", "1").strip()
     waits = ok(dsn, "submit", "c", "--gang", "2", "--after", job).strip()
     assert re.search(r"^needs +1 GPU, 1 CPU$", ok(dsn, "show", job), re.MULTILINE)
-    assert "waits for 1 job to be done" in ok(dsn, "explain", waits)
+    assert f"waits for job {job} to be done" in ok(dsn, "explain", waits)
 
 
 def test_a_job_may_wait_for_a_gang(dsn: str, client: Client) -> None:

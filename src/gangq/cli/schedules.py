@@ -14,6 +14,7 @@ from gangq.cli.parsing import Due, Seconds, payload_of
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import Column
 from gangq.cli.work import notes_aloud, recurring_options, submission
+from gangq.client.encoding import AWAITING
 from gangq.client.rows import ScheduleRow
 from gangq.due import Cron
 from gangq.errors import NotFound
@@ -104,7 +105,7 @@ def add(
         )
     if not words:
         raise click.UsageError("name the task: gangq schedule add NAME '0 3 * * *' TASK, or --every 5m TASK")
-    given = submission(session, {**options, "due_at": None, "after": (), "spec": None})
+    given = submission(session, {**options, "due_at": None, **dict.fromkeys(AWAITING, ()), "spec": None})
     outcome = session.client().set_schedule(
         name=schedule_name,
         task=COMMAND if command else words[0],

@@ -17,6 +17,7 @@ from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
 from gangq.cli.which import Which, WhichType, takes_several
+from gangq.client.encoding import AWAITING
 from gangq.client.options import GANG_ONLY, SubmitGangOptions
 from gangq.client.rows import StateChange, UniqueGangSubmitted
 from gangq.client.verbs import Verbs
@@ -141,6 +142,20 @@ work_options = chained(
         help="A job (12) or a gang (g12) that must be done first; may be repeated.",
     ),
     click.option(
+        "--after-any",
+        type=WhichType(),
+        multiple=True,
+        metavar="ID",
+        help="One that must have ended first, whatever came of it; may be repeated.",
+    ),
+    click.option(
+        "--after-failed",
+        type=WhichType(),
+        multiple=True,
+        metavar="ID",
+        help="One that must have failed first; may be repeated.",
+    ),
+    click.option(
         "--spec",
         type=click.File(),
         metavar="FILE",
@@ -185,7 +200,7 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
     given = {
         **options,
         "labels": dict(options["labels"]) or None,
-        "after": _awaited(session, options["after"]) or None,
+        **{name: _awaited(session, name, options[name]) or None for name in AWAITING},
         "selector": [*selectors, *avoid] or None,
         "tolerates": list(options["tolerates"]) or None,
         "roles": list(options["roles"]) or None,
@@ -202,7 +217,7 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
     return said
 
 
-def _awaited(session: Session, after: Sequence[Which]) -> list[int]:
+def _awaited(session: Session, option: str, after: Sequence[Which]) -> list[int]:
     """The jobs to wait for: of a gang all its members."""
     ids: list[int] = []
     for which in after:
@@ -213,7 +228,8 @@ def _awaited(session: Session, after: Sequence[Which]) -> list[int]:
         )
         if not members:
             raise NotFound(
-                f"--after names {which.phrase}, which does not exist, or is older than its retention"
+                f"--{option.replace('_', '-')} names {which.phrase}, which does not exist, or is older than its "
+                "retention"
             )
         ids += members
     return ids

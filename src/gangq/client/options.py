@@ -12,7 +12,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, TypedDict
 from uuid import UUID
 
-from gangq.client.encoding import dumps
+from gangq.client.encoding import Awaited, awaited_ids, dumps
 from gangq.client.roles import Role, encode_roles
 from gangq.client.selectors import Selector, as_selector
 from gangq.durations import Duration, seconds
@@ -32,6 +32,8 @@ class _Options(TypedDict, total=False):
     max_attempts: int | None
     max_crashes: int | None
     max_trips: int | None
+    after_any: Sequence[int | Awaited] | None
+    after_failed: Sequence[int | Awaited] | None
 
 
 class SubmitOptions(_Options, total=False):
@@ -142,7 +144,9 @@ def _encode(name: str, value: Any) -> str:
         return str(value)
     if name == "roles":
         return encode_roles(value) or "null"
-    if name == "selector":
+    if name in ("after_any", "after_failed"):
+        value = awaited_ids(value, name) or []
+    elif name == "selector":
         value = as_selector(value)
     elif name in ("tolerates", "taints", "tasks"):
         value = texts(value, name)
