@@ -224,7 +224,6 @@ comment on function gangq.check_guarantees is
 
 create function gangq.set_queue(name text, settings jsonb default '{}') returns void
 language plpgsql as $$
-#variable_conflict use_variable
 declare
   limits constant text[] := '{maximum,max_running_gangs,max_running_jobs,submitter_maximum}';
   parts text[] := string_to_array(name, '.');
@@ -267,7 +266,7 @@ begin
   -- What may start now is below the queue, and workers that serve it may sleep.
   if settings -> 'paused' = 'false' or settings ?| limits then
     perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q
-    where gangq.below(q.name, array[name]);
+    where gangq.below(q.name, array[set_queue.name]);
     perform gangq.wake_tick();
   end if;
 end $$;

@@ -184,7 +184,6 @@ create function gangq.take(
   incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean,
   model text, lane text, patient boolean
 ) returns setof gangq.claim_row language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz;
   me gangq.incarnations;
@@ -273,7 +272,7 @@ begin
       perform gangq.forget_sleeper(me.id);
     elsif claimed = 0 and take.sleep and not room.asleep then
       insert into gangq.sleepers (incarnation, queues, since) values (me.id, me.queues, t)
-      on conflict (incarnation) do nothing;
+      on conflict do nothing;
     end if;
   end if;
   -- 8. While a snapshot elsewhere is held, the index keeps an entry for each job that this worker

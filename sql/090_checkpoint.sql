@@ -38,7 +38,6 @@ comment on function gangq.own_claim is
 create function gangq.save_checkpoint(
   job_id bigint, token bigint, step bigint, data bytea, epoch integer default null
 ) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 declare
   j gangq.live_jobs;
   g gangq.live_gangs;
@@ -73,7 +72,8 @@ begin
   end if;
   insert into gangq.checkpoints (job_id, step, gang_id, saved_at, data)
   values (j.id, save_checkpoint.step, j.gang_id, gangq.now(), save_checkpoint.data)
-  on conflict (job_id, step) do update set saved_at = excluded.saved_at, data = excluded.data;
+  on conflict on constraint checkpoints_pkey do update
+  set saved_at = excluded.saved_at, data = excluded.data;
   if j.gang_id is null then
     delete from gangq.checkpoints c where c.job_id = j.id and c.step < save_checkpoint.step;
     return;

@@ -278,7 +278,6 @@ comment on function gangq.free_orphaned_job is
 
 create function gangq.rollback_stale(most integer default 200) returns integer
 language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
@@ -290,10 +289,10 @@ declare
 begin
   for w in
     select x.id from (
-      select g.id, g.deadline_at from gangq.live_gangs g where g.state = 'reserved'
+      select y.id, y.deadline_at from gangq.live_gangs y where y.state = 'reserved'
       union all
-      select g.id, least(g.deadline_at, g.timeout_at) from gangq.live_gangs g
-      where g.missing_since is not null) x
+      select y.id, least(y.deadline_at, y.timeout_at) from gangq.live_gangs y
+      where y.missing_since is not null) x
     where x.deadline_at <= t or exists (
       select 1 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
       where j.gang_id = x.id and j.state = 'reserved'

@@ -39,7 +39,6 @@ comment on function gangq.only_notifies is
 
 create function gangq.learn_gap(task text, device_class text, longest_s real, beats bigint)
 returns void language plpgsql as $$
-#variable_conflict use_column
 begin
   if coalesce(learn_gap.task, '') = '' or length(learn_gap.task) > 200
     or length(learn_gap.device_class) > 200 then
@@ -56,7 +55,7 @@ begin
   insert into gangq.beat_gaps as b (task, device_class, longest_s, beats, updated_at)
   values (learn_gap.task, coalesce(learn_gap.device_class, ''), learn_gap.longest_s,
     learn_gap.beats, gangq.now())
-  on conflict (task, device_class) do update set
+  on conflict on constraint beat_gaps_pkey do update set
     longest_s = greatest(b.longest_s, excluded.longest_s),
     beats = least(b.beats + excluded.beats, 1e18::bigint),
     updated_at = excluded.updated_at;
