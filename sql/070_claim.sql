@@ -80,7 +80,7 @@ begin
       from gangq.device_holds h where h.job_id = j.id)
   where j.id = any (members);
   for m in
-    select j.id, j.gang_id, coalesce(j.epoch_rank, j.rank) as rank, j.token, g.epoch
+    select j.id, j.gang_id, gangq.rank_of(j) as rank, j.token, g.epoch
     from gangq.live_jobs j join gangq.live_gangs g on g.id = j.gang_id
     where j.id = any (members) order by j.id
   loop

@@ -65,7 +65,7 @@ begin
   -- from an older epoch. Combined with what the replaced member saves after its restore, it would
   -- complete a step out of two histories.
   if g.checkpoint_mode = 'rank0'
-      and (coalesce(j.epoch_rank, j.rank) <> 0 or not gangq.in_epoch(j, g))
+      and (gangq.rank_of(j) <> 0 or not gangq.in_epoch(j, g))
     or g.checkpoint_mode = 'each' and save_checkpoint.epoch < g.epoch
   then
     return;
@@ -85,7 +85,7 @@ begin
   then
     perform gangq.refuse('GQ004',
       format('rank %s of gang %s has saved more than 64 steps that other ranks have not',
-        coalesce(j.epoch_rank, j.rank), g.id),
+        gangq.rank_of(j), g.id),
       'In checkpoint mode each a step counts when every rank saved it. If rank 0 saves for all, '
       'submit with checkpoint_mode => ''rank0''.');
   end if;
