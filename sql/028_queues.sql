@@ -237,7 +237,6 @@ comment on function gangq.check_guarantees is
 
 create function gangq.set_queue(name text, settings jsonb default '{}') returns void
 language plpgsql as $$
-#variable_conflict use_variable
 declare
   limits constant text[] := '{maximum,max_running_gangs,max_running_jobs,submitter_maximum}';
   parts text[] := string_to_array(name, '.');
@@ -278,7 +277,7 @@ begin
   where q.name = set_queue.name;
   perform gangq.check_guarantees(n, names);
   if settings -> 'paused' = 'false' or settings ?| limits then
-    perform gangq.wake_below(array[name]);
+    perform gangq.wake_below(array[set_queue.name]);
   end if;
   if n.paused_until is not null then
     perform gangq.wake_tick();  -- Which has to know when to come again.

@@ -24,7 +24,6 @@ create function gangq.hold_key(
   unique_key text, task text, queue text, of_gang boolean, options jsonb, keep_s real,
   request_id uuid, out k gangq.unique_keys, out existed boolean
 ) language plpgsql as $$
-#variable_conflict use_variable
 declare
   owner text := session_user;
 begin
@@ -46,7 +45,8 @@ begin
   end if;
   loop
     select x.* into k from gangq.unique_keys x
-    where (x.key, x.task, x.queue, x.login) = (unique_key, coalesce(task, ''), queue, owner)
+    where (x.key, x.task, x.queue, x.login) =
+      (unique_key, coalesce(hold_key.task, ''), hold_key.queue, owner)
     for update;
     exit when found;
     insert into gangq.unique_keys as x (key, task, queue, login)

@@ -1,7 +1,8 @@
--- What could never be placed: not by the workers there are, not by any known, or not within the
--- limits of its queue. Each check overestimates capacity, so a demand is called infeasible only if
--- it certainly is.
--- Takes no locks.
+-- What could never be placed: infeasible says it of jobs of one shape, kind_infeasible of a kind of
+-- gang, check_limits of the limits of a queue. submit refuses such work, explain and time_out name
+-- the reason. Each check overestimates capacity: what it calls infeasible can never run.
+-- offers lists the workers for a shape. kind_infeasible asks infeasible for each role alone, then
+-- kind_room for all roles together. Takes no locks.
 
 create function gangq.offers(s gangq.shapes, known boolean, most integer default null)
 returns table (

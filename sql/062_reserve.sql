@@ -1,6 +1,9 @@
--- Members get their place, and lose it again unclaimed.
--- Locks: the gang, its jobs by id, then the chosen worker rows, those with skip locked: what is
--- busy now is tried again; then queues that have limits, by name.
+-- reserve_gang gives all members of a gang their workers and devices, in one transaction;
+-- rollback_gang takes back what no worker has claimed.
+-- reserve_gang: check_seats refuses what makes no sense; lock_room locks the workers and counts
+-- their room; limit_hit asks the queue's limits; devices_for chooses devices; place_members writes.
+-- Locks, in this order: the gang, its jobs by id, the chosen worker rows (skip locked: a busy one
+-- means "decide again"), queues with limits by name.
 
 -- A gang whose roles all have one size has all its members in every epoch. Of an elastic one those
 -- with an epoch_rank are in it; the others stay blocked, or are being stopped because they have
@@ -17,6 +20,11 @@ language sql immutable
 return j.epoch_rank is not null or g.world_size = g.size;
 comment on function gangq.in_epoch is
   'Internal. Whether a member of a placed gang is part of its present epoch.';
+
+create function gangq.rank_of(j gangq.live_jobs) returns integer language sql immutable
+return coalesce(j.epoch_rank, j.rank);
+comment on function gangq.rank_of is
+  'Internal. The rank that a member has in its epoch, or would have if all members ran.';
 
 create function gangq.place_members(
   g gangq.live_gangs, job_ids bigint[], incarnations bigint[], devices bigint[], holders bigint[],
@@ -49,7 +57,7 @@ begin
   perform gangq.log_event(t, 'reserve', g.id, g.epoch, data => jsonb_build_object(
     'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step,
     'digest', left(digest, 64), 'replaces', case when not fresh then (
-      select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank)
+      select jsonb_agg(gangq.rank_of(j) order by j.rank)
       from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved') end,
     'hosts', (
       select jsonb_object_agg(x.host, x.members)
@@ -152,6 +160,30 @@ comment on function gangq.devices_for is
   'Internal. Devices, and the member that gets each: those given, one member''s after another''s; '
   'or the smallest free ones that do. devices null: there are none such.';
 
+create function gangq.check_seats(
+  g gangq.live_gangs, job_ids bigint[], incarnations bigint[]
+) returns void language plpgsql stable as $$
+declare
+  members constant integer := cardinality(job_ids);
+begin
+  if g.state <> 'blocked' and not (g.state = 'running' and g.missing_since is not null) then
+    perform gangq.refuse('GQ004',
+      format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state),
+      'Somebody else placed, cancelled or drained it.');
+  elsif members = 0 or cardinality(incarnations) is distinct from members then
+    perform gangq.refuse('GQ001', format('%s given for %s',
+      gangq.counted(coalesce(cardinality(incarnations), 0), 'worker'),
+      gangq.counted(members, 'member')),
+      'Pass the worker''s incarnation for each member, in rank order.');
+  elsif g.state = 'blocked' and not gangq.is_epoch(g, job_ids) then
+    perform gangq.refuse('GQ001', format('these %s members are no epoch of gang %s', members, g.id),
+      'Pass in rank order the lowest ranks of each role, at least its minimum and at most its '
+      'maximum.');
+  end if;
+end $$;
+comment on function gangq.check_seats is
+  'Internal, for reserve_gang. Raises GQ001 or GQ004 for members or workers that cannot be meant.';
+
 create function gangq.reserve_gang(
   gang_id bigint, incarnations bigint[], job_ids bigint[] default null,
   device_ids bigint[] default null, digest text default null
@@ -160,7 +192,6 @@ language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
-  members integer;
   own_queue text;
   hit jsonb;
   d record;
@@ -169,31 +200,19 @@ begin
   g := gangq.lock_gang(reserve_gang.gang_id);
   reserve_gang.job_ids := coalesce(reserve_gang.job_ids, array(
     select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.rank));
-  members := cardinality(reserve_gang.job_ids);
-  if g.state <> 'blocked' and not (g.state = 'running' and g.missing_since is not null) then
-    perform gangq.refuse('GQ004',
-      format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state),
-      'Somebody else placed, cancelled or drained it.');
-  elsif members = 0 or cardinality(reserve_gang.incarnations) is distinct from members then
-    perform gangq.refuse('GQ001', format('%s given for %s',
-      gangq.counted(coalesce(cardinality(reserve_gang.incarnations), 0), 'worker'),
-      gangq.counted(members, 'member')),
-      'Pass the worker''s incarnation for each member, in rank order.');
-  elsif g.state = 'blocked' and not gangq.is_epoch(g, reserve_gang.job_ids) then
-    perform gangq.refuse('GQ001', format('these %s members are no epoch of gang %s', members, g.id),
-      'Pass in rank order the lowest ranks of each role, at least its minimum and at most its '
-      'maximum.');
-  elsif g.state = 'running' and reserve_gang.job_ids <> array(
+  perform gangq.check_seats(g, reserve_gang.job_ids, reserve_gang.incarnations);
+  if g.state = 'running' and reserve_gang.job_ids <> array(
     select j.id from gangq.live_jobs j
     where j.gang_id = g.id and j.state = 'blocked' and gangq.in_epoch(j, g) order by j.rank) then
-    -- Another one is missing by now, or this one no more: they are placed together or not at all.
+    -- By now others are missing. All that are missing are placed together or not at all.
     return false;
   elsif not gangq.lock_room(reserve_gang.job_ids, reserve_gang.incarnations, t) then
     return false;
   end if;
   own_queue := (select k.queue from gangq.gang_kinds k where k.id = g.kind_id);
   perform gangq.lock_limited(array[own_queue]);
-  select gangq.limit_hit(own_queue, g.submitter, (g.state = 'blocked')::integer, members,
+  select gangq.limit_hit(own_queue, g.submitter, (g.state = 'blocked')::integer,
+    count(*)::integer,
     sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus))
   into hit
   from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id

@@ -1,22 +1,21 @@
--- Where single jobs may start. A decision opens places and names no jobs: a place is for one job of
--- one shape, with its devices. The worker's claim fills it with the first job of that shape; when
--- that job is done, the place is vacant again and the same worker may fill it in the same commit,
--- until the place's time is over. From its opening until it is closed a place counts as its job
--- does, so nothing can spend it twice.
--- Locks: opening takes the worker's row, then queues with limits, by name; filling is done under
--- the worker's row, then a place and a pending job, each with skip locked. Vacating and closing
--- take places with skip locked and nothing else; a quarantine, which holds the worker's row, waits
--- for them.
+-- Where single jobs may start. A place is room on a worker for one job of one shape, with its
+-- devices. It counts as used capacity from its opening to its closing.
+-- 1. A decision opens it (open_place, or apply_places in 067) and does not name a job.
+-- 2. The worker's claim fills it with the first job of that shape (fill_places).
+-- 3. When that job is done, the place is vacant (vacate); the same call may fill it again.
+-- 4. A pass renews it. Two ticks after the last renewal it is closed (close_places).
+-- Locks: opening takes the worker's row, then queues with limits by name. Filling runs under the
+-- worker's row and takes a place, then a pending job, both with skip locked. Vacating and closing
+-- take places with skip locked; only a quarantine, which holds the worker's row, waits for them.
 
 -- Opening -----------------------------------------------------------------------------------------
 
--- A place of such a shape would count for no submitter. The next tick parts its jobs.
+-- A place of such a shape would count for no submitter. The next tick gives its jobs new shapes.
 create function gangq.unparted(s gangq.shapes) returns boolean language sql stable
 return (s).submitter is null and gangq.tells_apart((s).queue);
 comment on function gangq.unparted is
   'Internal. Whether its jobs waited already when their queue began to tell submitters apart.';
 
--- A limit says so in words, because psql users meet it.
 create function gangq.no_room(
   me gangq.incarnations, s gangq.shapes, device_ids bigint[], t timestamptz
 ) returns text language plpgsql stable as $$

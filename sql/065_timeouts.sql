@@ -1,10 +1,10 @@
--- A gang that was given no place for too long: time_out, and the trigger that says from when on it
--- waits. Time in which a gang is not eligible (paused, or over a limit) does not count. It is kept
--- as a clock per kind, ineligible_s, which runs while the gangs of that kind are not eligible.
--- timeout_at includes the ineligible time up to clock reading ineligible_s. Only overdue gangs of
--- an eligible kind have their timeout_at moved: a paused queue with any number of gangs costs one
--- look.
--- Locks: the gang, then its jobs, all with skip locked: what is busy is left to the next tick.
+-- Gangs that get no place for too long. The trigger begin_waiting sets timeout_at when a gang
+-- begins to wait; time_out, the last step of a pass, requeues, fails or splits what is overdue.
+-- Time in which a gang is not eligible (its queue is paused, or over a limit) does not count. One
+-- clock per kind, ineligible_s, runs while gangs of that kind are not eligible; timeout_at includes
+-- that time up to the reading that the gang has in its own ineligible_s. time_out moves timeout_at
+-- only of overdue gangs of eligible kinds, so a paused queue costs one look.
+-- Locks: the gang, then its jobs, with skip locked. What is busy is left to the next tick.
 
 create function gangq.makes_ineligible(gate text) returns boolean language sql immutable as
 $$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit') $$;
@@ -27,7 +27,7 @@ comment on function gangq.ineligible_s is
 -- for the hours in which it ran.
 --
 --   from                        to        timeout_at
---   blocked                     reserved  + the ineligible time so far: the clock may be gone later
+--   blocked                     reserved  + the ineligible time so far: the verdict may be deleted
 --   blocked                     blocked   in another kind: the same, by the clock of the old kind
 --   reserved, draining (no go)  blocked   runs on, but not while it backs off
 --   anything else               blocked   anew: timeout_s from now, or from when it is due
@@ -52,8 +52,8 @@ begin
   return new;
 end $$;
 comment on function gangq.begin_waiting is
-  'Internal. Trigger: the placement timeout runs from when a gang becomes blocked, is due, or has '
-  'backed off, until it begins: a place that was not claimed is none.';
+  'Internal. Trigger: the placement timeout begins when a gang is blocked, due, and has backed '
+  'off. It ends when the barrier opens: a reservation that is not claimed does not end it.';
 
 -- The extension is at most the time the gang has waited. A gang that was due later, or had backed
 -- off, did not wait all the time in which its kind was not eligible.
@@ -159,19 +159,6 @@ comment on function gangq.timed_out is
   'it waits on. hard: it fails. soft: its members run as single jobs. too_large: why no worker '
   'there is could hold its kind, empty if some could; null: not asked yet.';
 
-create function gangq.overdue_kinds(t timestamptz, most integer) returns integer[]
-language plpgsql stable as $$
-begin
-  return array(
-    select k.kind_id from gangq.blocked_kinds k
-    where k.timeout_at <= t and not exists (
-      select 1 from gangq.verdicts v
-      where v.kind_id = k.kind_id and v.ask = '' and gangq.makes_ineligible(v.gate))
-    order by k.timeout_at limit most);
-end $$;
-comment on function gangq.overdue_kinds is
-  'Internal. The eligible kinds with a gang whose timeout is over, the longest overdue first.';
-
 create function gangq.time_out(most integer default 200) returns integer
 language plpgsql as $$
 declare
@@ -189,7 +176,14 @@ begin
     select 1 from gangq.live_gangs x where x.state = 'blocked' and x.timeout_at <= t) then
     return 0;
   end if;
-  foreach kind in array gangq.overdue_kinds(t, most) loop
+  -- The kinds that are eligible, the longest overdue first.
+  for kind in
+    select k.kind_id from gangq.blocked_kinds k
+    where k.timeout_at <= t and not exists (
+      select 1 from gangq.verdicts v
+      where v.kind_id = k.kind_id and v.ask = '' and gangq.makes_ineligible(v.gate))
+    order by k.timeout_at limit most
+  loop
     exit when n >= most;
     reading := gangq.ineligible_s(kind, t);
     too_large := null;

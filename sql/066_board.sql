@@ -1,22 +1,21 @@
--- What a decision is made from, as JSON: everything that waits and everything that is placed, in
--- the snapshot of the query that calls it. Its fields are those of gangq.placement.board in Python.
--- Takes no locks.
+-- board: what a decision is made from, as JSON, in one snapshot: what waits, what is placed, the
+-- workers and the queues. Its fields are those of gangq.placement.board in Python. Takes no locks.
 --
--- Moments are seconds since 1970, processors thousandths. A unit is what is placed as one and stops
--- as one: g7 a gang, j7 a job alone. An ask is what waits as one. Workers that serve the same work
--- are one class, so that who can run what is asked once a class.
+-- board first asks what waits (board_gangs, board_single_asks, board_asks) and what is to be moved
+-- (board_moves), because that says which kinds and classes of workers it shows. A unit is what is
+-- placed and stops as one: g7 is gang 7, j7 single job 7. An ask is what waits as one. Workers that
+-- serve the same work are one class. Moments are seconds since 1970, processors thousandths.
 --
--- In plpgsql, which keeps its plans: in SQL each part was planned at every pass, and that was two
--- thirds of what a small fleet's board took. Generic ones, where planning is dearer than the query.
--- In json, which is text that grows: jsonb was built part by part, copied into each larger one, and
--- made text at last, and that was half of what a board took. What has its default is left out.
+-- The functions are PL/pgSQL, because it keeps plans: SQL functions were planned at every pass, two
+-- thirds of the time of a small board. They make json, because it is text: jsonb was copied into
+-- each larger part, half of the time. A field that has its default is left out.
 
 create function gangq.seconds(at timestamptz) returns double precision language sql stable
 return date_part('epoch', at);
 comment on function gangq.seconds is 'Internal. A moment as a board tells it: seconds since 1970.';
 
--- Worker by worker: a condition on incarnation alone would read the whole backlog whenever the
--- table's statistics are older than it. Who holds jobs has a lease, ended or not.
+-- Worker by worker: with a condition on incarnation alone the planner reads the whole backlog
+-- whenever the statistics are older than it. Every worker that holds jobs has a lease.
 create function gangq.placed_jobs() returns setof gangq.live_jobs language sql stable as $$
   select j.*
   from gangq.leases l
@@ -70,10 +69,9 @@ $$;
 comment on function gangq.domains is
   'Internal. The domain of each topology level in which this worker lies; null: in none.';
 
--- A host that fails fails again, and restarts its worker each time: for ten minutes it is the last
--- choice for everything, and for an hour a gang that lost a member there goes elsewhere if it can.
--- Without this a gang was placed four times onto the one bad host beside seven idle ones, and
--- failed for good.
+-- A host that failed often fails again. For ten minutes it is the last choice for all work; for an
+-- hour a gang that lost a member there is placed elsewhere if possible. Without this a gang was
+-- placed four times on the one bad host beside seven idle ones, and failed for good.
 create function gangq.lost_hosts(t timestamptz)
 returns table (host text, doubtful boolean, gang_ids bigint[]) language sql stable as $$
   select i.host, max(e.at) > t - interval '10 min',
@@ -148,7 +146,7 @@ returns table (gang_id bigint, job_id bigint, members bigint) language sql stabl
   from (
     select j.gang_id, j.id, r.min_members,
       row_number() over (
-        partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
+        partition by g.id, r.ordinal order by gangq.rank_of(j)) as nth
     from gangq.live_gangs g
     join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
     join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = j.role
@@ -164,8 +162,7 @@ comment on function gangq.surplus_members is
 create function gangq.drained_workers() returns setof bigint language sql stable as $$
   select i.id
   from gangq.cordons c
-  join gangq.incarnations i on i.ended_at is null
-    and case c.kind when 'host' then i.host else i.name end = c.name
+  join gangq.incarnations i on i.ended_at is null and gangq.is_at(i, c.kind, c.name)
   where c.drain
 $$;
 comment on function gangq.drained_workers is
@@ -181,8 +178,8 @@ $$;
 comment on function gangq.movable_at is
   'Internal. From when on a job may be told to stop for others; null: it may not.';
 
--- A member that leaves a gang which goes on without it, or could, is a unit of its own. ends_at is
--- the estimate; once that has passed, the end of the budget; once that has passed, 30 s from now.
+-- A member is a unit of its own if its gang runs on without it, or could. ends_at is the first of
+-- these that lies ahead: the estimate, the end of the budget, 30 s from now.
 create function gangq.unit_parts(t timestamptz)
 returns table (
   key bigint, part_of bigint, id bigint, submitter text, priority smallint, incarnation bigint,
@@ -288,8 +285,8 @@ begin
         (array_agg(p.ends_by order by p.ends_at desc, p.id))[1] as ends_by, min(p.since) as since,
         sum(p.lost_s) as lost_s, bool_and(p.gone_at is not null) as leaving, min(p.apart) as apart,
         bool_or(p.incarnation in (select w from gangq.drained_workers() w)) as drained,
-        -- All of it runs: a gang of which a member is done could not run again. And stopping it
-        -- once more would not end it.
+        -- Movable only if all of it runs (a gang with a member that is done could not run again)
+        -- and if no member has been stopped so often that another stop would end it.
         case when bool_and(p.movable_at is not null)
             and (p.key < 0 or max(p.world_size) = count(*) + max(p.spared))
           then max(p.movable_at) end as movable_at
@@ -308,9 +305,9 @@ begin
 end $$;
 comment on function gangq.board_units is 'Internal. All that is placed, for a board.';
 
--- What is to be moved: what is placed, or about to be, on what is drained, and could be placed
--- again: not in a paused queue, nor a gang of which a member is done. One that replaces a member is
--- moved when it is whole. A job alone is of a kind of its own: its shape, negative.
+-- Work on a drained worker is moved if it could be placed again: its queue is not paused, and no
+-- member of its gang is done. A gang that is replacing a member is moved once it is whole. The kind
+-- of a single job is its shape, negative.
 create function gangq.board_moves() returns table (unit text, kind_id integer, ask jsonb)
 language sql stable as $$
   with drained as materialized (
@@ -394,8 +391,7 @@ end $$;
 comment on function gangq.board_kinds is
   'Internal. The kinds of a board; examples: a worker of each class, which stands for all of them.';
 
--- Of each kind the first so many by its own index: how many wait makes no difference to what is
--- read.
+-- The first gangs of each kind are read from an index, however many wait.
 create function gangq.board_gangs(t timestamptz, a_kind integer, in_all integer)
 returns table (id bigint, kind_id integer, order_key bigint, most bigint) language sql stable as $$
   with kinds as materialized (
@@ -534,6 +530,36 @@ comment on function gangq.board_single_asks is
 
 -- The board ---------------------------------------------------------------------------------------
 
+create function gangq.board_kept(t timestamptz) returns json language plpgsql stable as $$
+begin
+  return (
+    select json_agg(json_build_object('ask', p.ask,
+      'starts_at', gangq.seconds(least(p.starts_at, t + make_interval(secs => c.grace_s))),
+      'holds', p.seats) order by p.ask)
+    from gangq.plans p cross join gangq.settings c
+    where p.kept and p.starts_at > t and not exists (
+      select 1 from jsonb_array_elements(p.seats) as x(value)
+      left join gangq.incarnations i
+        on i.id = (x.value ->> 'worker')::bigint and i.ended_at is null
+      where i.id is null));
+end $$;
+comment on function gangq.board_kept is
+  'Internal. Seats that are kept for an ask while others stop for it. They lapse when one of their '
+  'workers has ended.';
+
+create function gangq.board_places() returns json language plpgsql stable as $$
+begin
+  return (
+    select json_agg(json_build_object('id', p.id, 'worker', p.incarnation, 'kind', -p.shape_id,
+      'devices', p.device_ids,
+      'job', case when p.job_id is not null then coalesce('j' || j.id, 'ended') end)
+      order by p.id)
+    from gangq.places p left join gangq.live_jobs j on j.id = p.job_id and j.token = p.token);
+end $$;
+comment on function gangq.board_places is
+  'Internal. The places of a board. job: which runs there; ended: that has ended, and the place '
+  'is to be closed.';
+
 create function gangq.board() returns json language plpgsql stable as $$
 declare
   t constant timestamptz := gangq.now();
@@ -578,25 +604,8 @@ begin
       'pass_number', (select l.runs from gangq.lock_rows l where l.name = 'pass'),
       'asked', (select d.asked from gangq.decider d), 'recorded', c.record_decisions, 'cut', cut,
       'queues', gangq.board_queues(), 'workers', gangq.board_workers(t, workers, classes),
-      'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', (
-        -- A promise of which a worker has ended lapses.
-        select json_agg(json_build_object('ask', p.ask,
-          'starts_at', gangq.seconds(least(p.starts_at, t + make_interval(secs => c.grace_s))),
-          'holds', p.seats) order by p.ask)
-        from gangq.plans p
-        where p.kept and p.starts_at > t and not exists (
-          select 1 from jsonb_array_elements(p.seats) as x(value)
-          left join gangq.incarnations i
-            on i.id = (x.value ->> 'worker')::bigint and i.ended_at is null
-          where i.id is null)),
-      -- The job of a place has ended: nobody sits there any more, and it is closed.
-      'places', (
-        select json_agg(json_build_object('id', p.id, 'worker', p.incarnation,
-          'kind', -p.shape_id, 'devices', p.device_ids,
-          'job', case when p.job_id is not null then coalesce('j' || j.id, 'ended') end)
-          order by p.id)
-        from gangq.places p left join gangq.live_jobs j on j.id = p.job_id and j.token = p.token),
-      'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))
+      'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', gangq.board_kept(t),
+      'places', gangq.board_places(), 'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))
     from gangq.settings c);
 end $$;
 comment on function gangq.board is

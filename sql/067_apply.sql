@@ -1,11 +1,14 @@
--- What a decision starts; apply (069) carries decisions out. Whoever decides may decide badly and
--- never unlawfully: all that gangq promises is verified here once more, under locks, for each
--- decision by itself.
+-- How apply (069) starts and plans: apply_start places a gang, apply_places opens places for single
+-- jobs, write_plan notes a planned start. Each checks its decision again, under locks: a wrong
+-- decision wastes capacity and breaks nothing.
 --
--- A decision is for an ask: g7, a gang; k7/5, the single jobs of shape 7 with priority 5; j7, a job
--- that is moved. What it stops are units: g7, a gang; j7, a single job, or a surplus member.
+-- A decision is for an ask: g7 is gang 7; k7/5 is the single jobs of shape 7 with priority 5; j7 is
+-- a job that is moved. What it stops are units: g7 is gang 7; j7 is a single job, or a surplus
+-- member of an elastic gang.
 --
--- Locks: those that apply has taken (069).
+-- Order: asker_of reads the gang or jobs of the ask, seats_of the seats of the decision; then one
+-- of the three above runs. reserve_gang (062), no_room and add_place (063) do the work.
+-- Locks: lock_decided (069) has locked gangs, jobs, workers and queues. Here only places.
 
 -- Who asks ----------------------------------------------------------------------------------------
 
@@ -69,8 +72,8 @@ comment on function gangq.named is 'Internal. g7 is gang 7, j7 job 7, k7/5 a job
 
 -- Starting a gang ---------------------------------------------------------------------------------
 
--- All of a gang, and each role, shares one domain of the level that it requires, with the members
--- that run already; and no gang with the same key is on one of these hosts.
+-- Two rules: the members of a gang, and of each role, share one domain of the level they require,
+-- also with members that already run; and no gang of the same `apart` key is on one of the hosts.
 create function gangq.misplaced(g gangq.live_gangs, job_ids bigint[], incarnations bigint[])
 returns text language sql stable as $$
   with placed as materialized (
@@ -110,8 +113,8 @@ $$;
 comment on function gangq.misplaced is
   'Internal. Which promise about where it runs these places would break; null: none.';
 
--- Of each role the first members that wait get its seats, by rank. A gang that runs has only those
--- that are missing.
+-- The seats of a role go to its waiting members, by rank. In a gang that runs, only missing members
+-- wait.
 create function gangq.apply_start(
   g gangq.live_gangs, a gangq.asker, seats jsonb, digest text, t timestamptz
 ) returns text language plpgsql as $$
@@ -158,8 +161,8 @@ comment on function gangq.apply_start is
 
 -- Plans -------------------------------------------------------------------------------------------
 
--- Written when it changes, not at each pass. Seats are kept as long as those who were told to stop
--- may take: their grace, its confirmation, a lease.
+-- starts_at is written only when it changes by more than a second. Seats are kept as long as the
+-- units that were told to stop may take: their grace, its confirmation, a lease.
 create function gangq.write_plan(
   a gangq.asker, seats jsonb, t timestamptz, place integer default null,
   starts_at timestamptz default null
@@ -184,9 +187,9 @@ comment on function gangq.write_plan is
 
 -- Places ------------------------------------------------------------------------------------------
 
--- Open places that stay: vacant ones that are seats of a decision, and those in which a job runs
--- and the next of its kind may follow (refills). Only vacant ones have a moment by which what fills
--- them has to end. What is still open for long enough, as decided, is not written.
+-- Two kinds of places stay open: vacant ones that are seats of a decision, and those in which a job
+-- runs that another of its kind may follow (refills). Only vacant ones have ends_by, the moment by
+-- which the job that fills them must end. A place that needs no change yet is not written.
 create function gangq.renew_places(decisions jsonb, list text, t timestamptz) returns void
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare

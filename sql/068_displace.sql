@@ -46,7 +46,7 @@ declare
   why constant text := (
     select format('%s %s is drained: %s', c.kind, c.name, c.reason)
     from gangq.cordons c
-    join gangq.incarnations i on case c.kind when 'host' then i.host else i.name end = c.name
+    join gangq.incarnations i on gangq.is_at(i, c.kind, c.name)
     join gangq.live_jobs j on j.incarnation = i.id and gangq.of_unit(j, unit)
     where c.drain order by c.kind, c.name limit 1);
 begin

@@ -80,7 +80,7 @@ begin
       from gangq.device_holds h where h.job_id = j.id)
   where j.id = any (members);
   for m in
-    select j.id, j.gang_id, coalesce(j.epoch_rank, j.rank) as rank, j.token, g.epoch
+    select j.id, j.gang_id, gangq.rank_of(j) as rank, j.token, g.epoch
     from gangq.live_jobs j join gangq.live_gangs g on g.id = j.gang_id
     where j.id = any (members) order by j.id
   loop
@@ -184,7 +184,6 @@ create function gangq.take(
   incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean,
   model text, lane text, patient boolean
 ) returns setof gangq.claim_row language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz;
   me gangq.incarnations;
@@ -273,7 +272,7 @@ begin
       perform gangq.forget_sleeper(me.id);
     elsif claimed = 0 and take.sleep and not room.asleep then
       insert into gangq.sleepers (incarnation, queues, since) values (me.id, me.queues, t)
-      on conflict (incarnation) do nothing;
+      on conflict do nothing;
     end if;
   end if;
   -- 8. While a snapshot elsewhere is held, the index keeps an entry for each job that this worker

@@ -36,13 +36,12 @@ comment on function gangq.first_pending is
 -- The block with the exception is a subtransaction. It gets a new transaction id when it locks.
 create function gangq.raise_low(shape_id integer, first bigint, horizon xid8) returns void
 language plpgsql as $$
-#variable_conflict use_column
 begin
   perform from gangq.lock_rows x where x.name = 'lows' for update nowait;
   insert into gangq.lows as l (shape_id, start, low, marked)
   values (raise_low.shape_id, gangq.low_start(raise_low.first), gangq.low_start(raise_low.first),
     raise_low.first)
-  on conflict (shape_id, start) do update
+  on conflict on constraint lows_pkey do update
   set low = least(l.marked, excluded.marked), marked = excluded.marked
   where age(raise_low.horizon::xid) <= age(l.xmin);
 exception when lock_not_available then

@@ -39,8 +39,8 @@ comment on function gangq.wake_members is
 
 create function gangq.claimed(ids bigint[]) returns setof gangq.claim_row language sql stable as $$
   select j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer,
-    j.max_attempts::integer, j.priority::integer, j.budget_s, j.gang_id, g.epoch, r.rank,
-    g.world_size, case when r.rank = 0 then g.master_port end,
+    j.max_attempts::integer, j.priority::integer, j.budget_s, j.gang_id, g.epoch, gangq.rank_of(j),
+    g.world_size, case when gangq.rank_of(j) = 0 then g.master_port end,
     case when j.gang_id is not null then g.restore_step
       else (select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
     coalesce((
@@ -53,7 +53,6 @@ create function gangq.claimed(ids bigint[]) returns setof gangq.claim_row langua
   join gangq.live_jobs j on j.id = w.id
   join gangq.shapes s on s.id = j.shape_id
   left join gangq.live_gangs g on g.id = j.gang_id
-  cross join lateral (select coalesce(j.epoch_rank, j.rank) as rank) r
   order by j.gang_id is null, j.order_key, j.rank
 $$;
 comment on function gangq.claimed is
@@ -85,7 +84,7 @@ begin
       from gangq.live_jobs j
       where g.id = mine.gang_id and g.state = 'running' and g.master_host is null
         and j.id = mine.id and j.token = barrier.token and j.state = 'running'
-        and coalesce(j.epoch_rank, j.rank) = 0;
+        and gangq.rank_of(j) = 0;
     exception when unique_violation then
       perform gangq.refuse_port(barrier.port, me.host);
     end;
@@ -106,7 +105,7 @@ begin
       g.master_addr, g.master_port, r.name as role, r.ordinal
     from gangq.live_gangs g
     join gangq.live_jobs j on j.gang_id = g.id and gangq.in_epoch(j, g)
-    cross join lateral (select coalesce(j.epoch_rank, j.rank) as rank) n
+    cross join lateral (select gangq.rank_of(j) as rank) n
     join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = j.role
     -- A member that is done keeps its place, for those that ask later.
     left join gangq.incarnations i

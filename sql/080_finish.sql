@@ -1,9 +1,11 @@
--- A job ends, or is handed back. complete and complete_and_claim go through finish. fail, requeue,
--- release and ack_preempted go through report, which lets one attempt end: a single job's here
--- (end_attempt), a member's in 100_drain. leave is the one door into history.
+-- How an attempt ends by its worker's word. complete and complete_and_claim call finish; fail,
+-- requeue, release and ack_preempted call report. A single job ends in end_attempt or leaves with
+-- leave, the one way from live_jobs into history; a member's end is told to its gang (100_drain).
 -- Who pays for which cause: gangq.causes (078).
+-- A repeated report succeeds silently: was_final knows the token of the last attempt. An attempt
+-- that was taken from its worker (taken_token, set in 110) is stale instead.
 -- Locks: gangs by id, jobs by id; complete_and_claim also the row 'wake' of lock_rows, with skip
--- locked. Never a worker row: those who give capacity back must not meet those who take it.
+-- locked. Never a worker row: what gives capacity back must not wait for what takes it.
 
 -- Moves jobs out of live_jobs into history: single jobs to the state given, gang members with the
 -- state they have. Pairs whose token is not the present one stay.
@@ -54,14 +56,14 @@ begin
       coalesce(leave.new_state, j.state) as ends_as, coalesce(j.finished_at, leave.t) as ended_at
   ),
   kept as (
-    insert into gangq.history (job_id, token, gang_id, submitted_at, claimed_at, finished_at,
-      incarnation, shape_id, rank, budget_s, priority, attempts, max_attempts, crashes, max_crashes,
-      trips, max_trips, stops, state, retention, submitter, login, parent, payload, awaited, wants,
-      result, error)
-    select g.id, coalesce(g.token, g.final_token), g.gang_id, g.submitted_at, g.claimed_at,
-      g.ended_at, coalesce(g.incarnation, g.ran_on), g.shape_id, g.rank, g.budget_s, g.priority,
-      g.attempts, g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips, g.stops,
-      g.ends_as, case coalesce(leave.retain_as, g.ends_as)
+    insert into gangq.history (job_id, token, taken_token, gang_id, submitted_at, claimed_at,
+      finished_at, incarnation, shape_id, rank, budget_s, priority, attempts, max_attempts, crashes,
+      max_crashes, trips, max_trips, stops, state, retention, submitter, login, parent, payload,
+      awaited, wants, result, error)
+    select g.id, coalesce(g.token, g.final_token), g.taken_token, g.gang_id, g.submitted_at,
+      g.claimed_at, g.ended_at, coalesce(g.incarnation, g.ran_on), g.shape_id, g.rank, g.budget_s,
+      g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips,
+      g.stops, g.ends_as, case coalesce(leave.retain_as, g.ends_as)
         when 'done' then q.retention_done else q.retention_failed end, g.submitter, g.login,
       g.parent, g.payload, g.awaited, g.wants, coalesce(g.new_result, g.result),
       coalesce(leave.new_error, g.error)
@@ -142,26 +144,18 @@ end $$;
 comment on function gangq.clear_behind is
   'Internal, for leave. Removes what these jobs have in other tables, and tells their dependents.';
 
-create function gangq.taken_away() returns text[] language sql immutable
-return '{dead,force,lost}'::text[];
-comment on function gangq.taken_away is
-  'Internal. The kinds of events that say that an attempt was taken from its worker.';
-
 create function gangq.was_final(job_id bigint, token bigint, as_done boolean default false)
 returns boolean language sql stable as $$
-  select (
-      exists (
-        select 1 from gangq.live_jobs j
-        where j.id = was_final.job_id and j.final_token = was_final.token
-          and (j.state = 'done' or not as_done))
-      or exists (
-        select 1 from gangq.history h
-        where h.job_id = was_final.job_id and h.token = was_final.token
-          and (h.state = 'done' or not as_done)))
-    and not exists (
-      select 1 from gangq.events e
-      where e.job_id = was_final.job_id and e.token = was_final.token
-        and e.kind = any (gangq.taken_away()))
+  select exists (
+    select 1
+    from (
+      select j.final_token, j.taken_token, j.state
+      from gangq.live_jobs j where j.id = was_final.job_id
+      union all
+      select h.token, h.taken_token, h.state
+      from gangq.history h where h.job_id = was_final.job_id) x
+    where x.final_token = was_final.token and x.taken_token is distinct from was_final.token
+      and (x.state = 'done' or not as_done))
 $$;
 comment on function gangq.was_final is
   'Internal. Whether its worker ended the attempt of this token: the same call again then succeeds '
@@ -322,7 +316,7 @@ begin
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
   perform gangq.log_event(t, 'done', g.id, g.epoch, j.id, j.token, j.ran_on,
-    data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank)));
+    data => jsonb_build_object('rank', gangq.rank_of(j)));
   if g.state = 'draining' then
     perform gangq.complete_drain(g.id);
   else

@@ -130,7 +130,7 @@ begin
   update gangq.live_gangs x set master_host = null, master_addr = null, master_port = null
   where x.id = g.id and exists (
     select from gangq.live_jobs j
-    where j.id = any (stopped) and coalesce(j.epoch_rank, j.rank) = 0);
+    where j.id = any (stopped) and gangq.rank_of(j) = 0);
   perform gangq.log_event(t, 'replace', g.id, g.epoch, stopped[1], reason => reason,
     data => why || jsonb_build_object('culprits', stopped, 'not_before', g.not_before));
   perform gangq.wake_tick(true);
@@ -221,7 +221,7 @@ declare
 begin
   update gangq.live_gangs x set master_host = null, master_addr = null, master_port = null
   where x.id = g.id and exists (
-    select from gangq.live_jobs j where j.id = rest[1] and coalesce(j.epoch_rank, j.rank) <> 0);
+    select from gangq.live_jobs j where j.id = rest[1] and gangq.rank_of(j) <> 0);
   update gangq.live_jobs j set epoch_rank = array_position(rest, j.id) - 1
   where j.gang_id = g.id and j.epoch_rank is distinct from array_position(rest, j.id) - 1;
   delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(kept, -1);
@@ -269,7 +269,7 @@ begin
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
   perform gangq.log_event(t, how, j.gang_id, g.epoch, j.id, j.token, j.incarnation,
-    data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank), 'seconds',
+    data => jsonb_build_object('rank', gangq.rank_of(j), 'seconds',
       extract(epoch from t - j.told_at)));
   if g.state = 'running' then
     -- The member had left the epoch (shrink_gang), and the others run on.
@@ -376,11 +376,11 @@ begin
   if g.failure_policy = 'fail' and c.ending = 'fault' then
     return (
       select format('rank %s %s%s, and the gang''s failure policy is fail',
-        coalesce(j.epoch_rank, j.rank), c.words, ': ' || left(j.error ->> 'message', 200))
+        gangq.rank_of(j), c.words, ': ' || left(j.error ->> 'message', 200))
       from gangq.live_jobs j where j.id = g.drain_trigger);
   end if;
   return coalesce((
-      select format('rank %s ', coalesce(j.epoch_rank, j.rank)) || case
+      select format('rank %s ', gangq.rank_of(j)) || case
         when j.state in ('done', 'failed')
           then format('was already %s when the gang drained (%s)', j.state, g.drain_cause)
         when j.attempts >= j.max_attempts

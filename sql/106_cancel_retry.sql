@@ -257,7 +257,7 @@ begin
   live as (
     insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id,
       budget_s, priority, max_attempts, max_crashes, max_trips, state, submitter, parent, payload,
-      awaited, wants, final_token)
+      awaited, wants, final_token, taken_token)
     select h.job_id, coalesce(g.order_key, gangq.order_key(h.priority, gangq.next_pos(base))), g.id,
       h.rank, (
         select max(r.ordinal) from gangq.kind_roles r
@@ -265,7 +265,7 @@ begin
       t, gangq.shape_for(h.shape_id, gangq.caller(), session_user), h.budget_s, h.priority,
       h.max_attempts, h.max_crashes, h.max_trips,
       case when g.id is null then 'pending' else 'blocked' end, gangq.caller(), h.parent, h.payload,
-      h.awaited, h.wants, h.token
+      h.awaited, h.wants, h.token, h.taken_token
     from overtaken o
     join gangq.history h on h.job_id = o.job_id and h.finished_at = o.finished_at
     left join gangq.live_gangs g on g.id = h.gang_id

@@ -1,13 +1,13 @@
--- Which workers are dead, and which reservations are over: the steps of the tick reap_expired and
--- rollback_stale; free_orphans.
+-- Which workers are dead (reap_expired) and which reservations are over (rollback_stale). Both are
+-- steps of the tick, and both first call note_outage.
+-- 1. A silent worker is flagged after flag_after_s, so that its host restarts it (113).
+-- 2. It is dead when its lease is over (reap_expired), when it trips (117), or by proof
+--    (report_dead, 040).
+-- 3. free_orphans then frees its jobs: at once, or at exits_at after a trip. taken_token makes
+--    whatever that worker still reports stale.
+-- 4. Until its death is proven its devices stay withheld (116).
 -- Locks: note_outage the row of tick_state; then gangs by id, jobs by id, incarnations by id,
--- device_holds, all with skip locked. What is locked is left for the next tick. Each step takes a
--- bounded number of rows.
---
--- 1. A silent worker is flagged after flag_after_s, so that its host restarts it (bounce).
--- 2. It is dead when its lease is over (reap_expired), when it trips, or by proof (report_dead).
---    Then free_orphans hands back what it held: at once, or at exits_at after a trip.
--- 3. Until its death is proven its devices stay withheld (116).
+-- device_holds, all with skip locked. What is locked is left for the next tick.
 
 -- A lease can only be judged if the workers could renew it. After a restart, a failover or a jump
 -- of the clock every lease gets one full period from now. After a gap between two ticks the same
@@ -132,6 +132,7 @@ begin
     perform gangq.log_job(t, 'quarantine', j, 'told to stop and never confirmed it',
       jsonb_build_object('device', r.uuid))
     from gangq.device_registry r where r.id = any (withheld) order by r.index, r.id;
+    update gangq.live_jobs x set taken_token = x.token where x.id = j.id;
     perform gangq.stopped(j, null, t, 'force');
     n := n + 1;
   end loop;
@@ -198,6 +199,9 @@ declare
   freed integer := 0;
 begin
   select x.* into g from gangq.live_gangs x where x.id = free_orphaned_members.gang_id;
+  update gangq.live_jobs x set taken_token = x.token
+  from gangq.orphans(t) o
+  where x.id = (o.job).id and x.gang_id = g.id and x.token is not null;
   for j in
     select (o.job).* from gangq.orphans(t) o
     where (o.job).gang_id = g.id and (o.job).state = 'preempting' order by (o.job).id
@@ -255,6 +259,7 @@ begin
   if not found then
     return false;
   end if;
+  update gangq.live_jobs x set taken_token = x.token where x.id = j.id;
   perform gangq.withhold_doubtful(j, t);
   if j.state = 'preempting' then
     perform gangq.stopped(j, null, t, 'dead');
@@ -278,7 +283,6 @@ comment on function gangq.free_orphaned_job is
 
 create function gangq.rollback_stale(most integer default 200) returns integer
 language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   outage timestamptz := gangq.note_outage(t);
@@ -290,10 +294,10 @@ declare
 begin
   for w in
     select x.id from (
-      select g.id, g.deadline_at from gangq.live_gangs g where g.state = 'reserved'
+      select y.id, y.deadline_at from gangq.live_gangs y where y.state = 'reserved'
       union all
-      select g.id, least(g.deadline_at, g.timeout_at) from gangq.live_gangs g
-      where g.missing_since is not null) x
+      select y.id, least(y.deadline_at, y.timeout_at) from gangq.live_gangs y
+      where y.missing_since is not null) x
     where x.deadline_at <= t or exists (
       select 1 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
       where j.gang_id = x.id and j.state = 'reserved'

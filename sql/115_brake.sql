@@ -36,7 +36,7 @@ declare
 begin
   perform gangq.log_job(t, log_with_evidence.kind, j, log_with_evidence.reason,
     log_with_evidence.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host,
-      'worker', i.name, 'rank', coalesce(j.epoch_rank, j.rank), 'devices', gangq.uuids_of(array(
+      'worker', i.name, 'rank', gangq.rank_of(j), 'devices', gangq.uuids_of(array(
         select h.device_id from gangq.device_holds h where h.job_id = j.id)))
       || case when jsonb_typeof(waits_for) = 'array' and pg_column_size(waits_for) < 4096
         then jsonb_build_object('waits_for', waits_for) else '{}' end)
@@ -196,7 +196,7 @@ create function gangq.who_stopped(
   gang_id bigint, own_id bigint, own_place text, out job_id bigint, out sentence text
 ) language sql stable as $$
   with members as materialized (
-    select j.id, coalesce(j.epoch_rank, j.rank) as rank, p.step, p.stride,
+    select j.id, gangq.rank_of(j) as rank, p.step, p.stride,
       case when j.id = own_id then own_place else (
         select v.data ->> 'place' from gangq.evidence v
         where v.job_id = j.id and v.token = j.token and v.kind in ('suspect', 'held', 'trip')

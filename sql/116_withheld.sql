@@ -162,6 +162,32 @@ $$;
 comment on function gangq.change_shape is
   'Internal. The members of these gangs that have the one shape get the other.';
 
+create function gangq.let_use(device bigint) returns void language plpgsql as $$
+declare
+  avoiding integer[] := array(select s.id from gangq.shapes s where device = any (s.avoid));
+  shape record;
+begin
+  perform 1 from gangq.live_gangs g
+  where g.kind_id = any (array(
+    select r.kind_id from gangq.kind_roles r where r.shape_id = any (avoiding)))
+  order by g.id for update;
+  perform 1 from gangq.live_jobs j where j.shape_id = any (avoiding) order by j.id for update;
+  for shape in
+    select s.id, gangq.shape_avoiding(s.id, array_remove(s.avoid, device)) as opened
+    from gangq.shapes s
+    where s.id = any (avoiding)
+      and exists (select 1 from gangq.live_jobs j where j.shape_id = s.id)
+  loop
+    perform gangq.change_shape(array(
+      select g.id from gangq.live_gangs g
+      where g.kind_id in (select r.kind_id from gangq.kind_roles r where r.shape_id = shape.id)),
+      shape.id, shape.opened);
+    update gangq.live_jobs j set shape_id = shape.opened where j.shape_id = shape.id;
+  end loop;
+end $$;
+comment on function gangq.let_use is
+  'Internal. Live jobs that tripped on this device may use it again.';
+
 create function gangq.placeable_without(shape_id integer, members bigint, device_ids bigint[])
 returns boolean language sql stable as $$
   select coalesce(sum(least(d.enough / s.gpus, i.slots,
@@ -328,14 +354,9 @@ declare
   stuck bigint[];
   elsewhere jsonb := '[]';
 begin
-  if coalesce(jsonb_typeof(report_stuck.evidence), 'null') <> 'object'
-    or report_stuck.evidence = '{}' then
-    perform gangq.refuse('GQ001',
-      format('worker %L is reported stuck without evidence', report_stuck.worker),
-      'Say which process survived SIGKILL, as a JSON object: '
-      '{"pid": 4711, "state": "D", "wchan": "..."}.');
-  end if;
-  i := gangq.lock_stuck(report_stuck.worker, report_stuck.incarnation);
+  perform gangq.lock_waiting_for(report_stuck.incarnation);
+  perform gangq.lock_name(report_stuck.worker);  -- against a registration of it, as quarantine does
+  i := gangq.lock_reported(report_stuck.worker, report_stuck.incarnation, report_stuck.evidence);
   t := gangq.now();
   why := format('process %s cannot be killed: reboot host %s',
     coalesce(report_stuck.evidence ->> 'pid', i.pid::text, '?'), i.host);
@@ -387,11 +408,10 @@ comment on function gangq.report_stuck is
   'gangq_host and gangq_admin. Raises GQ001, GQ002, 42501; 55P03 while a device is changing hands: '
   'try again.';
 
-create function gangq.lock_stuck(worker text, incarnation bigint) returns gangq.incarnations
-language plpgsql as $$
+-- Gangs are locked before worker rows. A gang that another transaction holds open must not block
+-- the report.
+create function gangq.lock_waiting_for(incarnation bigint) returns void language plpgsql as $$
 begin
-  -- Gangs that wait for this worker to be gone, now or once drained, come before its row. A gang
-  -- that another transaction holds open must not block this report.
   begin
     perform set_config('lock_timeout', '500ms', true);
     perform 1 from gangq.live_gangs g
@@ -399,18 +419,16 @@ begin
       and g.not_before is not null)
       and exists (
         select 1 from gangq.live_jobs j
-        where j.gang_id = g.id and j.ran_on = lock_stuck.incarnation)
+        where j.gang_id = g.id and j.ran_on = lock_waiting_for.incarnation)
     order by g.id for update;
   exception when lock_not_available then
     null;
   end;
   perform set_config('lock_timeout', '2s', true);
-  perform gangq.lock_name(lock_stuck.worker);  -- against a registration of it, as quarantine does
-  return gangq.lock_reported(lock_stuck.worker, lock_stuck.incarnation);
 end $$;
-comment on function gangq.lock_stuck is
-  'Internal, for report_stuck. Locks the gangs that wait for this worker, its name and its row, '
-  'which it returns. Raises GQ002, 42501.';
+comment on function gangq.lock_waiting_for is
+  'Internal, for report_stuck. Locks the gangs that wait until this worker is gone, now or once '
+  'they are drained, if they are free within 500 ms.';
 
 create function gangq.quarantine_all_of(i gangq.incarnations, why text, t timestamptz)
 returns bigint[] language plpgsql as $$

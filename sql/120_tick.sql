@@ -1,14 +1,29 @@
--- All maintenance in the right order, run by the session that gets the tick's lock.
--- Locks: the row 'tick' of lock_rows, with skip locked; then each step's own, always with skip
--- locked; tick_state. A tick is one autocommit call.
+-- tick: all maintenance, in order. One session at a time runs it; tick_step runs each step in a
+-- subtransaction of its own.
+-- Locks: the row 'tick' of lock_rows, with skip locked; then what each step locks, with skip
+-- locked; the row of decider last. A tick is one autocommit call.
 --
--- No wake-up is lost, and no call waits in the database:
--- 1. A call that finds the row locked reads runs = n first. What runs is run n + 1, or a later one.
--- 2. Run n + 1 may have passed the step that the caller needs. Run n + 2 begins after run n + 1 has
---    committed, so it sees everything that the caller had committed.
--- 3. The call returns turn = n + 2, and the caller comes again with it until it has run itself or
---    runs >= turn.
--- A run that is rolled back is not counted: then the caller runs, or waits for one more.
+-- A caller that finds another tick running may need what that one no longer sees:
+-- 1. The call reads runs = n and finds the row locked: run n + 1 is under way, or a later one.
+-- 2. Run n + 2 begins after run n + 1 has committed, so it sees all that the caller had committed.
+-- 3. The call returns next_turn = n + 2. The caller repeats it with turn => n + 2 until it has run
+--    itself or runs >= turn. A run that is rolled back is not counted.
+
+-- What is due does not wait for the next safety tick, and does not make all of the tick run.
+create function gangq.steps_due(t timestamptz) returns text[] language plpgsql stable as $$
+begin
+  return array(
+    select 'end_pauses' where exists (
+      select from gangq.queues_table q where q.paused_until <= t)
+    union all
+    select 'submit_schedules' where exists (
+      select from gangq.schedules_table x where x.due_at <= t)
+    union all
+    select 'promote_due' where exists (
+      select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t));
+end $$;
+comment on function gangq.steps_due is
+  'Internal. The steps that are needed although a tick has just run.';
 
 create function gangq.tick(
   force boolean default false, turn bigint default null, decides boolean default false
@@ -23,7 +38,9 @@ declare
   t timestamptz := gangq.now();
   steps text[] := array['rollback_stale', 'reap_expired', 'close_overdue', 'flag_dead_workers',
     'settle_dependents', 'end_pauses', 'submit_schedules', 'promote_due', 'judge_progress',
-    'lift_avoided', 'move_away', 'part_submitters', 'raise_idle_lows', 'trim_outbox', 'keep_partitions'];
+    'lift_avoided', 'move_away', 'part_submitters', 'raise_idle_lows', 'trim_outbox',
+    'keep_partitions'];
+  whole boolean := true;
   step text;
   done integer;
   busy boolean := false;
@@ -38,17 +55,8 @@ begin
     and last_at > t - make_interval(secs => every * 0.8) then
     every := every - extract(epoch from t - last_at);
     next_in_s := every;
-    -- Jobs, schedules and ends of pauses that are due do not wait for the next safety tick; nor do
-    -- they make all of it run for each of them.
-    steps := array(
-      select 'end_pauses' where exists (
-        select from gangq.queues_table q where q.paused_until <= t)
-      union all
-      select 'submit_schedules' where exists (
-        select from gangq.schedules_table x where x.due_at <= t)
-      union all
-      select 'promote_due' where exists (
-        select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t));
+    steps := gangq.steps_due(t);
+    whole := false;
     if steps = '{}' then
       return next;
       return;
@@ -79,7 +87,7 @@ begin
   end if;
   unplanned := (select count(*) from gangq.unplanned(gangq.now()));
   -- Last, because the decider waits for this row at the end of its pass.
-  if tick.decides and cardinality(steps) > 3 then
+  if tick.decides and whole then
     turn_in_s := gangq.take_turn(t);
     decide := coalesce(turn_in_s = 0, false);
     next_in_s := least(next_in_s, nullif(turn_in_s, 0));

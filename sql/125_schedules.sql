@@ -246,7 +246,6 @@ create function gangq.set_schedule(
   tz text default null, every interval default null, work jsonb default '{}',
   options jsonb default '{}'
 ) returns text language plpgsql as $$
-#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
   o gangq.schedule_options;
@@ -353,7 +352,6 @@ comment on function gangq.check_new_schedule is
 
 create function gangq.pause_schedule(name text, until timestamptz default null) returns void
 language plpgsql as $$
-#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
   s gangq.schedules_table := gangq.own_schedule('pause', name);
@@ -373,7 +371,6 @@ comment on function gangq.pause_schedule is
   'times in a pause are not caught up. What was submitted goes on. Raises GQ001, GQ002, 42501.';
 
 create function gangq.resume_schedule(name text) returns void language plpgsql as $$
-#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
   s gangq.schedules_table := gangq.own_schedule('resume', name);
@@ -391,7 +388,6 @@ comment on function gangq.resume_schedule is
   '42501.';
 
 create function gangq.forget_schedule(name text) returns void language plpgsql as $$
-#variable_conflict use_variable
 declare
   s gangq.schedules_table := gangq.own_schedule('forget', name);
 begin
@@ -403,7 +399,6 @@ comment on function gangq.forget_schedule is
 
 create function gangq.declare_schedules(source text, names text[]) returns setof text
 language plpgsql as $$
-#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
   s gangq.schedules_table;
@@ -445,7 +440,6 @@ create function gangq.submit_scheduled(
   s gangq.schedules_table, due timestamptz, t timestamptz, wake text,
   out job_id bigint, out gang_id bigint
 ) language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_variable
 declare
   w record := gangq.read_work(s.work);
   a gangq.arguments := w.a;
@@ -505,7 +499,6 @@ comment on function gangq.still_runs is
 
 create function gangq.run_schedule_now(name text)
 returns table (job_id bigint, gang_id bigint) language plpgsql as $$
-#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
   s gangq.schedules_table := gangq.own_schedule('run', name);
@@ -544,7 +537,6 @@ comment on function gangq.missed is 'Internal. The text that says which due time
 
 create function gangq.submit_due(s gangq.schedules_table, t timestamptz) returns boolean
 language plpgsql as $$
-#variable_conflict use_variable
 declare
   due timestamptz := s.due_at;
   said text := s.why;
@@ -606,7 +598,6 @@ comment on function gangq.submit_due is
 
 create function gangq.submit_schedules(can_plan boolean, most integer default 200) returns integer
 language plpgsql set lock_timeout = '100ms' set client_min_messages = 'warning' as $$
-#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
   s gangq.schedules_table;
@@ -656,7 +647,6 @@ comment on function gangq.unplanned_schedules is
   'passed.';
 
 create function gangq.plan_schedules(plans jsonb) returns boolean language plpgsql as $$
-#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
   one jsonb;

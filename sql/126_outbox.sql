@@ -109,7 +109,6 @@ create function gangq.add_notification(
   target text, kinds text[] default null, queue text default null, submitter text default null,
   task text default null, max_attempts integer default 20
 ) returns void language plpgsql as $$
-#variable_conflict use_variable
 declare
   known text[] := array(select distinct k.kind from gangq.notification_kinds k order by 1);
   filtered boolean := num_nonnulls(queue, submitter, task) > 0;
@@ -214,7 +213,6 @@ create function gangq.fetch_notification(target text, lease_s real default 60)
 returns table (id bigint, kind text, delivery integer, body jsonb, next_in_s real)
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   x gangq.notification_targets := gangq.target_named(fetch_notification.target);
@@ -269,7 +267,6 @@ create function gangq.acknowledge_notification(
   target text, id bigint, delivery integer, error text default null
 ) returns text language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   x gangq.notification_targets := gangq.target_named(acknowledge_notification.target);

@@ -84,7 +84,6 @@ returns table (
   submitter text, queue text, task text, attempts bigint, gpu_hours double precision,
   wasted_hours double precision, displaced_hours double precision
 ) language plpgsql stable as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   began timestamptz;

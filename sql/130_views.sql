@@ -1,6 +1,7 @@
--- What people and dashboards read. Payloads, results, errors, output and evidence are shown to the
--- submitter of a job, to the login whose live worker holds it, and to admins; in a shared queue to
--- all submitters.
+-- The views of jobs, gangs, workers, devices, queues and their history, and the functions that only
+-- views call. They take no locks. violations, last, lists broken invariants and is always empty.
+-- Payloads, results, errors, output and evidence are shown to the submitter of a job, to the login
+-- whose live worker holds it, and to admins; in a shared queue to all submitters (readable).
 
 create function gangq.queue_load()
 returns table (

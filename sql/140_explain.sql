@@ -1,15 +1,14 @@
--- Why is it not running: explain_gang, explain_job, and the view waiting. They take no locks and
--- decide nothing. Of what a decision places they repeat what the last pass found (gangq.verdicts),
--- with how long ago that was. Light jobs are claimed by any worker that has room: only for them it
--- is counted here what a claim would find.
+-- Why is it not running: explain_gang, explain_job, and the view waiting. They decide nothing and
+-- take no locks. Each answer is a list of rows of gangq.reason; every explain_* function below
+-- makes one or more of them.
+-- Of placed work the answer repeats what the last pass found (gangq.verdicts), and how long ago.
+-- A light job is taken by any worker with room, so explain_claim counts what a claim would find.
 
 create type gangq.reason as (gate text, ok boolean, detail text, numbers jsonb);
 comment on type gangq.reason is
   'One row of an explanation, with its numbers; ok false marks what holds the job or gang.';
 
--- Workers
-
--- ---------------------------------------------------------------------------------------------
+-- Workers -----------------------------------------------------------------------------------------
 
 create function gangq.explain_workers(s gangq.shapes, t timestamptz) returns setof gangq.reason
 language sql stable as $$
@@ -157,9 +156,7 @@ $$;
 comment on function gangq.explain_roles is
   'Internal. The same for each role of a kind of gang, by its least members.';
 
--- What was decided
-
--- ------------------------------------------------------------------------------------
+-- What was decided --------------------------------------------------------------------------------
 
 create function gangq.in_s(at timestamptz, t timestamptz) returns numeric
 language sql immutable
@@ -281,9 +278,7 @@ comment on function gangq.explain_line is
   'Internal. How many gangs of its queue that could be judged now are before this one in the order '
   'of the queue.';
 
--- The answers
-
--- -----------------------------------------------------------------------------------------
+-- The answers -------------------------------------------------------------------------------------
 
 create function gangq.explain_awaited(job_id bigint) returns text language sql stable as $$
   select 'waits for ' || string_agg(format('%s %s to %s',
@@ -372,7 +367,7 @@ language sql stable as $$
     jsonb_build_object('since', (g).missing_since, 'until', h.until, 'blocked', h.blocked,
       'not_before', (g).not_before)
   from (
-    select string_agg(coalesce(j.epoch_rank, j.rank)::text, ', ' order by j.rank) as ranks,
+    select string_agg(gangq.rank_of(j)::text, ', ' order by j.rank) as ranks,
       count(*) filter (where j.state = 'blocked') as blocked, min(j.deadline_at) as deadline_at,
       (g).missing_since + make_interval(secs => (g).timeout_s) as until
     from gangq.live_jobs j
@@ -381,6 +376,27 @@ language sql stable as $$
 $$;
 comment on function gangq.explain_missing is
   'Internal. Which members a gang that runs lacks, and what becomes of that.';
+
+create function gangq.explain_ended(what text, id bigint) returns setof gangq.reason
+language plpgsql stable as $$
+begin
+  return query
+  select 'state', h.state = 'done',
+    format('it is %s since %s%s', h.state, h.finished_at, coalesce(': ' || h.why, '')),
+    jsonb_build_object('attempts', h.attempts)
+  from (
+    select g.state, g.finished_at, g.reason as why, g.attempts
+    from gangq.gang_history g where what = 'gang' and g.gang_id = explain_ended.id
+    union all
+    select j.state, j.finished_at, j.error ->> 'type', j.attempts
+    from gangq.history j where what = 'job' and j.job_id = explain_ended.id) h
+  order by h.finished_at desc limit 1;
+  if not found then
+    perform gangq.refuse_missing(what, id::text);
+  end if;
+end $$;
+comment on function gangq.explain_ended is
+  'Internal. How a gang or job that is not live has ended. Raises GQ002.';
 
 create function gangq.explain_gang(gang_id bigint) returns setof gangq.reason
 language plpgsql stable as $$
@@ -392,16 +408,7 @@ declare
 begin
   select x.* into g from gangq.live_gangs x where x.id = explain_gang.gang_id;
   if not found then
-    return query
-      select 'state', h.state = 'done',
-        format('it is %s since %s%s', h.state, h.finished_at, coalesce(': ' || h.reason, '')),
-        jsonb_build_object('epoch', h.epoch, 'attempts', h.attempts)
-      from gangq.gang_history h
-      where h.gang_id = explain_gang.gang_id order by h.finished_at desc limit 1;
-    if not found then
-      perform gangq.refuse('GQ002', format('gang %s does not exist',
-        coalesce(explain_gang.gang_id::text, 'null')), 'Gang ids are in gangq.gangs.');
-    end if;
+    return query select * from gangq.explain_ended('gang', explain_gang.gang_id);
     return;
   end if;
   return query
@@ -495,20 +502,12 @@ declare
 begin
   select x.* into j from gangq.live_jobs x where x.id = explain_job.job_id;
   if not found then
-    return query
-      select 'state', h.state = 'done', format('it is %s since %s%s', h.state, h.finished_at,
-        coalesce(': ' || (h.error ->> 'type'), '')), jsonb_build_object('attempts', h.attempts)
-      from gangq.history h
-      where h.job_id = explain_job.job_id order by h.finished_at desc limit 1;
-    if not found then
-      perform gangq.refuse('GQ002', format('job %s does not exist',
-        coalesce(explain_job.job_id::text, 'null')), 'Job ids are in gangq.jobs.');
-    end if;
+    return query select * from gangq.explain_ended('job', explain_job.job_id);
     return;
   end if;
   if j.gang_id is not null then
     return query
-      select 'gang', true, format('rank %s of gang %s', coalesce(j.epoch_rank, j.rank), j.gang_id),
+      select 'gang', true, format('rank %s of gang %s', gangq.rank_of(j), j.gang_id),
         jsonb_build_object('gang_id', j.gang_id, 'state', j.state)
       union all select * from gangq.explain_gang(j.gang_id);
     return;

@@ -1,6 +1,7 @@
--- What if: the changes that gangq plan makes to a board, checked, and with what only the database
--- knows of them: what a submission would be as a kind of gang, and which work a new worker would
--- serve. Takes no locks and writes nothing, so it also works on a standby.
+-- What if: preview checks the changes that gangq plan makes to a board, and adds what only the
+-- database knows: preview_gang the kind of gang that a submission would be, preview_workers the
+-- work that new workers would serve, preview_change what else a change touches. Takes no locks and
+-- writes nothing, so it works on a standby, too.
 
 create type gangq.board_change as (
   submit jsonb, remove_host text, priority jsonb, cancel jsonb, quota jsonb, add_workers gangq.few,

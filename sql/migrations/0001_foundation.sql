@@ -535,6 +535,7 @@ create table gangq.live_jobs (
   order_key bigint not null, -- Priority and first-in-first-out position in one ascending key
   token bigint, -- Fencing token of the present claim; null unless running or preempting
   final_token bigint, -- Token of the last attempt that ended: its final call may be repeated
+  taken_token bigint, -- Token of the last attempt that was taken from its worker: it is stale
   incarnation bigint, -- Where it is placed: set while reserved, running or preempting
   -- Member: its last attempt's worker. Single job that tripped: the worker that must be gone first
   ran_on bigint,
@@ -836,7 +837,9 @@ create index passes_at on gangq.passes (at);
 -- Jobs that have ended, one row per ending. Append-only; whole days are dropped.
 create table gangq.history (
   job_id bigint not null, -- The job; a retried job has one row per ending
-  token bigint, gang_id bigint, parent bigint, submitted_at timestamptz not null,
+  token bigint,
+  taken_token bigint, -- As in live_jobs
+  gang_id bigint, parent bigint, submitted_at timestamptz not null,
   claimed_at timestamptz, finished_at timestamptz not null, incarnation bigint,
   shape_id integer not null, -- What it needed
   rank integer, budget_s real, priority smallint not null, attempts smallint not null,
