@@ -93,7 +93,8 @@ begin
 end $$;
 comment on function gangq.amount_of is 'Internal. How much of the resource that a limit counts.';
 
-create function gangq.lock_limited(names text[]) returns void language plpgsql as $$
+create function gangq.lock_limited(names text[], keys text[]) returns void
+language plpgsql as $$
 begin
   perform 1 from gangq.queues_table q
   where q.limited and q.name = any (array(
@@ -101,10 +102,11 @@ begin
     from unnest(lock_limited.names) as n(name)
     cross join lateral unnest(gangq.queue_path(n.name)) as p(name)))
   order by q.name for no key update;
+  perform 1 from gangq.limit_keys k where k.name = any (keys) order by k.name for no key update;
 end $$;
 comment on function gangq.lock_limited is
-  'Internal. Locks the queues on the paths of these that have a limit, by name, so that no other '
-  'transaction places work there until this one ends. Count in a later statement.';
+  'Internal. Locks the queues on the paths of these that have a limit, then limit keys, by name, '
+  'so that no other transaction places such work until this one ends. Count in a later statement.';
 
 create function gangq.limit_hit(
   queue text, submitter text, gangs integer, jobs integer, gpus bigint, memory_mb bigint,

@@ -36,7 +36,7 @@ comment on function gangq.check_new_shape is
 create function gangq.shape_digest(s gangq.shapes) returns bytea language sql stable as $$
   select sha256(convert_to(jsonb_build_array((s).queue, (s).task, (s).gpus, (s).vram_mb,
     (s).memory_mb, (s).cpus, (s).labels, (s).model, (s).selector, (s).tolerates, (s).avoid,
-    (s).submitter)::text, 'UTF8'))
+    (s).submitter, (s).limit_key)::text, 'UTF8'))
 $$;
 comment on function gangq.shape_digest is
   'Internal. What shapes.digest is: equal for equal requirements and for no others.';
@@ -56,9 +56,9 @@ begin
     perform gangq.check_new_shape(keep_shape.login, s.submitter is not null);
   end if;
   insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector,
-    tolerates, selects, avoid, submitter, digest, login, added_at)
+    tolerates, limit_key, selects, avoid, submitter, digest, login, added_at)
   values (s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector,
-    s.tolerates, s.selects, s.avoid, s.submitter, s.digest, keep_shape.login,
+    s.tolerates, s.limit_key, s.selects, s.avoid, s.submitter, s.digest, keep_shape.login,
     case when keep_shape.login is not null then gangq.now() end)
   returning id into found_id;
   return found_id;

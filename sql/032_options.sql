@@ -5,8 +5,8 @@
 
 create type gangq.job_options as (
   vram_mb gangq.vram_mb, memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object,
-  selector jsonb, tolerates text[], model gangq.name, wait_for_hardware boolean,
-  budget_s gangq.budget, max_attempts gangq.few, max_crashes gangq.few, max_trips gangq.few,
+  selector jsonb, tolerates text[], model gangq.name, limit_key gangq.name, "limit" gangq.count,
+  wait_for_hardware boolean, budget_s gangq.budget, max_attempts gangq.few, max_crashes gangq.few, max_trips gangq.few,
   after_any bigint[], after_failed bigint[], wake gangq.wake, parent bigint, parent_token bigint
 );
 comment on type gangq.job_options is
@@ -15,7 +15,8 @@ comment on type gangq.job_options is
   'worker, [{"key", "op", "values"}] with =, !=, in, notin, exists, absent, <, <=, >, >=; what is '
   'compared as more or less must be a number on both sides, in text or not. tolerates: taints it '
   'may run in spite of: key, key=value or *. model: what it needs loaded; a worker that has it is '
-  'preferred, any other may take it. wait_for_hardware: take it though no known worker of the '
+  'preferred, any other may take it. limit_key, limit: of all jobs that name this key at most so '
+  'many are placed at once; the first submission that names it says the limit. wait_for_hardware: take it though no known worker of the '
   'queue could ever run it. budget_s: wall-clock seconds of an attempt. max_attempts, max_crashes, '
   'max_trips: 1 to 1000, then it fails. after_any, after_failed: as the argument after, but jobs '
   'that must have ended, whatever came of them, or that must have failed (if one is done or '
@@ -28,7 +29,8 @@ comment on type gangq.job_options is
 create type gangq.gang_options as (
   payloads jsonb, roles jsonb, min_size gangq.members, name text, vram_mb gangq.vram_mb,
   memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object, selector jsonb,
-  tolerates text[], model gangq.name, wait_for_hardware boolean, strategy gangq.strategy,
+  tolerates text[], model gangq.name, limit_key gangq.name, "limit" gangq.count,
+  wait_for_hardware boolean, strategy gangq.strategy,
   require text, prefer text, balanced boolean, apart gangq.name, budget_s gangq.budget,
   max_attempts gangq.few, max_crashes gangq.few, max_trips gangq.few,
   failure_policy gangq.failure_policy, completion text, checkpoint_mode gangq.checkpoint_mode,
@@ -40,7 +42,8 @@ comment on type gangq.gang_options is
   'The options of submit_gang. payloads: an array, one for each rank, in place of payload. roles, '
   'in place of size: [{"name": "driver", "count": 1}, ...], ranks in their order, see \dT+ '
   'gangq.gang_role. min_size: how many of size are enough to start. name: of the gang. vram_mb, '
-  'memory_mb, cpus, labels, selector, tolerates, model: what each member needs, as in job_options, '
+  'memory_mb, cpus, labels, selector, tolerates, model, limit_key: what each member needs, as in '
+  'job_options, '
   'as are wait_for_hardware, budget_s, max_attempts, max_crashes, max_trips, after_any, '
   'after_failed, parent and parent_token. request_id: as in submit. strategy: pack (the default), '
   'spread, strict_pack, strict_spread, linked (as pack, all GPUs of each member joined by NVLink '

@@ -261,8 +261,9 @@ create function gangq.read_submission(
   task text, queue text, payloads jsonb[], priority integer, gpus integer, o gangq.job_options
 ) returns setof gangq.submission language sql stable as $$
   select x.name, z.id, z.fits, z.light and not v.special,
-    v.special or z.id is null or not (z.fits or coalesce((o).wait_for_hardware, false)
-      or not gangq.known_workers(x.name)),
+    v.special or z.id is null or (n.asked).limit_key is not null or (o)."limit" is not null
+      or not (z.fits or coalesce((o).wait_for_hardware, false)
+        or not gangq.known_workers(x.name)),
     coalesce(read_submission.priority, d.priority, 0),
     coalesce((o).budget_s, d.budget_s, ts.budget_s, x.budget_s),
     coalesce((o).max_attempts, d.max_attempts, x.max_attempts)::smallint,
@@ -276,8 +277,8 @@ create function gangq.read_submission(
   left join gangq.queues_table x on x.name = coalesce(read_submission.queue, d.queue, 'default')
   -- The row is made once (offset 0), not again for each of its columns. A job that asks for no
   -- device needs no memory on one, whatever is declared. Columns, as in gangq.shapes: id, queue,
-  -- task, gpus, vram_mb, memory_mb, cpus, labels, model, avoid, selector, tolerates, and seven
-  -- more.
+  -- task, gpus, vram_mb, memory_mb, cpus, labels, model, avoid, selector, tolerates,
+  -- limit_key, and seven more.
   cross join lateral (
     select row(null, coalesce(read_submission.queue, d.queue, 'default'), read_submission.task,
       coalesce(read_submission.gpus, d.gpus, 0),
@@ -287,7 +288,7 @@ create function gangq.read_submission(
       case when (o).selector is null then d.selector else gangq.check_selector((o).selector) end,
       case when (o).tolerates is null then d.tolerates
         else nullif(gangq.check_taints((o).tolerates, 'tolerates', true), '{}') end,
-      null, null, null, null, null, null, null)::gangq.shapes as asked
+      coalesce((o).limit_key, d.limit_key), null, null, null, null, null, null, null)::gangq.shapes as asked
     offset 0) n
   left join lateral (
     select s.id, s.fits, s.plain and s.model is null as light
@@ -303,7 +304,7 @@ comment on function gangq.read_submission is
   'Internal. A submission; what it leaves open is as its task is declared, then its queue.';
 
 create function gangq.check_submission(
-  s gangq.submission, payloads jsonb[], wait_for_hardware boolean, submitter text, login text
+  s gangq.submission, payloads jsonb[], o gangq.job_options, submitter text, login text
 ) returns gangq.submission language plpgsql as $$
 declare
   queue text := (s.asked).queue;
@@ -314,10 +315,13 @@ begin
       'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
   end if;
   q := gangq.open_queue(queue, payloads);
+  perform gangq.name_limit((s.asked).limit_key, coalesce(o."limit", (
+    select d."limit" from gangq.task_options d
+    where d.task = (s.asked).task and d.limit_key = (s.asked).limit_key)), login);
   if s.shape is null then
     s.shape := gangq.keep_shape(gangq.check_shape(s.asked), login);
   end if;
-  if not (coalesce(s.fits, false) or coalesce(wait_for_hardware, false)) then
+  if not (coalesce(s.fits, false) or coalesce(o.wait_for_hardware, false)) then
     perform gangq.check_fit(s.shape, queue);
   end if;
   perform gangq.check_ceiling(queue, s.priority, submitter, login);
@@ -394,7 +398,7 @@ begin
     end if;
     perform gangq.check_moment('due_at', due_at);
     if s.special is not false then
-      s := gangq.check_submission(s, payloads, o.wait_for_hardware, submitter, login);
+      s := gangq.check_submission(s, payloads, o, submitter, login);
     end if;
     select a.awaited, a.wants, a.waits_on into s.awaited, s.wants, s.waits_on
     from gangq.await(after, o.after_any, o.after_failed) a;

@@ -208,6 +208,9 @@ begin
   o.max_attempts := coalesce(o.max_attempts, d.max_attempts);
   o.max_crashes := coalesce(o.max_crashes, d.max_crashes);
   o.max_trips := coalesce(o.max_trips, d.max_trips);
+  o."limit" := coalesce(o."limit", case when d.limit_key = coalesce(o.limit_key, d.limit_key)
+    then d."limit" end);
+  o.limit_key := coalesce(o.limit_key, d.limit_key);
   m.options := o;
   m.priority := coalesce(a.priority, d.priority, 0);
   -- 3.
@@ -223,7 +226,8 @@ begin
     end if;
     begin
       m.shapes[n] := gangq.check_shape(jsonb_populate_record(null::gangq.shapes, to_jsonb(r)
-        || jsonb_build_object('queue', coalesce(a.queue, d.queue, 'default'))));
+        || jsonb_build_object('queue', coalesce(a.queue, d.queue, 'default'),
+          'limit_key', o.limit_key)));
     exception
       when sqlstate 'GQ001' then
         get stacked diagnostics why = message_text, hint = pg_exception_hint;
@@ -272,6 +276,7 @@ begin
   from gangq.kind_roles k join gangq.shapes s on s.id = k.shape_id
   where k.kind_id = kind;
   perform gangq.check_limits(queue, 1, least_members, needs.gpus, needs.memory_mb, needs.cpus);
+  perform gangq.check_key(gangq.key_of(kind), least_members);
   if note is not null and wait is not true then
     why := gangq.kind_infeasible(kind, true);
     if why is not null then
@@ -360,6 +365,7 @@ begin
   end if;
   m := gangq.read_gang(a, o);
   perform gangq.check_ceiling((m.queue).name, m.priority, g.submitter, g.login);
+  perform gangq.name_limit((m.options).limit_key, (m.options)."limit", g.login);
   g.kind_id := gangq.keep_kind(m, g.submitter, g.login);
   note := gangq.check_gang_fit(g.kind_id, (m.queue).name, m.least_members, o.wait_for_hardware);
   waits := gangq.await(after, o.after_any, o.after_failed);

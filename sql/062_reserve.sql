@@ -210,18 +210,19 @@ begin
     return false;
   end if;
   own_queue := (select k.queue from gangq.gang_kinds k where k.id = g.kind_id);
-  perform gangq.lock_limited(array[own_queue]);
-  select gangq.limit_hit(own_queue, g.submitter, (g.state = 'blocked')::integer,
-    count(*)::integer,
-    sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus))
+  perform gangq.lock_limited(array[own_queue], array[gangq.key_of(g.kind_id)]);
+  select coalesce(
+    gangq.limit_hit(own_queue, g.submitter, (g.state = 'blocked')::integer, count(*)::integer,
+      sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus)),
+    gangq.key_hit(gangq.key_of(g.kind_id), count(*)::integer))
   into hit
   from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
   where j.id = any (reserve_gang.job_ids);
   if hit is not null then
-    perform gangq.refuse('GQ004', format('gang %s does not fit the limits of queue %s: '
-      '%s %s are used, %s more would be, and %s is the limit', g.id, hit ->> 'queue',
+    perform gangq.refuse('GQ004', format('gang %s does not fit the limits of %s: '
+      '%s %s are used, %s more would be, and %s is the limit', g.id, gangq.limited_by(hit),
       hit ->> 'used', hit ->> 'resource', hit ->> 'asked', hit ->> 'limit'),
-      'Wait until others have ended, or raise the limit: select gangq.set_queue(...).');
+      'Wait until others have ended, or raise the limit: gangq.set_queue, gangq.set_limit.');
   end if;
   d := gangq.devices_for(
     reserve_gang.job_ids, reserve_gang.incarnations, reserve_gang.device_ids);

@@ -38,9 +38,11 @@ begin
   elsif not gangq.suit(s, device_ids, free.device_ids, free.vrams) then
     return 'its devices are not free';
   end if;
-  hit := gangq.limit_hit((s).queue, (s).submitter, 0, 1, (s).gpus, (s).memory_mb, (s).cpus);
-  return case when hit is not null then format('queue %s uses %s %s of at most %s',
-    hit ->> 'queue', hit ->> 'used', hit ->> 'resource', hit ->> 'limit') end;
+  hit := coalesce(
+    gangq.limit_hit((s).queue, (s).submitter, 0, 1, (s).gpus, (s).memory_mb, (s).cpus),
+    gangq.key_hit((s).limit_key, 1));
+  return case when hit is not null then format('%s uses %s %s of at most %s',
+    gangq.limited_by(hit), hit ->> 'used', hit ->> 'resource', hit ->> 'limit') end;
 end $$;
 comment on function gangq.no_room is
   'Internal. Why this worker, whose row is locked, has no place for such a job; null: it has.';
@@ -108,7 +110,7 @@ begin
   devices := coalesce(open_place.device_ids, (
     select (gangq.usable(s, f.device_ids, f.vrams))[1:s.gpus]
     from gangq.free_capacity(array[me.id]) f));
-  perform gangq.lock_limited(array[s.queue]);
+  perform gangq.lock_limited(array[s.queue], array[s.limit_key]);
   why := gangq.no_room(me, s, devices, t);
   if why is not null then
     perform gangq.refuse('GQ004',
@@ -146,6 +148,7 @@ create function gangq.no_fill(
     -- Of what the job does not use, others may use too much.
     when gangq.limit_hit((s).queue, (s).submitter, 0, null, case when (s).gpus = 0 then 0 end,
         case when (s).memory_mb = 0 then 0 end, case when (s).cpus = 0 then 0 end) is not null
+      or gangq.key_hit((s).limit_key, null) is not null
       then 'a limit was lowered'
     when not gangq.serves(me, s) then 'the worker does not serve it any more'
   end

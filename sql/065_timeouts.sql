@@ -7,7 +7,7 @@
 -- Locks: the gang, then its jobs, with skip locked. What is busy is left to the next tick.
 
 create function gangq.makes_ineligible(gate text) returns boolean language sql immutable as
-$$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit') $$;
+$$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit', 'limit_key') $$;
 comment on function gangq.makes_ineligible is
   'Internal. Whether a verdict of this gate means not eligible.';
 

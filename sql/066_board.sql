@@ -185,7 +185,7 @@ returns table (
   key bigint, part_of bigint, id bigint, submitter text, priority smallint, incarnation bigint,
   queue text, gpus smallint, memory_mb bigint, cpus numeric, apart text, world_size integer,
   spared bigint, since float8, gone_at float8, ends_at float8, ends_by text, lost_s float8,
-  movable_at float8
+  movable_at float8, limit_key text
 ) language plpgsql stable as $$
 declare
   now_s constant float8 := gangq.seconds(t);
@@ -206,7 +206,7 @@ begin
         select g.id from gangs g where g.failure_policy = 'shrink')) m
     ),
     shapes as materialized (
-      select s.id, b.budget_s, s.queue, s.gpus, s.memory_mb, s.cpus, q.preemptible, q.min_run_s,
+      select s.id, b.budget_s, s.queue, s.limit_key, s.gpus, s.memory_mb, s.cpus, q.preemptible, q.min_run_s,
         coalesce(b.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most,
         gangq.estimate_s(s.queue, s.task, s.gpus::integer, b.budget_s) as estimate_s
       from (select distinct j.shape_id, j.budget_s from jobs j) b
@@ -231,7 +231,7 @@ begin
           select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0) end,
           j.id))))),
       gangq.seconds(gangq.movable_at(j.state, j.stops, c.max_stops,
-        coalesce(g.preemptible, true) and s.preemptible, x.began_at, s.min_run_s))
+        coalesce(g.preemptible, true) and s.preemptible, x.began_at, s.min_run_s)), s.limit_key
     from jobs j
     join shapes s on s.id = j.shape_id and s.budget_s is not distinct from j.budget_s
     cross join gangq.settings c
@@ -280,7 +280,8 @@ begin
     ),
     units as materialized (
       select p.key, case when p.key < 0 then 'j' || -p.key else 'g' || p.key end as id,
-        min(p.part_of) as part_of, min(p.queue) as queue, min(p.submitter) as submitter,
+        min(p.part_of) as part_of, min(p.queue) as queue, min(p.limit_key) as limit_key,
+        min(p.submitter) as submitter,
         min(p.priority) as priority, max(p.ends_at) as ends_at,
         (array_agg(p.ends_by order by p.ends_at desc, p.id))[1] as ends_by, min(p.since) as since,
         sum(p.lost_s) as lost_s, bool_and(p.gone_at is not null) as leaving, min(p.apart) as apart,
@@ -294,7 +295,8 @@ begin
       group by p.key
     )
     select json_agg(json_build_object(
-      'id', u.id, 'queue', nullif(u.queue, 'default'), 'submitter', u.submitter,
+      'id', u.id, 'queue', nullif(u.queue, 'default'), 'limit_key', u.limit_key,
+      'submitter', u.submitter,
       'priority', nullif(u.priority, 0), 'ends_at', u.ends_at,
       'ends_by', nullif(u.ends_by, 'budget'), 'part_of', 'g' || u.part_of, 'since', u.since,
       'lost_s', u.lost_s, 'leaving', nullif(u.leaving, false), 'drained', nullif(u.drained, false),
@@ -360,14 +362,14 @@ begin
       join gangq.incarnations i on i.id = e.id
     ),
     roles as materialized (
-      select r.*, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, s.avoid, (
+      select r.*, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, s.limit_key, s.avoid, (
         select coalesce(json_agg(c.class order by c.class), '[]')
         from classes c where gangq.serves(c.example, s)) as serves
       from named r join gangq.shapes s on s.id = r.shape_id
     ),
     -- Grouped once: asked kind by kind, the roles would be read as often as there are kinds.
     told as materialized (
-      select r.kind_id, min(r.model) as model, json_agg(json_build_object(
+      select r.kind_id, min(r.model) as model, min(r.limit_key) as limit_key, json_agg(json_build_object(
         'name', nullif(r.name, ''), 'least', nullif(r.min_members, 1),
         'most', nullif(r.max_members, 1), 'strategy', nullif(r.strategy, 'pack'),
         'balanced', nullif(r.balanced, false), 'require', r.require, 'prefer', r.prefer,
@@ -380,7 +382,8 @@ begin
     )
     select json_agg(json_build_object(
       'id', k.id, 'queue', nullif(k.queue, 'default'), 'require', k.require, 'prefer', k.prefer,
-      'apart', k.apart, 'model', y.model, 'roles', y.roles) order by k.id)
+      'apart', k.apart, 'model', y.model, 'limit_key', y.limit_key, 'roles', y.roles)
+      order by k.id)
     from (
       select x.id, x.queue, x.require, x.prefer, x.apart
       from gangq.gang_kinds x where x.id = any (ids)
@@ -603,7 +606,9 @@ begin
       'planned_starts', c.reservations, 'victims', c.preemptions_per_pass,
       'pass_number', (select l.runs from gangq.lock_rows l where l.name = 'pass'),
       'asked', (select d.asked from gangq.decider d), 'recorded', c.record_decisions, 'cut', cut,
-      'queues', gangq.board_queues(), 'workers', gangq.board_workers(t, workers, classes),
+      'queues', gangq.board_queues(), 'limits', (
+        select json_object_agg(k.name, k.most order by k.name) from gangq.limit_keys k),
+      'workers', gangq.board_workers(t, workers, classes),
       'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', gangq.board_kept(t),
       'places', gangq.board_places(), 'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))
     from gangq.settings c);

@@ -123,14 +123,16 @@ end $$;
 comment on function gangq.forget_old_plans is
   'Internal. Ends what no pass since this one has planned, and what is kept in vain.';
 
-create function gangq.lock_decided(decisions jsonb, out units text[], out busy_queues text[])
-language plpgsql as $$
+create function gangq.lock_decided(decisions jsonb, out units text[], out busy_queues text[],
+  out busy_keys text[]
+) language plpgsql as $$
 declare
   gangs bigint[];
   singles bigint[];
   jobs bigint[];
   workers bigint[];
   queues text[];
+  keys text[];
 begin
   select array_agg(substr(u.name, 2)::bigint) filter (where left(u.name, 1) = 'g'),
     coalesce(array_agg(substr(u.name, 2)::bigint) filter (where left(u.name, 1) = 'j'), '{}')
@@ -173,30 +175,30 @@ begin
     perform from gangq.incarnations i
     where i.id = any (workers) order by i.id for no key update skip locked;
   end;
-  queues := array(
-    select k.queue
-    from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id
-    where g.id = any (gangs)
-    union
-    select s.queue
+  select array_agg(distinct s.queue), array_agg(distinct s.limit_key) into queues, keys
+  from (
+    select g.shape_id from gangq.live_gangs g where g.id = any (gangs)
+    union all
+    select substr(split_part(x.value ->> 'ask', '/', 1), 2)::integer
     from jsonb_array_elements(decisions) as x(value)
-    join gangq.shapes s on s.id = substr(split_part(x.value ->> 'ask', '/', 1), 2)::integer
-    where x.value ->> 'ask' ~ '^k' and x.value ->> 'action' = 'start');
+    where x.value ->> 'ask' ~ '^k' and x.value ->> 'action' = 'start') y
+  join gangq.shapes s on s.id = y.shape_id;
   begin
-    perform gangq.lock_limited(queues);
-    busy_queues := '{}';
+    perform gangq.lock_limited(queues, keys);
   exception when lock_not_available then
     busy_queues := array(
       select q from unnest(queues) as q
       where exists (select 1 from gangq.limits_of(gangq.queue_path(q))));
+    busy_keys := keys;
   end;
 end $$;
 comment on function gangq.lock_decided is
   'Internal. Locks all that these decisions are about. units: those that were not busy; '
-  'busy_queues: those with limits that another session holds.';
+  'busy_queues, busy_keys: those with limits, if another session holds one of them; else null.';
 
 create function gangq.apply_one(
-  d jsonb, place integer, units text[], busy_queues text[], digest text, t timestamptz
+  d jsonb, place integer, units text[], busy_queues text[], busy_keys text[], digest text,
+  t timestamptz
 ) returns text language plpgsql as $$
 declare
   action constant text := d ->> 'action';
@@ -214,7 +216,7 @@ begin
   a := gangq.asker_of(d ->> 'ask');
   if a.ask is null then
     return 'stale';
-  elsif a.queue = any (busy_queues) then
+  elsif a.queue = any (busy_queues) or gangq.key_of(a.kind_id) = any (busy_keys) then
     return 'busy';
   end if;
   select x.* into g from gangq.live_gangs x where x.id = a.gang_id;
@@ -284,7 +286,8 @@ begin
     where x.value ->> 'action' <> 'wait' order by x.n
   loop
     place := place + (d ->> 'action' = 'plan')::integer;
-    said := gangq.apply_one(d, place, mine.units, mine.busy_queues, digest, t);
+    said := gangq.apply_one(d, place, mine.units, mine.busy_queues, mine.busy_keys,
+      digest, t);
     outcomes := outcomes || jsonb_build_object(d ->> 'ask', said);
     if said <> 'done' then
       -- It keeps what it was promised.

@@ -37,7 +37,7 @@ to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_notifier, gang
 grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting,
   gangq.timeline, gangq.drains, gangq.preemptions, gangq.places_open, gangq.trips,
   gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned,
-  gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.schedules, gangq.retention,
+  gangq.capacity, gangq.violations, gangq.queues, gangq.limits, gangq.tasks, gangq.schedules, gangq.retention,
   gangq.events, gangq.settings, gangq.transitions, gangq.causes, gangq.migrations, gangq.tick_state,
   gangq.lock_rows, gangq.attempts, gangq.notifications, gangq.undelivered, gangq.notification_kinds
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
@@ -70,7 +70,7 @@ begin
       ('promote_due reap_expired time_out', 'worker', '100ms'),
       ('flag_dead_workers', 'worker host', '100ms'),
       ('keep_partitions', '', '100ms'),
-      ('configure set_queue set_task quarantine unquarantine set_taints cordon uncordon', '', '2s'),
+      ('configure set_queue set_limit set_task quarantine unquarantine set_taints cordon uncordon', '', '2s'),
       ('preempt_gang shrink_gang displace_job', '', '2s'),
       ('add_notification remove_notification test_notification retry_notifications', '', '2s'),
       ('fetch_notification acknowledge_notification', 'notifier', '2s'),

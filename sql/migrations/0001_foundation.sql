@@ -270,6 +270,8 @@ create table gangq.task_options (
   selector jsonb, -- Conditions on the worker, as shapes keep them
   tolerates text[], -- Taints it may run in spite of, as shapes keep them
   model gangq.name, -- What it needs loaded
+  limit_key gangq.name, -- What limits it beside its queue
+  "limit" gangq.count, -- The limit of that key
   budget_s gangq.budget, -- Wall-clock budget of an attempt, seconds
   max_attempts gangq.few, -- Attempts it may spend
   max_crashes gangq.few, -- How often its worker may be lost
@@ -279,6 +281,17 @@ create table gangq.task_options (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- What work asks for ------------------------------------------------------------------------------
+
+-- Of the jobs that name one, in whatever queue, so many may be placed at once. Made by the first
+-- submission that names it; change with gangq.set_limit().
+create table gangq.limit_keys (
+  name gangq.name primary key, -- As submissions name it
+  most gangq.count not null, -- Its limit
+  -- An administrator has set it: submissions that say another one are not refused
+  pinned boolean not null default false,
+  login text not null, -- The login that made it
+  made_at timestamptz not null default clock_timestamp() -- When
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- Every distinct requirement of a job ever submitted. Not unique on purpose: two transactions that
 -- meet a new one both add it, so that neither waits for the other.
@@ -296,10 +309,12 @@ create table gangq.shapes (
   avoid bigint[], -- Devices it must not run on, because an attempt of it tripped there; null: any
   selector jsonb check (jsonb_typeof(selector) = 'array'), -- Conditions on labels, all to hold
   tolerates text[], -- Taints it may run in spite of: key, key=value, or *; null: none
+  limit_key text references gangq.limit_keys (name), -- What limits it beside its queue; null: nothing
   selects jsonpath, -- selector and tolerates as one predicate; null: neither
   submitter text, -- Whose single jobs, where its queue tells submitters apart; null: anybody's
   -- Needs a slot and nothing else
-  plain boolean not null generated always as (gpus = 0 and memory_mb = 0 and cpus = 0) stored,
+  plain boolean not null generated always as (
+    gpus = 0 and memory_mb = 0 and cpus = 0 and limit_key is null) stored,
   -- A worker that could run it has been known; false: submit looks
   fits boolean not null default false,
   digest bytea not null, -- SHA-256 of everything it asks for

@@ -33,6 +33,8 @@ class TaskOptions(TypedDict, total=False):
       taints it may run in spite of.
     - `model`: what it needs loaded; of jobs of one priority and about one age a worker takes those first whose
       model it has.
+    - `limit_key`: of all jobs that name this key, whatever their queue, at most `limit` are placed at once. The first
+      submission that names a key says its limit; another `limit` later is refused (gangq_admin: `gangq limit set`).
     - `max_attempts`, `max_crashes` (lost workers), `max_trips` (watchdog trips): then it is failed.
     - `wait_for_hardware`: take it though no known worker could ever run it, because one is still to come.
 
@@ -60,6 +62,8 @@ class TaskOptions(TypedDict, total=False):
     tolerates: Sequence[str] | None
     budget: Duration | None
     model: str | None
+    limit_key: str | None
+    limit: int | None
     max_attempts: int | None
     max_crashes: int | None
     max_trips: int | None

@@ -28,6 +28,7 @@ _JOB = {
     "error",
 }
 _GANG = {"id", "name", "queue", "task", "state", "size", "epoch", "reason", "note", "hosts"}
+_LIMIT = {"name", "most", "used", "pinned", "login", "made_at"}
 _QUEUE = {"name", "paused", "policy", "max_attempts", "budget_s"}
 _EVENT = {
     "id",
@@ -130,6 +131,8 @@ CASES: list[tuple[str, set[str]]] = [
     ("schedule rm s", {"name", "state"}),
     ("queue create q2", _QUEUE),
     ("queue set q2 --budget 5m", _QUEUE),
+    ("limit set licence 2", _LIMIT),
+    ("limit list", _LIMIT),
     ("queue pause q2 --until 2h", _QUEUE),
     ("queue drain q2", _QUEUE),
     ("queue resume q2", _QUEUE),
@@ -268,7 +271,7 @@ def test_every_line_is_an_object_with_the_keys_promised(
         assert keys <= set(one)
 
 
-_WITH_SUBCOMMANDS = {"db", "queue", "schedule", "task", "checkpoint", "notify"}
+_WITH_SUBCOMMANDS = {"db", "limit", "queue", "schedule", "task", "checkpoint", "notify"}
 
 
 def test_no_command_is_left_out() -> None:

@@ -105,6 +105,7 @@ BOUNCE = {
 }
 DELIVER = {"schema_version", "fetch_notification", "acknowledge_notification"}
 RUN = {
+    "set_limit",
     "set_queue",
     "configure",
     "set_task",

@@ -41,6 +41,7 @@ SECTIONS = {
     "Queues": {
         "schedule": "schedules",
         "queue": "queues",
+        "limit": "limits",
         "task": "tasks",
     },
     "Fleet": {

@@ -45,6 +45,14 @@ recurring_options = chained(
     click.option(
         "--model", help="What it needs loaded: a worker that has it is preferred, any other may do."
     ),
+    click.option(
+        "--limit-key",
+        metavar="KEY",
+        help="Of all jobs that name this key only so many are placed at once, whatever their queue.",
+    ),
+    click.option(
+        "--limit", type=int, metavar="N", help="So many; the first submission of a key must say it."
+    ),
     click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
     click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
     click.option(

@@ -73,6 +73,13 @@ class OperatorVerbs:
         """
 
     @verb
+    def set_limit(self, *, key: str, most: int) -> None:
+        """Make a limit key, or change its limit: so many jobs that name it may be placed at once.
+
+        It holds whatever limit later submissions say; what runs goes on. For gangq_admin. Raises `InvalidInput`.
+        """
+
+    @verb
     def configure(self, **settings: Unpack[InstallationSettings]) -> None:
         """Change what holds for the whole installation. For gangq_admin.
 

@@ -27,6 +27,8 @@ class _Options(TypedDict, total=False):
     selector: Selector | None
     tolerates: Sequence[str] | None
     model: str | None
+    limit_key: str | None
+    limit: int | None
     wait_for_hardware: bool | None
     budget_s: Duration | None
     max_attempts: int | None

@@ -804,6 +804,19 @@ class QueueRow(NamedTuple):
     used_cpus: Annotated[float, "used_cpus::float8"]
 
 
+class LimitRow(NamedTuple):
+    """A limit key: `most` jobs that name it may be placed at once, `used` are. `pinned`: an administrator has set
+    that number. `login`: the login that made it.
+    """
+
+    name: str
+    most: int
+    used: int
+    pinned: bool
+    login: str
+    made_at: datetime
+
+
 class TaskRow(NamedTuple):
     """What was set for a task, and what was learned of its beats on one class of devices ("": none; None: nothing
     learned). None: the installation's number. `declared`: the options that the worker `declared_by` declares it with.

@@ -187,6 +187,10 @@ class Views:
     def queues(self, *, name: str | None = None) -> list[rows.QueueRow]:
         """Queues as a tree: each parent before its children."""
 
+    @verb(view="limits", order="name")
+    def limits(self, *, name: str | None = None) -> list[rows.LimitRow]:
+        """Limit keys: how many jobs that name each may be placed at once, and how many are."""
+
     @verb(view="tasks", order="task, device_class")
     def tasks(self, *, task: str | None = None) -> list[rows.TaskRow]:
         """What was set for each task and learned of its beats, by task and class of devices."""
