@@ -116,11 +116,13 @@ def _objects(values: Sequence[Mapping[str, Any]], what: str) -> str:
 
 
 def _settings(given: Mapping[str, object], what: str) -> str:
-    plain = {
-        key: f"{value.total_seconds()} s" if isinstance(value, timedelta) else value
-        for key, value in given.items()
-    }
-    return dumps(plain, what)
+    return dumps({key: _setting(key, value) for key, value in given.items()}, what)
+
+
+def _setting(name: str, value: object) -> object:
+    if name.endswith("_s") and isinstance(value, str | timedelta):
+        return seconds(value, name)
+    return f"{value.total_seconds()} s" if isinstance(value, timedelta) else value
 
 
 def _options(given: Mapping[str, object], _what: str) -> str | None:
@@ -147,7 +149,7 @@ def _sent(value: Any, what: str) -> str:
 
 
 BigInt = Annotated[int, Sql("bigint")]
-Real = Annotated[float, Sql("real")]
+Seconds = Annotated[Duration, Sql("real", seconds)]
 Numeric = Annotated[float, Sql("numeric")]
 Span = Annotated[timedelta, Sql("interval")]
 Time = Annotated[datetime, Sql("timestamptz", aware)]
