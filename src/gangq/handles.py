@@ -7,10 +7,11 @@ awaits them.
 from __future__ import annotations
 
 import functools
+import html
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gangq.client import Client
@@ -21,6 +22,7 @@ from gangq.durations import Duration, seconds
 from gangq.errors import (
     WHO_READS,
     GangqError,
+    InvalidInput,
     JobCancelled,
     JobFailed,
     NotAllowed,
@@ -28,6 +30,7 @@ from gangq.errors import (
     ResultNotStored,
     WaitTimeout,
 )
+from gangq.status import WAITS, Status, error_in_words, holding, slowest, why_it_waits
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
@@ -47,42 +50,72 @@ _LAST_POLL_S = 0.5
 _OUTAGE_TOLERATED_S = 300.0
 
 
-def _poll(states: Verb[..., dict[int, str]], kind: str, id: int, timeout: Duration | None) -> Steps[str]:
-    limit_s = None if timeout is None else seconds(timeout, "timeout")
-    deadline = None if limit_s is None else time.monotonic() + limit_s
-    delay, state, lost_at = _FIRST_POLL_S, "not seen yet", None
+class _Limit:
+    """How long somebody waits."""
+
+    def __init__(self, timeout: Duration | None) -> None:
+        self.s = None if timeout is None else seconds(timeout, "timeout")
+        self._until = None if self.s is None else time.monotonic() + self.s
+
+    def left(self) -> float | None:
+        return None if self._until is None else self._until - time.monotonic()
+
+
+def _ended(handles: Sequence[_Handle[Any]], limit: _Limit) -> Steps[dict[_Handle[Any], str]]:
+    """Wait until some of these have ended; return those with their states."""
+    delay, lost_at = _FIRST_POLL_S, None
+    states: Mapping[_Handle[Any], str] = {}
+    first = handles[0]
     while True:
         try:
-            found = yield from states(ids=[id])
+            states = yield from _states(handles)
             lost_at = None
         except GangqError as e:
             lost_at = lost_at or time.monotonic()
             if not e.retryable or time.monotonic() - lost_at > _OUTAGE_TOLERATED_S:
                 raise
             logger.warning(
-                "waiting for %s %s: %s", kind, id, e, extra={"event": "wait_retry", f"{kind}_id": id}
+                "waiting for %s: %s",
+                first.phrase,
+                e,
+                extra={"event": "wait_retry", f"{first.kind}_id": first.id},
             )
         else:
-            if id not in found:
-                raise NotFound(
-                    f"{kind} {id} does not exist: the transaction that submitted it is not committed (or was "
-                    "rolled back), it is older than its retention, or this is another database"
-                )
-            state = str(found[id])
-            if state in ENDED:
-                return state
-        left = None if deadline is None else deadline - time.monotonic()
+            ended = {handle: state for handle, state in states.items() if state in ENDED}
+            if ended:
+                return ended
+        left = limit.left()
         if left is not None and left <= 0:
-            raise WaitTimeout(f"{kind} {id} has not ended within {limit_s:g} s; it is {state}")
+            others = f" and {len(handles) - 1} more have" if handles[1:] else " has"
+            raise WaitTimeout(
+                f"{first.phrase}{others} not ended within {limit.s:g} s; {first.phrase} is "
+                f"{states.get(first, 'not seen yet')}"
+            )
         # Half of it random: a thousand waiters must not ask in step.
         pause = delay * random.uniform(0.5, 1.0)
         yield pause if left is None else min(pause, left)
         delay = min(delay * 1.5, _LAST_POLL_S)
 
 
+def _states(handles: Sequence[_Handle[Any]]) -> Steps[dict[_Handle[Any], str]]:
+    verbs: Mapping[str, Verb[..., dict[int, str]]] = {"job": Verbs.job_states, "gang": Verbs.gang_states}
+    found: dict[_Handle[Any], str] = {}
+    for kind, states in verbs.items():
+        asked = {handle.id: handle for handle in handles if handle.kind == kind}
+        known = (yield from states(ids=[*asked])) if asked else {}
+        for id, handle in asked.items():
+            if id not in known:
+                raise NotFound(
+                    f"{handle.phrase} does not exist: the transaction that submitted it is not committed (or was "
+                    "rolled back), it is older than its retention, or this is another database"
+                )
+            found[handle] = str(known[id])
+    return found
+
+
 def _failure(what: str, job: JobRow | None, reason: str | None = None) -> JobFailed:
     error = (job.error if job else None) or {}
-    said = ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
+    said = error_in_words(error)
     text = f"{what} failed"
     if job is not None and job.gang_id is None:
         text += f" after {job.attempts} of {job.max_attempts} attempts"
@@ -111,12 +144,12 @@ def _stored(job: JobRow) -> Any:
 
 
 def wait(handle: _Handle[Any], timeout: Duration | None = None) -> Steps[str]:
-    """Wait until the job has ended; return its state: done, failed or cancelled.
+    """Wait until it has ended; return its state: done, failed or cancelled.
 
     `timeout`: seconds, "90s" or a timedelta, None for ever; then `WaitTimeout`. A database outage of up to five
     minutes is waited out.
     """
-    return (yield from _poll(Verbs.job_states, "job", handle.id, timeout))
+    return (yield from _ended([handle], _Limit(timeout)))[handle]
 
 
 def result(handle: _Handle[R], timeout: Duration | None = None) -> Steps[R]:
@@ -126,7 +159,7 @@ def result(handle: _Handle[R], timeout: Duration | None = None) -> Steps[R]:
     it), or `ResultNotStored`: it is done, and what it returned was no JSON or too large.
     """
     state = yield from wait(handle, timeout)
-    job = yield from Verbs.job(id=handle.id)
+    job = yield from row(handle)
     if state == "done":
         stored: R = _stored(job)
         return stored
@@ -168,7 +201,19 @@ def state(handle: _Handle[Any]) -> Steps[str]:
 
 def row(handle: _Handle[Any]) -> Steps[JobRow]:
     """Return the job as `gangq.jobs` shows it."""
-    return (yield from Verbs.job(id=handle.id))
+    job = yield from Verbs.job(id=handle.id)
+    handle.seen = Status.of_job(job)
+    return job
+
+
+def status(handle: _Handle[Any]) -> Steps[Status]:
+    """Return task and state of the job, and its progress, why it waits, or why it failed."""
+    job = yield from row(handle)
+    why = ""
+    if job.state in WAITS:
+        why = why_it_waits(holding((yield from Verbs.explain_job(job_id=job.id))))
+    handle.seen = Status.of_job(job, why)
+    return handle.seen
 
 
 def events(handle: _Handle[Any]) -> Steps[list[EventRow]]:
@@ -195,23 +240,14 @@ def _logs(job_id: int) -> Steps[str]:
 # Steps of a gang --------------------------------------------------------------------------------------------
 
 
-def gang_wait(handle: _Handle[Any], timeout: Duration | None = None) -> Steps[str]:
-    """Wait until the gang has ended; return its state: done, failed or cancelled.
-
-    `timeout`: seconds, "90s" or a timedelta, None for ever; then `WaitTimeout`. A database outage of up to five
-    minutes is waited out.
-    """
-    return (yield from _poll(Verbs.gang_states, "gang", handle.id, timeout))
-
-
 def gang_results(handle: _Handle[R], timeout: Duration | None = None) -> Steps[list[R]]:
     """Wait, and return what each member returned, by rank.
 
     Raises `JobFailed` (with the error of a member that failed), `JobCancelled`, `WaitTimeout`, `NotAllowed` or
     `ResultNotStored`, as `result` of a job does.
     """
-    ended = yield from gang_wait(handle, timeout)
-    gang = yield from Verbs.gang(id=handle.id)
+    ended = yield from wait(handle, timeout)
+    gang = yield from gang_row(handle)
     members = yield from _members(handle.id)
     if ended == "done":
         return [_stored(member) for member in members]
@@ -251,7 +287,21 @@ def gang_state(handle: _Handle[Any]) -> Steps[str]:
 
 def gang_row(handle: _Handle[Any]) -> Steps[GangRow]:
     """Return the gang as `gangq.gangs` shows it."""
-    return (yield from Verbs.gang(id=handle.id))
+    gang = yield from Verbs.gang(id=handle.id)
+    handle.seen = Status.of_gang(gang)
+    return gang
+
+
+def gang_status(handle: _Handle[Any]) -> Steps[Status]:
+    """Return task and state of the gang, and how far its slowest member is, why it waits, or why it ended so."""
+    gang = yield from gang_row(handle)
+    why = ""
+    if gang.state in WAITS:
+        why = why_it_waits(holding((yield from Verbs.explain_gang(gang_id=gang.id))))
+    elif gang.state == "running":
+        why = slowest((yield from _members(gang.id)))
+    handle.seen = Status.of_gang(gang, why)
+    return handle.seen
 
 
 def gang_events(handle: _Handle[Any]) -> Steps[list[EventRow]]:
@@ -293,13 +343,23 @@ def member_ids(gang_id: int) -> Steps[list[int]]:
 class _Handle(Generic[R]):
     """A job or gang by its id; it returns R."""
 
+    kind: str
+
     def __init__(self, client: Callable[[], Any], id: int, existed: bool = False) -> None:
         self._client = client
         self.id = id
         self.existed = existed
+        self.seen: Status | None = None
+        """What it was when it was last asked for."""
+
+    @property
+    def phrase(self) -> str:
+        """How it is written in a sentence."""
+        return f"{self.kind} {self.id}"
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id}>"
+        # It does not ask: a log or a debugger must not wait for a database.
+        return f"<{self.phrase.capitalize() if self.seen is None else self.seen}>"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and isinstance(other, _Handle) and other.id == self.id
@@ -309,6 +369,8 @@ class _Handle(Generic[R]):
 
 
 class _OfJob(_Handle[R]):
+    kind = "job"
+
     def __init__(
         self, client: Callable[[], Any], id: int, existed: bool = False, replaced: bool = False
     ) -> None:
@@ -322,6 +384,8 @@ class _OfJob(_Handle[R]):
 
 
 class _OfGang(_Handle[R]):
+    kind = "gang"
+
     def __init__(
         self,
         client: Callable[[], Any],
@@ -337,9 +401,24 @@ class _OfGang(_Handle[R]):
 
 class _Sync:
     _client: Callable[[], Client]
+    phrase: str
+    status: Callable[[], Status]
 
     def _run(self, steps: Steps[T]) -> T:
         return self._client().execute(steps)
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        # For IPython, which shows what it is now.
+        try:
+            printer.text(f"<{self.status()}>")
+        except GangqError as problem:
+            printer.text(f"<{self.phrase.capitalize()}: {problem}>")
+
+    def _repr_html_(self) -> str:
+        try:
+            return self.status()._repr_html_()
+        except GangqError as problem:
+            return f"<div><b>{html.escape(self.phrase.capitalize())}</b> {html.escape(str(problem))}</div>"
 
 
 class _Async:
@@ -387,12 +466,13 @@ class Job(_Sync, _OfJob[R]):
     retry = now(retry)
     state = now(state)
     row = now(row)
+    status = now(status)
     events = now(events)
     logs = now(logs)
 
 
 class AsyncJob(_Async, _OfJob[R]):
-    """`Job` for asyncio: the same methods, awaited."""
+    """`Job` for asyncio: the same methods, awaited; awaited itself it is its result."""
 
     wait = later(wait)
     result = later(result)
@@ -400,7 +480,12 @@ class AsyncJob(_Async, _OfJob[R]):
     retry = later(retry)
     state = later(state)
     row = later(row)
+    status = later(status)
     events = later(events)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.result().__await__()
+
     logs = later(logs)
 
 
@@ -415,13 +500,14 @@ class Gang(_Sync, _OfGang[R]):
         """A handle for each member, by rank."""
         return [Job(self._client, id) for id in self.job_ids]
 
-    wait = now(gang_wait)
+    wait = now(wait)
     result = now(gang_result)
     results = now(gang_results)
     cancel = now(gang_cancel)
     retry = now(gang_retry)
     state = now(gang_state)
     row = now(gang_row)
+    status = now(gang_status)
     events = now(gang_events)
     timeline = now(gang_timeline)
     logs = now(gang_logs)
@@ -435,13 +521,37 @@ class AsyncGang(_Async, _OfGang[R]):
         """A handle for each member, by rank."""
         return [AsyncJob(self._client, id) for id in self.job_ids]
 
-    wait = later(gang_wait)
+    wait = later(wait)
     result = later(gang_result)
     results = later(gang_results)
     cancel = later(gang_cancel)
     retry = later(gang_retry)
     state = later(gang_state)
     row = later(gang_row)
+    status = later(gang_status)
     events = later(gang_events)
     timeline = later(gang_timeline)
     logs = later(gang_logs)
+
+
+H = TypeVar("H", Job[Any], Gang[Any], "Job[Any] | Gang[Any]")
+
+
+def as_completed(jobs: Iterable[H], *, timeout: Duration | None = None) -> Iterator[H]:
+    """Yield jobs and gangs of one App as they end, whichever ends first; done or not.
+
+    `timeout`: how long all of it may take, as in `wait`; then `WaitTimeout`. For async handles there is
+    `asyncio.as_completed`.
+    """
+    given: list[Any] = [*jobs]
+    for handle in given:
+        if not isinstance(handle, _Sync) or handle._client != given[0]._client:
+            raise InvalidInput(
+                f"as_completed takes jobs and gangs of one App; for async ones see asyncio.as_completed: {handle!r}"
+            )
+    waiting = [*dict.fromkeys(given)]
+    limit = _Limit(timeout)
+    while waiting:
+        ended: dict[Any, str] = waiting[0]._run(_ended(waiting, limit))
+        waiting = [handle for handle in waiting if handle not in ended]
+        yield from ended
