@@ -9,6 +9,7 @@ from typing import Any
 
 from gangq.client.rows import GangRow, JobRow, Reason
 
+ENDED = frozenset({"done", "failed", "cancelled"})
 WAITS = frozenset({"pending", "blocked", "waiting", "scheduled"})
 
 

@@ -23,8 +23,7 @@ from gangq.cli.work import is_gang, notes_aloud, submission, work_options
 from gangq.client import Client
 from gangq.client.rows import EventRow, JobRow, LogRow
 from gangq.errors import DatabaseUnreachable, GangqError
-from gangq.handles import ENDED
-from gangq.status import WAITS, holding, why_it_waits
+from gangq.status import ENDED, WAITS, holding, why_it_waits
 
 _POLL_S = 0.2
 _EXPLAIN_AFTER_S = 2.0
