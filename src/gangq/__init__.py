@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from gangq.handles import AsyncJob as AsyncJob
     from gangq.handles import Gang as Gang
     from gangq.handles import Job as Job
+    from gangq.handles import as_completed as as_completed
     from gangq.retry import Retry as Retry
     from gangq.task_options import TaskOptions as TaskOptions
     from gangq.tasks import AsyncTask as AsyncTask
@@ -76,7 +77,7 @@ _HOME = {
             "NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch StaleToken Stopped "
             "TooLarge Unfit UnknownTask WaitTimeout WorkerNameTaken WrongIsolation WrongState"
         ),
-        "gangq.handles": "AsyncGang AsyncJob Gang Job",
+        "gangq.handles": "AsyncGang AsyncJob Gang Job as_completed",
         "gangq.retry": "Retry",
         "gangq.task_options": "TaskOptions",
         "gangq.tasks": "AsyncTask GangTask Task",

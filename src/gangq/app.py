@@ -24,7 +24,8 @@ from gangq.client import Client
 from gangq.context import Context, find_current
 from gangq.durations import Duration
 from gangq.errors import InvalidInput, UnknownTask
-from gangq.handles import AsyncGang, AsyncJob, Gang, Job, member_ids
+from gangq.handle_steps import member_ids
+from gangq.handles import AsyncGang, AsyncJob, Gang, Job
 from gangq.retry import Retry
 from gangq.signatures import require_plain
 from gangq.task_options import TaskGangOptions, TaskOptions, WatchOptions, changed

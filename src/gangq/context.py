@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from gangq.durations import Duration
 from gangq.errors import GangqError, Stopped
 
 if TYPE_CHECKING:
@@ -174,8 +175,8 @@ class Context(ABC):
         """True once this job has been told to stop: save what you need and return or raise `Stopped`."""
 
     @abstractmethod
-    def wait_stopping(self, timeout: float | None = None) -> bool:
-        """Sleep until told to stop, at most `timeout` seconds (None: for ever); return `stopping`."""
+    def wait_stopping(self, timeout: Duration | None = None) -> bool:
+        """Sleep until told to stop, or `timeout` (seconds, "90s", a timedelta; None: for ever); return `stopping`."""
 
     def raise_if_stopping(self) -> None:
         """Raise `Stopped` once this job has been told to stop: the short way out of a deep loop."""

@@ -352,7 +352,7 @@ def test_waiting_ends_at_its_timeout_and_says_the_state(app: App) -> None:
     handle = app.declare_task("t").submit()
     started = time.monotonic()
     with pytest.raises(
-        TimeoutError, match=rf"job {handle.id} has not ended within 0.1 s; it is pending"
+        TimeoutError, match=rf"job {handle.id} has not ended within 0.1 s; job {handle.id} is pending"
     ) as over:
         handle.result(timeout=0.1)
     assert isinstance(over.value, GangqError)

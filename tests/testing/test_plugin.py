@@ -97,7 +97,7 @@ def test_the_app_is_as_it_was():
 def test_the_clock_moves_what_is_due(gangq_app, gangq_clock):
     at = gangq_clock.now()
     assert abs(at - datetime.now(timezone.utc)) < timedelta(minutes=1)
-    job = light.options(due_at=at + timedelta(hours=2)).submit()
+    job = light.options(run_at=at + timedelta(hours=2)).submit()
     for length in (3600, "59m", timedelta(seconds=30)):
         gangq_clock.advance(length)
     drain(app)

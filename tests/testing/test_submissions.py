@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from gangq import App, Context
-from gangq.app import Task
+from gangq.tasks import Task
 from gangq.testing import FakeContext, assert_submitted, run, submitted
 
 

@@ -20,6 +20,7 @@ from gangq.cli.which import Which, WhichType, takes_one
 from gangq.client import Client
 from gangq.client.encoding import counted
 from gangq.client.rows import AttemptRow, DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason
+from gangq.status import error_in_words, progress_in_words, said_of
 
 _JOBS = columns(
     "id state task queue:3 prio:4 >gang:2 rank:2 worker:1 >tries:4 submitted:5 ended:5 what",
@@ -294,32 +295,11 @@ def culprit(members: Sequence[JobRow]) -> JobRow | None:
 
 def _what(job: JobRow) -> str:
     """The one thing worth knowing about a job in a line."""
-    if job.error and job.state != "done":
-        return _said(job.error)
-    if job.state == "preempting":
+    if job.state == "preempting" and not job.error:
         return f"told to stop ({job.stop_reason})"
-    if job.state == "scheduled":
+    if job.state == "scheduled" and not job.error:
         return f"due {when(job.due_at)}"
-    return progress(job.progress) if job.state == "running" else ""
-
-
-def progress(beat: Any) -> str:
-    """A beat in words: its phase, step and total, then the rest."""
-    if not isinstance(beat, Mapping):
-        return ""
-    rest = dict(beat)
-    phase, step, total = rest.pop("phase", None), rest.pop("step", None), rest.pop("total", None)
-    parts = [str(phase)] if phase is not None else []
-    if step is not None:
-        parts.append(f"{step}/{total}" if total is not None else f"step {step}")
-    parts += [
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in rest.items()
-    ]
-    return " ".join(parts)
-
-
-def _said(error: Mapping[str, Any]) -> str:
-    return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
+    return said_of(job)
 
 
 def _needs(job: JobRow) -> str:
@@ -383,7 +363,7 @@ def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
         ("ended", job.finished_at),
         ("cancelled", cancelled),
         ("token", job.token),
-        ("progress", progress(job.progress)),
+        ("progress", progress_in_words(job.progress)),
         ("payload", job.payload if job.readable else _NOT_SHOWN),
         ("result", result if job.readable or job.state != "done" else _NOT_SHOWN),
         ("error", _NOT_SHOWN if job.state == "failed" and not job.readable else None),
@@ -420,7 +400,7 @@ def _gang_pairs(row: GangRow, cancelled: str | None) -> list[tuple[str, object]]
 def _error(error: Mapping[str, Any] | None) -> None:
     if not error:
         return
-    output.write(f"error  {_said(error)}" + (f" (on {error['host']})" if error.get("host") else ""))
+    output.write(f"error  {error_in_words(error)}" + (f" (on {error['host']})" if error.get("host") else ""))
     for key, title in (("traceback", "traceback"), ("log_tail", "end of its output")):
         if error.get(key):
             output.block(title, str(error[key]))

@@ -23,13 +23,12 @@ from gangq.cli.work import is_gang, notes_aloud, submission, work_options
 from gangq.client import Client
 from gangq.client.rows import EventRow, JobRow, LogRow
 from gangq.errors import DatabaseUnreachable, GangqError
-from gangq.handles import ENDED
+from gangq.status import ENDED, WAITS, holding, why_it_waits
 
 _POLL_S = 0.2
 _EXPLAIN_AFTER_S = 2.0
 _EXPLAIN_EVERY_S = 5.0
 _OUTAGE_TOLERATED_S = 300.0
-_WAITS = frozenset({"pending", "blocked", "waiting", "scheduled"})
 
 _HAPPENED = {
     "drain": "drains ({cause}){why}",
@@ -253,10 +252,10 @@ class _Watcher:
         return state in ENDED
 
     def _changed(self, state: str) -> None:
-        self._waits_since = self._clock() if state in _WAITS else None
+        self._waits_since = self._clock() if state in WAITS else None
         self._explain_at = self._clock() + _EXPLAIN_AFTER_S
         self._explained = ""
-        if state in _WAITS or state == "draining":
+        if state in WAITS or state == "draining":
             # Waiting is said with its reason once it lasts, a drain with its cause as an event.
             if self._session.json:
                 self._report("state", state=state)
@@ -308,10 +307,8 @@ class _Watcher:
         if self._waits_since is None or now < self._explain_at:
             return
         self._explain_at = now + _EXPLAIN_EVERY_S
-        held = [r for r in self._target.explain(self._client) if not r.ok]
-        # The state alone says nothing, unless nothing else holds it.
-        held = [r for r in held if r.gate != "state"] or held
-        why = "; ".join(r.detail for r in held) or "about to start"
+        held = holding(self._target.explain(self._client))
+        why = why_it_waits(held)
         if why == self._explained:
             return
         self._explained = why

@@ -24,7 +24,7 @@ from gangq.client.verb import (
     Object,
     Objects,
     Query,
-    Real,
+    Seconds,
     Span,
     Steps,
     Texts,
@@ -171,7 +171,7 @@ class OperatorVerbs:
         """
 
     @verb
-    def fetch_notification(self, *, target: str, lease_s: Real | None = None) -> rows.Fetched:
+    def fetch_notification(self, *, target: str, lease_s: Seconds | None = None) -> rows.Fetched:
         """Take the next notification of a target for `lease_s` seconds [60]: deliver it, then
         `acknowledge_notification`, or it is given out again. For gangq_notifier. Raises `InvalidInput`, `NotFound`.
         """

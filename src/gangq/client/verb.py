@@ -116,13 +116,15 @@ def _objects(values: Sequence[Mapping[str, Any]], what: str) -> str:
 
 
 def _settings(given: Mapping[str, object], what: str) -> str:
-    return dumps({key: _plain(value, f"{what}: {key}") for key, value in given.items()}, what)
+    return dumps({key: _setting(key, value) for key, value in given.items()}, what)
 
 
-def _plain(value: object, what: str) -> object:
+def _setting(name: str, value: object) -> object:
+    if name.endswith("_s") and isinstance(value, str | timedelta):
+        return seconds(value, name)
     if isinstance(value, timedelta):
         return f"{value.total_seconds()} s"
-    return aware(value, what).isoformat() if isinstance(value, datetime) else value
+    return aware(value, name).isoformat() if isinstance(value, datetime) else value
 
 
 def _options(given: Mapping[str, object], _what: str) -> str | None:
@@ -149,7 +151,7 @@ def _sent(value: Any, what: str) -> str:
 
 
 BigInt = Annotated[int, Sql("bigint")]
-Real = Annotated[float, Sql("real")]
+Seconds = Annotated[Duration, Sql("real", seconds)]
 Numeric = Annotated[float, Sql("numeric")]
 Span = Annotated[timedelta, Sql("interval")]
 Time = Annotated[datetime, Sql("timestamptz", aware)]

@@ -19,8 +19,8 @@ from gangq.client.verb import (
     Numeric,
     Object,
     Objects,
-    Real,
     Results,
+    Seconds,
     Texts,
     always,
     verb,
@@ -147,7 +147,7 @@ class WorkerVerbs:
         error: Object | None = None,
         retryable: bool = True,
         cause: str = "error",
-        retry_in_s: Real | None = None,
+        retry_in_s: Seconds | None = None,
         connection: object | None = None,
     ) -> str:
         """Report a failed attempt; return the new state.
@@ -193,7 +193,7 @@ class WorkerVerbs:
         """What the watchdogs allow jobs of this task. `device_class`: model of the devices, "" without."""
 
     @verb(before=always(device_class=""))
-    def learn_gap(self, *, task: str, device_class: str = "", longest_s: Real, beats: BigInt) -> None:
+    def learn_gap(self, *, task: str, device_class: str = "", longest_s: Seconds, beats: BigInt) -> None:
         """Say how long the beats of a task stayed away before they came back (the longest gap is kept, seconds), and
         how many beats were seen. Raises `InvalidInput`.
         """
@@ -209,7 +209,7 @@ class WorkerVerbs:
         error: Object,
         evidence: Object | None = None,
         devices: Texts = (),
-        exit_in_s: Real | None = None,
+        exit_in_s: Seconds | None = None,
         class_: str | None = None,
     ) -> str:
         """Stop a job as a watchdog; return what came of it.

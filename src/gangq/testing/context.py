@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Peer
+from gangq.durations import Duration
 from gangq.errors import InvalidInput, StaleToken, TooLarge
 from gangq.gpu.declared import parse_declared
 from gangq.task_options import TaskOptions, declared
@@ -223,7 +224,7 @@ class FakeContext(Context):
         """See `Context.stopping`."""
         return self.stop_flag.look()
 
-    def wait_stopping(self, timeout: float | None = None) -> bool:
+    def wait_stopping(self, timeout: Duration | None = None) -> bool:
         """See `Context.wait_stopping`."""
         return self.stop_flag.wait(timeout)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gangq import errors
 from gangq.client import Client
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
+from gangq.durations import Duration, seconds
 from gangq.errors import GangqError, Stopped, TooLarge, WorkerGone
 from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
 from gangq.worker.handler_info import checkpoint_from_wire, from_wire, gang_from_wire
@@ -239,8 +240,8 @@ class ChildContext(Context):
         self._ask_now_and_then()
         return self.stop_flag.look()
 
-    def wait_stopping(self, timeout: float | None = None) -> bool:
-        until = None if timeout is None else time.monotonic() + timeout
+    def wait_stopping(self, timeout: Duration | None = None) -> bool:
+        until = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while not self.stopping:
             left = _POLL_S if until is None else min(_POLL_S, until - time.monotonic())
             if left <= 0:

@@ -11,6 +11,7 @@ from gangq.client.rows import GangSubmitted
 from gangq.client.verb import Verb
 from gangq.client.verbs import Verbs
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
+from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput, Stopped
 from gangq.worker import handler_info
 from gangq.worker.jobs import ActiveJob
@@ -69,9 +70,9 @@ class StopFlag:
             self.seen = True
         return self.seen
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: Duration | None) -> bool:
         """The flag, once it is up or the time is."""
-        self._event.wait(timeout)
+        self._event.wait(None if timeout is None else seconds(timeout, "timeout"))
         return self.look()
 
 
@@ -165,7 +166,7 @@ class InlineContext(Context):
     def stopping(self) -> bool:
         return self.stop_flag.look()
 
-    def wait_stopping(self, timeout: float | None = None) -> bool:
+    def wait_stopping(self, timeout: Duration | None = None) -> bool:
         return self.stop_flag.wait(timeout)
 
     def save_checkpoint(self, step: int, data: bytes) -> None:
