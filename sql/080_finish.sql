@@ -59,13 +59,13 @@ begin
     insert into gangq.history (job_id, token, taken_token, gang_id, submitted_at, claimed_at,
       finished_at, incarnation, shape_id, rank, budget_s, priority, attempts, max_attempts, crashes,
       max_crashes, trips, max_trips, stops, state, retention, submitter, login, parent, payload,
-      awaited, wants, result, error)
+      awaited, wants, unmet, result, error)
     select g.id, coalesce(g.token, g.final_token), g.taken_token, g.gang_id, g.submitted_at,
       g.claimed_at, g.ended_at, coalesce(g.incarnation, g.ran_on), g.shape_id, g.rank, g.budget_s,
       g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips,
       g.stops, g.ends_as, case coalesce(leave.retain_as, g.ends_as)
         when 'done' then q.retention_done else q.retention_failed end, g.submitter, g.login,
-      g.parent, g.payload, g.awaited, g.wants, coalesce(g.new_result, g.result),
+      g.parent, g.payload, g.awaited, g.wants, g.unmet, coalesce(g.new_result, g.result),
       coalesce(leave.new_error, g.error)
     from gone g join gangq.queues_table q on q.name = g.queue
   )

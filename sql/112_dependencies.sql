@@ -1,9 +1,10 @@
 -- Jobs that wait for others, or for a moment: settle and ended_as tell a job how those it waits for
--- ended; settle_dependents and promote_due, steps of the tick, release or cancel it.
+-- ended; settle_dependents and promote_due, steps of the tick, release or cancel it. A retry of the
+-- job that it was cancelled for revives it: revive, revive_dependents.
 -- A dependency says which outcome it wants: done (after), any (after_any) or failed (after_failed).
 -- The job is released when each job it waits for has ended as wanted, and cancelled as soon as one
 -- has ended otherwise. A cancelled job has not failed: what waits for its failure is cancelled too.
--- Locks: jobs, dependencies and gangs, all with skip locked.
+-- Locks: jobs, dependencies and gangs, and the endings that are revived, all with skip locked.
 
 create function gangq.is_wanted(outcome text, wants text) returns boolean
 language sql immutable as $$
@@ -51,6 +52,8 @@ create function gangq.settle(ended bigint[]) returns void language sql volatile 
   where d.ctid = any (array(
     select z.ctid from gangq.dependencies z
     where z.on_job_id = any (settle.ended) and z.outcome is null
+      -- A retry may have come first: then its next ending counts.
+      and not exists (select 1 from gangq.live_jobs j where j.id = z.on_job_id)
     order by z.on_job_id, z.job_id for update skip locked))
 $$;
 comment on function gangq.settle is
@@ -152,8 +155,10 @@ begin
   if ended <> '{}' then
     perform gangq.settle(ended);
     delete from gangq.unsettled u
-    where u.job_id = any (ended) and not exists (
-      select 1 from gangq.dependencies d where d.on_job_id = u.job_id and d.outcome is null);
+    where u.job_id = any (ended) and (
+      exists (select 1 from gangq.live_jobs j where j.id = u.job_id)
+      or not exists (
+        select 1 from gangq.dependencies d where d.on_job_id = u.job_id and d.outcome is null));
   end if;
   return moved + gangq.promote_dependents(t, most);
 end $$;
@@ -223,6 +228,15 @@ begin
   exception when lock_not_available then
     return;  -- a caller completes one of these jobs in an open transaction: a later tick does it
   end;
+  -- A retry of unmet may have been committed before these locks were taken.
+  update gangq.live_jobs j set unmet = cancel_dependent.unmet
+  where j.id = cancel_dependent.job_id and exists (
+    select 1 from gangq.dependencies d
+    where d.on_job_id = cancel_dependent.unmet and d.job_id = j.id
+      and not gangq.is_wanted(d.outcome, d.wants));
+  if not found then
+    return;
+  end if;
   perform gangq.cancel_all(
     case when cancel_dependent.gang_id is null then array[cancel_dependent.job_id] else '{}' end,
     array_remove(array[cancel_dependent.gang_id], null),
@@ -231,7 +245,7 @@ begin
         when d.wants = 'failed' then format('did not fail: it is %s', d.outcome)
         else 'did not succeed' end)
       from gangq.dependencies d
-      where d.on_job_id = unmet and d.job_id = cancel_dependent.job_id));
+      where d.on_job_id = cancel_dependent.unmet and d.job_id = cancel_dependent.job_id));
 end $$;
 comment on function gangq.cancel_dependent is
   'Internal, for promote_dependents. Cancels a locked waiting job, or its gang, because the job '
@@ -265,3 +279,204 @@ begin
 end $$;
 comment on function gangq.release_dependent is
   'Internal, for promote_dependents. A locked waiting job does not wait for these jobs any more.';
+
+-- A retried job is live again, so what its ending has cancelled waits for it again. That ending is
+-- in gangq.retried, with followed = false until nothing is left to revive:
+-- 1. retry revives at once what it can, in its own transaction, some hundreds of jobs at most.
+-- 2. The tick does the rest, and looks again at what a retry did: while that was open, another
+--    transaction may have cancelled, or told, dependents that the retry could not see or lock. Then
+--    it sets followed.
+-- 3. What is revived is noted in gangq.retried itself, so its own dependents follow in turn, and no
+--    ending is revived twice.
+-- Only what has unmet is revived: what somebody cancelled by hand stays cancelled. A job of which
+-- another awaited job has ended otherwise than wanted stays so until that one is retried as well.
+create function gangq.revive(
+  ids bigint[], most integer, t timestamptz, out revived bigint[], out left_ids bigint[]
+) language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+declare
+  jobs bigint[];
+  gangs bigint[];
+  held bigint[];
+  g bigint;
+  taken integer;
+begin
+  -- 1. Those still live that have been told of the ending before. If the job has ended again
+  -- meanwhile they are told of that.
+  update gangq.dependencies d set settled = false, outcome = case
+    when not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
+    then coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled') end
+  where d.ctid = any (array(
+    select z.ctid from gangq.dependencies z
+    where z.on_job_id = any (revive.ids) and z.outcome is not null
+    order by z.on_job_id, z.job_id for update skip locked));
+  -- 2. Those cancelled.
+  select coalesce(array_agg(x.job_id) filter (where x.gang_id is null), '{}'),
+    coalesce(array_agg(x.gang_id) filter (where x.gang_id is not null), '{}')
+  into jobs, gangs
+  from (
+    select h.job_id, h.gang_id
+    from gangq.history h
+    where h.unmet is not null and h.awaited && revive.ids
+      and not exists (
+        select 1 from gangq.retried r
+        where r.job_id = h.job_id and r.finished_at = h.finished_at)
+      and not exists (
+        select 1 from gangq.judge_awaited(h.awaited, h.wants) e
+        where not e.live and gangq.is_wanted(e.outcome, e.wants) is not true)
+      and not exists (
+        select 1 from gangq.shapes z
+        join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(z.queue))
+        where z.id = h.shape_id)
+    limit most + 1) x;
+  revived := gangq.retry_jobs(jobs[: most], null, most, t, true);
+  held := array(select u.id from unnest(jobs) as u(id) where u.id <> all (revived));
+  foreach g in array gangs loop
+    taken := null;
+    if cardinality(revived) < most then
+      begin
+        taken := gangq.retry_gang(g, t, true);
+      exception
+        -- A topology level is gone, or history has dropped a member: it cannot run again.
+        when sqlstate 'GQ001' or sqlstate 'GQ002' then taken := 0;
+      end;
+    end if;
+    if taken is null then
+      held := held || array(
+        select h.job_id from gangq.history h where h.gang_id = g and h.unmet is not null);
+    elsif taken > 0 then
+      revived := revived || array(select j.id from gangq.live_jobs j where j.gang_id = g);
+    end if;
+  end loop;
+  -- 3.
+  if cardinality(jobs) + cardinality(gangs) > most then
+    left_ids := ids;
+    return;
+  end if;
+  left_ids := array(
+    select distinct a.id
+    from gangq.history h cross join unnest(h.awaited) as a(id)
+    where h.job_id = any (held) and h.unmet is not null and a.id = any (revive.ids)
+    union
+    select d.on_job_id
+    from gangq.dependencies d join gangq.live_jobs j on j.id = d.on_job_id
+    where d.on_job_id = any (revive.ids) and d.outcome is not null);
+end $$;
+comment on function gangq.revive is
+  'Internal. What waited for these retried jobs waits again: most jobs at most, but for a gang '
+  'that exceeds it. revived: those that were cancelled; left_ids: the retried jobs of which some '
+  'are left, because another transaction holds them or there are more.';
+
+create function gangq.revive_dependents(most integer default 200) returns integer
+language plpgsql as $$
+declare
+  t timestamptz;
+  until timestamptz;
+  ids bigint[];
+  stuck bigint[] := '{}';  -- Held by other transactions: the next tick looks again.
+  generation record;
+  moved integer := 0;
+begin
+  -- All that most ticks do.
+  if not exists (select from gangq.retried r where r.job_id is not null and not r.followed) then
+    return 0;
+  end if;
+  t := gangq.now();
+  until := clock_timestamp() + interval '50 ms';
+  loop
+    ids := array(
+      select r.job_id from gangq.retried r
+      where r.job_id is not null and not r.followed and r.job_id <> all (stuck)
+      order by r.job_id limit most for update skip locked);
+    exit when ids = '{}';
+    -- There is more to do: the tick is called again at once.
+    if moved >= most or clock_timestamp() >= until then
+      return greatest(moved, most);
+    end if;
+    generation := gangq.revive(ids, most - moved, t);
+    moved := moved + cardinality(generation.revived);
+    stuck := stuck || case when moved < most then generation.left_ids else '{}' end;
+    update gangq.retried r set followed = true
+    where r.job_id = any (ids) and not r.followed and r.job_id <> all (generation.left_ids);
+  end loop;
+  return moved;
+end $$;
+comment on function gangq.revive_dependents is
+  'Internal, a step of the tick. What retried jobs had cancelled waits for them again, what that '
+  'had cancelled too, and so on, for 50 ms at most. Returns how many jobs were revived, or most if '
+  'there is more to do.';
+
+create function gangq.await_again(job_ids bigint[]) returns void language sql as $$
+  insert into gangq.dependencies (job_id, on_job_id, wants, outcome)
+  select h.job_id, e.on_job_id, e.wants,
+    case when not e.live then coalesce(e.outcome, 'cancelled') end
+  from (
+    -- The same in all endings of a job.
+    select distinct on (x.job_id) x.job_id, x.awaited, x.wants
+    from gangq.history x
+    where x.job_id = any (await_again.job_ids)
+    order by x.job_id) h
+  cross join lateral gangq.judge_awaited(h.awaited, h.wants) e
+  where e.live or gangq.is_wanted(e.outcome, e.wants) is not true
+$$;
+comment on function gangq.await_again is
+  'Internal. Jobs that are about to be revived wait again, for what has not ended as they want.';
+
+-- The rights are those of the job: its submitter may name any job in after, and must not read so
+-- what it may not read otherwise (the view jobs).
+create function gangq.inputs(job_id bigint, token bigint)
+returns table (
+  on_job_id bigint, gang_id bigint, rank integer, state text, readable boolean, result jsonb,
+  error jsonb
+) language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+declare
+  j gangq.live_jobs := gangq.own_claim(inputs.job_id, inputs.token);
+  roles text[];
+  bytes bigint;
+  most constant bigint := 16777216;
+begin
+  if j.awaited is null then
+    return;
+  end if;
+  roles := gangq.roles_of(j.submitter);
+  -- Once to count and once to return: a result of gigabytes must not be gathered first.
+  select sum(coalesce(octet_length(x.result::text), 0) + coalesce(octet_length(x.error::text), 0))
+  into bytes
+  from gangq.inputs_of(j.awaited, j.login, roles) x;
+  if bytes > most then
+    perform gangq.refuse('GQ007',
+      format('the results that job %s waited for have %s bytes, the limit is %s', inputs.job_id,
+        bytes, most),
+      'Let those jobs keep large results in shared storage and return their address, or wait for '
+      'fewer of them in one job.');
+  end if;
+  return query
+  select x.job_id, x.gang_id, x.rank, x.state, x.readable, x.result, x.error
+  from gangq.inputs_of(j.awaited, j.login, roles) x order by x.job_id;
+end $$;
+comment on function gangq.inputs is
+  'How the jobs ended that this one was submitted to wait for, by id, for the worker that holds '
+  'its claim: of a gang its members. One that is not in history any more is left out. readable: '
+  'whether the submitter of this job may read result and error, which are null otherwise. Raises '
+  'GQ002, GQ003, GQ007 (more than 16 MiB), 42501.';
+
+create function gangq.inputs_of(awaited bigint[], login text, roles text[])
+returns table (
+  job_id bigint, gang_id bigint, rank integer, state text, readable boolean, result jsonb,
+  error jsonb
+) language sql stable as $$
+  select h.job_id, h.gang_id, h.rank, h.state, o.readable,
+    case when o.readable then h.result end, case when o.readable then h.error end
+  from unnest(inputs_of.awaited) as a(id)
+  cross join lateral (
+    select x.* from gangq.history x
+    where x.job_id = a.id order by x.finished_at desc limit 1) h
+  join gangq.shapes s on s.id = h.shape_id
+  join gangq.queues_table q on q.name = s.queue
+  cross join lateral (
+    select h.login = inputs_of.login and h.submitter = any (roles)
+      or q.others = 'shared' and 'gangq_submitter' = any (roles) as readable) o
+$$;
+comment on function gangq.inputs_of is
+  'Internal, for inputs. The latest endings of these jobs, as a login with these roles may see '
+  'them.';

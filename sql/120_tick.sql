@@ -37,9 +37,9 @@ declare
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
   steps text[] := array['rollback_stale', 'reap_expired', 'close_overdue', 'flag_dead_workers',
-    'settle_dependents', 'end_pauses', 'submit_schedules', 'promote_due', 'judge_progress',
-    'lift_avoided', 'move_away', 'part_submitters', 'raise_idle_lows', 'trim_outbox',
-    'keep_partitions'];
+    'settle_dependents', 'revive_dependents', 'end_pauses', 'submit_schedules', 'promote_due',
+    'judge_progress', 'lift_avoided', 'move_away', 'part_submitters', 'raise_idle_lows',
+    'trim_outbox', 'keep_partitions'];
   whole boolean := true;
   step text;
   done integer;
@@ -131,6 +131,7 @@ begin
     when 'flag_dead_workers' then return gangq.flag_dead_workers();
     when 'settle_dependents' then return gangq.settle_dependents();
     when 'end_pauses' then return gangq.end_pauses();
+    when 'revive_dependents' then return gangq.revive_dependents();
     when 'submit_schedules' then return gangq.submit_schedules(can_plan => decides);
     when 'promote_due' then return gangq.promote_due();
     when 'part_submitters' then return gangq.part_submitters();

@@ -58,7 +58,7 @@ begin
       ('run_schedule_now forget_schedule declare_schedules', 'submitter', '2s'),
       ('claim barrier complete complete_and_claim fail requeue release ack_preempted', 'worker',
         '2s'),
-      ('heartbeat save_checkpoint load_checkpoint append_log', 'worker', '2s'),
+      ('heartbeat save_checkpoint load_checkpoint inputs append_log', 'worker', '2s'),
       ('learn_gap suspect watch_terms', 'worker', '2s'),
       ('submit_child submit_child_gang register_worker', 'worker', '2s'),
       ('apply', 'worker', '100ms'),

@@ -589,6 +589,7 @@ create table gangq.live_jobs (
   awaited bigint[], -- The jobs it was submitted to wait for; null: none
   -- The outcome it wants of each of awaited, as in dependencies; null: done of all
   wants text[],
+  unmet bigint, -- The awaited job that ended otherwise than wanted: that cancels this one
   result jsonb, -- What a done member returned
   error jsonb -- The last error: type, message, traceback, host, log tail
 ) with (
@@ -863,6 +864,7 @@ create table gangq.history (
   state text not null check (state in ('done', 'failed', 'cancelled')), -- How it ended
   retention text not null, -- short, long or forever
   submitter text not null, login text not null, payload jsonb, awaited bigint[], wants text[],
+  unmet bigint, -- The awaited job whose end cancelled it; of a gang only one member has it
   result jsonb, -- What it returned
   error jsonb
 ) partition by list (retention);
@@ -877,6 +879,8 @@ comment on table gangq.history_forever is 'History that is never dropped.';
 create index history_job on gangq.history (job_id);
 create index history_gang on gangq.history (gang_id, rank) where gang_id is not null;
 create index history_not_done on gangq.history (job_id) where state <> 'done';
+create index history_unmet on gangq.history using gin (awaited) with (fastupdate = off)
+  where unmet is not null;
 
 -- Gangs that have ended, one row per ending. Append-only; whole days are dropped.
 create table gangq.gang_history (
@@ -931,10 +935,13 @@ create table gangq.retried (
   job_id bigint, -- The job retried
   gang_id bigint, -- The gang retried
   finished_at timestamptz not null, -- Which of its endings was overtaken
+  followed boolean not null default false, -- What this ending of a job had cancelled is revived
   check ((job_id is null) <> (gang_id is null)),
   unique (job_id, finished_at),
   unique (gang_id, finished_at)
 );
+create index retried_unfollowed on gangq.retried (job_id)
+  where job_id is not null and not followed;
 
 -- Attempts that have ended, a row each: see 127_usage.sql. Read the view attempts. Append-only.
 create table gangq.attempt_history (

@@ -145,6 +145,17 @@ class Context(ABC):
 
     @property
     @abstractmethod
+    def inputs(self) -> Mapping[int, Any]:
+        """What came of the jobs that this one was submitted to wait for, by id: the result of each.
+
+        In place of a result stands, as a value, `JobFailed`, `JobCancelled`, `ResultNotStored`, or `NotAllowed` where
+        the submitter of this job may not read it. A gang is there by its members. A job that history has dropped, or
+        that has not ended because this one was retried by hand, is missing. Asked for once, when first used.
+        SQL: gangq.inputs. Raises `StaleToken` when the claim is over, and `TooLarge` for more than 16 MiB.
+        """
+
+    @property
+    @abstractmethod
     def log(self) -> Logger:
         """A logger that adds job, token, gang and rank to every record."""
 

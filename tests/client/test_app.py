@@ -10,8 +10,9 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -568,6 +569,7 @@ class Pretend(Context):
     gang = None
     devices = ()
     checkpoint = None
+    inputs: Mapping[int, Any] = MappingProxyType({})
     log = None  # type: ignore[assignment]
     stopping = True
 

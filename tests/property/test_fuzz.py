@@ -492,6 +492,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "kept_by_day": lambda w: {},
         "learn_gap": lambda w: {"task": "fuzz", "device_class": "", "longest_s": 1, "beats": 3},
         "load_checkpoint": lambda w: {**w.pair()},
+        "inputs": lambda w: {**w.pair()},
         "is_admin": lambda w: {},
         "may_act_as": lambda w: {"role": "gangq_worker"},
         "may_report": lambda w: {"login": "fuzz"},

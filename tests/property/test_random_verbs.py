@@ -593,6 +593,7 @@ class Verbs(RuleBasedStateMachine):
         job_id, token, _ = self.pick(self.current(), pick)
         self.call("save_checkpoint", job_id=job_id, token=token, step=step, data=b"x")
         self.call("load_checkpoint", job_id=job_id, token=token)
+        self.call("inputs", job_id=job_id, token=token)
 
     @precondition(lambda self: self.stale())
     @rule(pick=picks)

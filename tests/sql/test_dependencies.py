@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from drive import Q, refused
+from drive import Claim, Q, refused
 
 AS_ASKED = {"after": "done", "after_any": "any", "after_failed": "failed"}
 
@@ -154,3 +156,88 @@ def test_a_child_waits_as_any_job(q: Q, option: str) -> None:
 def test_the_options_are_lists_of_ids(q: Q) -> None:
     with refused("GQ001", "after_any cannot be"):
         q.submit(after_any=["g1"])
+
+
+# What a handler is told of them: gangq.inputs -----------------------------------------------------------------
+
+
+def inputs(claim: Claim) -> list[dict[str, Any]]:
+    return claim.q.call("inputs", job_id=claim.job_id, token=claim.token)
+
+
+def test_a_job_sees_the_results_of_what_it_waited_for_and_of_no_other(q: Q) -> None:
+    worker = q.worker(prefetch=9)
+    done, failed, cancelled, other, early = q.submit(count=5)
+    claims = {claim.job_id: claim for claim in worker.claim(5)}
+    claims[cancelled].release()
+    claims[early].complete({"early": 1})
+    job = q.submit(after=[done, early], after_any=[cancelled], after_failed=[failed])
+    claims[done].complete({"n": 1})
+    claims[other].complete({"n": 2})
+    claims[failed].fail(retryable=False, message="no such file")
+    q.call("cancel", job_ids=[cancelled])
+    q.settle()
+    claim = worker.take()
+    assert claim.job_id == job
+    found = {row["on_job_id"]: (row["state"], row["result"], row["readable"]) for row in inputs(claim)}
+    assert found == {
+        done: ("done", {"n": 1}, True),
+        failed: ("failed", None, True),
+        cancelled: ("cancelled", None, True),
+        early: ("done", {"early": 1}, True),
+    }
+    (error,) = (row["error"] for row in inputs(claim) if row["state"] == "failed")
+    assert error["message"] == "no such file"
+
+
+def test_a_job_that_waited_for_nothing_has_no_inputs(q: Q) -> None:
+    q.submit()
+    assert inputs(q.worker().take()) == []
+
+
+def test_the_members_of_a_gang_are_inputs_and_each_member_has_them(q: Q) -> None:
+    gang, workers = q.submit_gang(2), q.workers(2)
+    after = q.submit_gang(2, after=gang.job_ids)
+    for n, claim in enumerate(gang.start(*workers)):
+        claim.complete({"n": n})
+    q.settle()
+    for claim in after.start(*workers):
+        assert [(row["on_job_id"], row["gang_id"], row["rank"], row["result"]) for row in inputs(claim)] == [
+            (gang.job_ids[0], gang.id, 0, {"n": 0}),
+            (gang.job_ids[1], gang.id, 1, {"n": 1}),
+        ]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_job_does_not_see_what_its_submitter_may_not_read(q: Q, shared: bool) -> None:
+    """Any job may be named in after; its result is another submitter's all the same."""
+    first = q.submit()
+    second = q.submit(after=[first])
+    worker = q.worker()
+    worker.take().complete({"secret": 1})
+    q.settle()
+    q.sql("update gangq.history set submitter = 'alice', login = 'alice'")
+    if shared:
+        q.call("set_queue", name="default", others="shared")
+    claim = worker.take()
+    assert claim.job_id == second
+    (row,) = inputs(claim)
+    assert (row["state"], row["readable"], row["result"]) == (
+        ("done", True, {"secret": 1}) if shared else ("done", False, None)
+    )
+
+
+def test_inputs_are_bounded(q: Q) -> None:
+    ids = q.submit(count=9)
+    job = q.submit(after=ids)
+    worker = q.worker(prefetch=9)
+    for claim in worker.claim(9):
+        claim.complete({})
+    q.settle()
+    q.sql("update gangq.history set result = jsonb_build_object('x', repeat('x', 2000000))")
+    claim = worker.take()
+    assert claim.job_id == job
+    with refused("GQ007", f"the results that job {job} waited for have 180000"):
+        inputs(claim)
+    q.sql("update gangq.history set result = '1' where job_id = %(id)s", id=ids[0])
+    assert len(inputs(claim)) == 9

@@ -185,6 +185,7 @@ def _asked(request_id: str, **more: Any) -> str:
         ),
         ("select * from gangq.save_checkpoint({job}, {token}, 1, 'x')", 30),
         ("select * from gangq.load_checkpoint({job}, {token})", 15),
+        ("select * from gangq.inputs({job}, {token})", 15),
         ("select * from gangq.append_log(array[{job}], array[{token}], array[1], array['x'])", 30),
         ("select * from gangq.trip({busy}, {job}, {token}, 75, '{{}}')", 300),
         ("select * from gangq.register_worker('another', 'host0', '{{default,gpu}}')", 200),

@@ -62,6 +62,7 @@ WORK = {
     "ack_preempted",
     "save_checkpoint",
     "load_checkpoint",
+    "inputs",
     "append_log",
     "submit_child",
     "submit_child_gang",

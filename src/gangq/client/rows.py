@@ -220,6 +220,20 @@ class SavedCheckpoint(NamedTuple):
     data: bytes
 
 
+class Input(NamedTuple):
+    """How a job ended that another one waited for. `readable`: whether the submitter of that one may read its result
+    and error, which are None otherwise.
+    """
+
+    on_job_id: int
+    gang_id: int | None
+    rank: int | None
+    state: str
+    readable: bool
+    result: Any
+    error: dict[str, Any] | None
+
+
 class ApplyReport(NamedTuple):
     """`accepted`: no newer pass has begun; `outcomes` of what was not just to wait: done, stale, busy, or why it was
     refused; `again`: decide again soon.

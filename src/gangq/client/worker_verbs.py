@@ -179,6 +179,10 @@ class WorkerVerbs:
         """Return the checkpoint this attempt resumes from, or None. Raises `StaleToken`."""
 
     @verb
+    def inputs(self, *, job_id: BigInt, token: BigInt) -> list[rows.Input]:
+        """Return how the jobs ended that this one waited for. Raises `StaleToken`, and `TooLarge` over 16 MiB."""
+
+    @verb
     def append_log(self, *, job_ids: BigInts, tokens: BigInts, seqs: Integers, chunks: Chunks) -> None:
         """Store output, aligned lists; stale pairs are dropped. NUL characters are replaced: text cannot hold
         them.

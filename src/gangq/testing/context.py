@@ -53,6 +53,7 @@ class FakeContext(Context):
 
     - `gang`: (rank, world size), all members on one host, or a `GangInfo`. None: a solo job.
     - `checkpoint`: (step, bytes) or a `Checkpoint` to resume from.
+    - `inputs`: what it waited for, by the id of the job: its result, or an error such as `JobFailed`.
     - `devices`: "2x24GiB" declares them as `gangq worker --devices` does; or `DeviceInfo` objects.
     - `attempt`: from 1. `job`: all facts of the job at once; `run` replaces its task and payload.
     - `stop_at`: it is told to stop once it has beaten, or saved a checkpoint, at this step or a later one.
@@ -67,6 +68,7 @@ class FakeContext(Context):
         *,
         gang: tuple[int, int] | GangInfo | None = None,
         checkpoint: tuple[int, bytes] | Checkpoint | None = None,
+        inputs: Mapping[int, Any] | None = None,
         devices: str | Sequence[DeviceInfo] = (),
         attempt: int = 1,
         job: JobInfo | None = None,
@@ -76,6 +78,7 @@ class FakeContext(Context):
         # The token of a later attempt is larger.
         self._info = job or JobInfo(1, 100 + attempt, attempt, max(attempt, 3), "default", "task")
         self._gang = _gang_info(gang, self._info.id, epoch=1)
+        self._inputs = dict(inputs or {})
         self._devices = tuple(_declared(devices) if isinstance(devices, str) else devices)
         self._stop_at = stop_at
         self._checkpoint_bytes = checkpoint_bytes
@@ -138,6 +141,7 @@ class FakeContext(Context):
         return FakeContext(
             gang=gang,
             checkpoint=self._latest(),
+            inputs=self._inputs,
             devices=self._devices,
             job=attempt,
             checkpoint_bytes=self._checkpoint_bytes,
@@ -192,6 +196,11 @@ class FakeContext(Context):
     def checkpoint(self) -> Checkpoint | None:
         """See `Context.checkpoint`. What this attempt saves is for the next one: see `next_attempt`."""
         return self._given
+
+    @property
+    def inputs(self) -> Mapping[int, Any]:
+        """See `Context.inputs`."""
+        return self._inputs
 
     @property
     def log(self) -> Logger:

@@ -22,7 +22,7 @@ from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
 from gangq.durations import Duration, seconds
 from gangq.errors import GangqError, Stopped, TooLarge, WorkerGone
 from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
-from gangq.worker.handler_info import checkpoint_from_wire, from_wire, gang_from_wire
+from gangq.worker.handler_info import checkpoint_from_wire, from_wire, gang_from_wire, inputs_from_wire
 from gangq.worker.jobs import BEAT_BYTES
 from gangq.worker.results import as_progress, dumps_result, note_for
 
@@ -148,6 +148,8 @@ class ChildContext(Context):
         wire = link.ask("describe")
         self._info, self._gang, self._devices, self._checkpoint = from_wire(wire)
         self._request_bytes: int = wire["request_bytes"]
+        self._inputs: dict[int, Any] | None = None
+        self._inputs_lock = threading.Lock()
         self._beat_noted = False
         self._loaded_for = 0 if self._gang is None else self._gang.epoch
         self._gang_lock = threading.RLock()
@@ -214,6 +216,13 @@ class ChildContext(Context):
                     raise Stopped(f"job {self._info.id} was told to stop while it loaded its checkpoint")
                 self._loaded_for = gang.epoch
             return self._checkpoint
+
+    @property
+    def inputs(self) -> dict[int, Any]:
+        with self._inputs_lock:
+            if self._inputs is None:
+                self._inputs = inputs_from_wire(self._link.ask("inputs")["inputs"])
+            return self._inputs
 
     @property
     def log(self) -> Logger:

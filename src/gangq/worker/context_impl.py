@@ -91,6 +91,7 @@ class InlineContext(Context):
             job.on_gang = self._gang_changed
         self._loaded_for: int | None = None
         self._checkpoint: Checkpoint | None = None
+        self._inputs: dict[int, Any] | None = None
         self._lock = threading.Lock()
         # Made for those who ask, as in the job: they cost more than a small job.
         self._made_lock = threading.Lock()
@@ -149,6 +150,14 @@ class InlineContext(Context):
     def _fetch_checkpoint(self) -> Checkpoint | None:
         job, session = self._active, self._session
         return handler_info.fetch_checkpoint(session, job, session.directory / f"{job.id}-{job.token}")
+
+    @property
+    def inputs(self) -> dict[int, Any]:
+        with self._lock:
+            if self._inputs is None:
+                found = handler_info.fetch_inputs(self._session, self._active)
+                self._inputs = handler_info.inputs_from_wire(found)
+            return self._inputs
 
     @property
     def log(self) -> Logger:
