@@ -141,7 +141,7 @@ def run(find: Callable[[], Any], task: str) -> int:
             )
         return 1
     _only_in(pid)
-    if context.stop_flag.seen and result is None:
+    if context.stop_seen and result is None:
         context.outcome("stopped")
     else:
         context.returned(result)
