@@ -57,7 +57,7 @@ def test_the_project_of_the_page_passes(tmp_path: Path) -> None:
 def test_the_page_names_all_that_a_fake_context_has() -> None:
     own = {name for name in vars(FakeContext()) if not name.startswith("_")}
     own |= {"phases", "stop", "lose", "change_gang", "next_attempt"}
-    assert own - {"stop_flag"} <= set(re.findall(r"\w+", PAGE))
+    assert own - {"stop_seen"} <= set(re.findall(r"\w+", PAGE))
 
 
 def test_every_test_has_a_database_of_its_own(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ TOP = Path(__file__).parents[2]
 PACKAGE = TOP / "src/gangq"
 SOURCES = [
     PACKAGE / "logqueue.py",
-    *(path for room in ("worker", "watchdogs", "gpu", "proc") for path in (PACKAGE / room).glob("*.py")),
+    PACKAGE / "proc/killing.py",
+    *(path for room in ("worker", "watchdogs", "gpu") for path in (PACKAGE / room).glob("*.py")),
 ]
 PAGE = (TOP / "docs/architecture.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"(?m)^\| `.*$", PAGE)]

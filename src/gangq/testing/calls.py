@@ -67,7 +67,7 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
         raise TypeError(why)
     if context.completed:
         stored = context.result
-    elif result is None and context.stop_flag.seen:
+    elif result is None and context.stop_seen:
         raise Stopped(
             f"the handler of task {task.name!r} returned None after it saw that it should stop: a worker hands the "
             "job back, to be run again"

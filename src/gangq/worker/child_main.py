@@ -26,6 +26,7 @@ from gangq.context import set_current
 from gangq.errors import GangqError
 from gangq.signatures import unfinished
 from gangq.worker.child_context import ChildContext, Link
+from gangq.worker.forks import restore_signals
 from gangq.worker.runner_inline import HandlerUnfit, error_of_exception, what_follows
 
 SCRIPT = "__gangq_main__"
@@ -114,7 +115,7 @@ def run(find: Callable[[], Any], task: str) -> int:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     # A fork of the handler must die of SIGTERM: a pool of processes ends its workers with that.
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL) and None)
+    restore_signals([signal.SIGTERM])
     context = ChildContext(Link.from_environ(), stopping)
     set_current(context)
     pid = os.getpid()
@@ -138,7 +139,7 @@ def run(find: Callable[[], Any], task: str) -> int:
             )
         return 1
     _only_in(pid)
-    if context.stop_flag.seen and result is None:
+    if context.stop_seen and result is None:
         context.outcome("stopped")
     else:
         context.returned(result)

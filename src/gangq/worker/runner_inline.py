@@ -238,7 +238,7 @@ class InlineRunner:
         if (claim.gang_id is not None and gang is None) or not job.start(work):
             self._not_started(job)
             return
-        context = InlineContext(session, job, gang)
+        context = InlineContext(session, job)
         if claim.model is not None:
             session.model = claim.model
         work.begin()
@@ -296,7 +296,7 @@ class InlineRunner:
         self.rest()
         told_to_stop = job.stop_reason is not None
         outcome: Outcome = "result"
-        if told_to_stop and (problem is not None or (context.stop_flag.seen and result is None)):
+        if told_to_stop and (problem is not None or (context.stop_seen and result is None)):
             outcome = "stopped"
         elif problem is not None:
             outcome = "error"
@@ -313,7 +313,7 @@ class InlineRunner:
                 log.info("stopped_by_raising", extra={**job.extra, "error": repr(problem)[:500]})
             self._reporter.stopped(job)
         elif problem is not None and again is not None:
-            cause = "port_taken" if _port_taken(problem, context.gang) else "error"
+            cause = "port_taken" if _port_taken(problem, job.gang) else "error"
             self._reporter.failed(job, error_of_exception(problem), again=again, cause=cause)
         else:
             self._done(job, result, more_follow)
