@@ -132,10 +132,8 @@ declare
 begin
   select x.* into s from gangq.schedules_table x where x.name = own_schedule.name for update;
   if not found then
-    perform gangq.refuse('GQ002',
-      format('schedule %L does not exist', coalesce(left(own_schedule.name, 200), ''))
-        || coalesce('; there is ' || gangq.nearest(left(own_schedule.name, 200), array(
-          select x.name::text from gangq.schedules_table x)), ''),
+    perform gangq.refuse_unknown('schedule', own_schedule.name, array(
+        select x.name::text from gangq.schedules_table x),
       'Names are in gangq.schedules.');
   end if;
   perform gangq.check_schedule_owner(verb, s);

@@ -243,10 +243,8 @@ language sql stable as $$
       where h.waited_s >= idle_beside_work.waited_s and gangq.serves(i, h.shape)
         and gangq.room(h.shape,
           case when gangq.is_placed(h.shape, h.placed) then f.slots else f.light end,
-          f.memory_mb, f.cpus, (
-            select count(*) from unnest(f.device_ids, f.vrams) as d(id, vram)
-            where d.vram >= (h.shape).vram_mb
-              and ((h.shape).avoid is null or d.id <> all ((h.shape).avoid)))) > 0
+          f.memory_mb, f.cpus,
+          cardinality(gangq.usable(h.shape, f.device_ids, f.vrams))) > 0
         and not exists (
           select 1 from gangq.plans p
           where p.seats @> jsonb_build_array(jsonb_build_object('worker', i.id)))
