@@ -125,28 +125,27 @@ comment on function gangq.refuse_taken is
 create function gangq.register_devices(incarnation bigint, host text, devices jsonb)
 returns bigint[] language plpgsql as $$
 declare
-  d record;
   ids bigint[];
 begin
-  for d in
-    select x.* from jsonb_to_recordset(devices) as x(
-      uuid text, index integer, vram_mb integer, model text, source text, link text)
-    order by x.uuid
-  loop
-    if coalesce(d.uuid, '') = '' or d.index is null then
-      perform gangq.refuse('GQ001', 'a device needs uuid and index',
-        'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
-    end if;
-    insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, link)
-    values (d.uuid, register_devices.host, d.index, coalesce(d.vram_mb, 0), coalesce(d.model, ''),
-      coalesce(d.source, 'declared'), d.link)
-    on conflict (uuid) do update set host = excluded.host, index = excluded.index,
-      vram_mb = excluded.vram_mb, model = excluded.model, source = excluded.source,
-      link = excluded.link
-    -- What a live worker offers is as that worker said, whichever other worker claims to see it.
-    where not exists (
-      select 1 from gangq.incarnations i where i.id = r.offered_by and i.ended_at is null);
-  end loop;
+  if exists (
+    select from jsonb_to_recordset(devices) as x(uuid text, index integer)
+    where coalesce(x.uuid, '') = '' or x.index is null)
+  then
+    perform gangq.refuse('GQ001', 'a device needs uuid and index',
+      'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
+  end if;
+  insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, link)
+  select distinct on (x.uuid) x.uuid, register_devices.host, x.index, coalesce(x.vram_mb, 0),
+    coalesce(x.model, ''), coalesce(x.source, 'declared'), x.link
+  from jsonb_to_recordset(devices) as x(
+    uuid text, index integer, vram_mb integer, model text, source text, link text)
+  order by x.uuid
+  on conflict (uuid) do update set host = excluded.host, index = excluded.index,
+    vram_mb = excluded.vram_mb, model = excluded.model, source = excluded.source,
+    link = excluded.link
+  -- A device that a live worker offers is described by that worker alone.
+  where not exists (
+    select 1 from gangq.incarnations i where i.id = r.offered_by and i.ended_at is null);
   with seen as (
     insert into gangq.device_claimants (device_id, incarnation)
     select r.id, register_devices.incarnation from gangq.device_registry r

@@ -14,7 +14,7 @@ returns table (
     from gangq.fleet(offers.known) i
     where s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks))
     limit offers.most) w
-  -- An operator's taint is not for ever.
+  -- known: an operator may take off the taints that operators have set.
   cross join lateral (
     select gangq.serves(w.i, s) or offers.known and (w.i).operator_taints <> '{}'
       and s.labels <@ (w.i).labels as able
@@ -42,7 +42,7 @@ begin
     coalesce(sum(w.slots) filter (where o.able), 0) as slots,
     coalesce(sum(gangq.room(s, w.slots, w.memory_mb, w.cpus, o.enough)) filter (where o.able), 0)
       as room,
-    -- What there would be room for if it had as many slots as one likes.
+    -- The room if slots were unlimited.
     coalesce(sum(gangq.room(s, infeasible.size, w.memory_mb, w.cpus, o.enough))
       filter (where o.able), 0) as bare,
     coalesce(max(o.gpus) filter (where o.able), 0) as gpus,
@@ -91,24 +91,37 @@ comment on function gangq.infeasible is
   'Internal. Why the workers registered now could never hold so many members of this shape; null: '
   'they could. known: the same of all workers known; null also when none of its queue is known.';
 
+create function gangq.kind_offers(kind_id integer, known boolean, most integer)
+returns table (
+  ordinal smallint, strategy text, id bigint, host text, slots integer, memory_mb bigint,
+  cpus numeric, gpus bigint, domain text, inner_domain text, room bigint
+) language sql stable as $$
+  select r.ordinal, r.strategy, i.id, i.host, i.slots, i.memory_mb, i.cpus, o.gpus,
+    gangq.domain_of(o.worker, k.require), gangq.domain_of(o.worker, r.require),
+    gangq.room(s, i.slots, i.memory_mb, i.cpus, o.enough)
+  from gangq.gang_kinds k
+  join gangq.kind_roles r on r.kind_id = k.id
+  join gangq.shapes s on s.id = r.shape_id
+  cross join lateral gangq.offers(s, kind_offers.known, kind_offers.most) o
+  cross join lateral (select (o.worker).*) i
+  where k.id = kind_offers.kind_id and o.able
+$$;
+comment on function gangq.kind_offers is
+  'Internal. For each role of a kind of gang the workers that could run it, with their domains of '
+  'the levels that the gang (domain) and the role (inner_domain) require.';
+
+-- 1. hosts, inner_domains: how many members of each role a host and a domain of the role hold.
+-- 2. by_role: of each domain of the gang, how many of each role find room there.
+-- 3. together: what the roles lack in a domain, although each of them would fit alone.
 create function gangq.kind_room(kind_id integer, known boolean, most integer default null)
 returns table (domain text, fits boolean, seen boolean, has text) language sql stable as $$
   with roles as materialized (
-    select r.*, s, k.require as shared
-    from gangq.gang_kinds k
-    join gangq.kind_roles r on r.kind_id = k.id
-    join gangq.shapes s on s.id = r.shape_id
-    where k.id = kind_room.kind_id
+    select r.*, s
+    from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
+    where r.kind_id = kind_room.kind_id
   ),
   offers as materialized (
-    select r.ordinal, r.strategy, i.id, i.host, i.slots, i.memory_mb, i.cpus, o.gpus,
-      gangq.domain_of(o.worker, r.shared) as domain,
-      gangq.domain_of(o.worker, r.require) as inner_domain,
-      gangq.room(r.s, i.slots, i.memory_mb, i.cpus, o.enough) as room
-    from roles r
-    cross join lateral gangq.offers(r.s, kind_room.known, kind_room.most) o
-    cross join lateral (select (o.worker).*) i
-    where o.able
+    select o.* from gangq.kind_offers(kind_room.kind_id, kind_room.known, kind_room.most) o
   ),
   hosts as (
     select o.ordinal, o.strategy, o.domain, o.inner_domain, sum(o.room) as room
@@ -175,7 +188,7 @@ declare
   best record;
   why text;
 begin
-  -- Nearly every gang fits into a corner of the fleet, and what fits there fits into all of it.
+  -- Nearly every gang fits on a hundred workers, and then it fits on all of them.
   if (select r.fits from gangq.kind_room(kind_infeasible.kind_id, false, 100) r) then
     return null;
   end if;
@@ -192,7 +205,7 @@ begin
     return why;
   end if;
   select r.* into best from gangq.kind_room(kind_infeasible.kind_id, kind_infeasible.known) r;
-  -- Hardware that has never been seen is no hardware that is too small.
+  -- Where no known worker could run a role, such hardware may still be on its way.
   if best.fits or (kind_infeasible.known and best.seen is not true) then
     return null;
   end if;

@@ -90,9 +90,8 @@ $$;
 comment on function gangq.is_epoch is
   'Internal. Whether these, in rank order, are each role''s lowest ranks, as many as it allows.';
 
--- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw
--- free. Each check is a statement of its own, after the locks: it sees what was cordoned or claimed
--- while this one locked.
+-- A worker whose row is locked may be claiming what the decision saw free: it counts as busy. The
+-- checks are statements after the locks, so they see what was cordoned or claimed before.
 create function gangq.lock_room(job_ids bigint[], incarnations bigint[], t timestamptz)
 returns boolean language plpgsql as $$
 declare
@@ -169,7 +168,7 @@ begin
   if g.state <> 'blocked' and not (g.state = 'running' and g.missing_since is not null) then
     perform gangq.refuse('GQ004',
       format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state),
-      'Somebody else placed, cancelled or drained it.');
+      'Another session placed, cancelled or drained it.');
   elsif members = 0 or cardinality(incarnations) is distinct from members then
     perform gangq.refuse('GQ001', format('%s given for %s',
       gangq.counted(coalesce(cardinality(incarnations), 0), 'worker'),
@@ -242,7 +241,7 @@ comment on function gangq.reserve_gang is
   'smallest that do. digest: of the board that it was decided on. Raises GQ001, GQ002, GQ004, '
   'GQ008.';
 
--- A worker that is claiming right now is not silent: skip locked.
+-- Skip locked: a worker that is claiming right now is not silent.
 create function gangq.pass_over(g gangq.live_gangs, t timestamptz) returns void
 language sql volatile as $$
   update gangq.incarnations i set passed_over_until = t + make_interval(secs => c.pass_over_s)

@@ -143,7 +143,7 @@ create function gangq.no_fill(
       from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
       where h.place_id = (p).id and r.offered_by = (p).incarnation) <> (s).gpus
       then 'a device is gone'
-    -- Of what the job does not use, others may use too much.
+    -- A limit that others exceed counts only for resources that the job uses.
     when gangq.limit_hit((s).queue, (s).submitter, 0, null, case when (s).gpus = 0 then 0 end,
         case when (s).memory_mb = 0 then 0 end, case when (s).cpus = 0 then 0 end) is not null
       then 'a limit was lowered'

@@ -170,9 +170,9 @@ comment on function gangq.for_events is 'Internal. An error without its tracebac
 
 -- Done --------------------------------------------------------------------------------------------
 
--- The work of complete and of complete_and_claim: the ids that are done now, and what became of
--- each pair that was not plainly the caller's to finish. waited_for: placed work waits and has more
--- room now. Verbs call it by assignment, which costs no query.
+-- The work of complete and complete_and_claim. done: the single jobs that this call has ended;
+-- others, outcomes: every other pair. waited_for: placed work waits, and has more room now. Verbs
+-- call it by assignment, which costs no query.
 create function gangq.finish(
   job_ids bigint[], tokens bigint[], results jsonb[], strict boolean,
   out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean
@@ -211,7 +211,7 @@ begin
     perform gangq.refuse_login(look.foreign);
   end if;
   if not strict and (look.touched or look.gang_ids <> '{}') then
-    -- What one caller's open transaction holds must not keep the others of the batch waiting.
+    -- A job that another open transaction holds must not hold up the rest of the batch.
     others := gangq.lock_free(finish.job_ids, look.gang_ids);
     outcomes := array_fill('busy'::text, array[cardinality(others)]);
     if others <> '{}' then
@@ -275,8 +275,8 @@ begin
       perform gangq.finish_member(p.id, p.result, t);
       outcome := 'done';
     elsif p.ours then
-      -- It got another shape while its row was waited for (unquarantine), and was not found with
-      -- the one it had. The row is locked by now.
+      -- Its shape changed (unquarantine) while leave waited for its row, so the join with the old
+      -- shape missed it. The row is locked by now.
       vacant := vacant + (
         gangq.leave(array[p.id], array[p.token], 'done', array[p.result], null, t)).vacant;
       outcome := 'done';
@@ -352,7 +352,7 @@ comment on function gangq.complete is
   'gang''s barrier is shut), GQ007, 42501 (another login''s worker holds one: a member of that '
   'login may complete it in a transaction of its own).';
 
--- What a worker that runs one job after another calls most: one commit instead of two.
+-- A worker that runs one job after another calls this most: one commit instead of two.
 create function gangq.complete_and_claim(
   incarnation bigint, job_ids bigint[], tokens bigint[], results jsonb[] default null,
   strict boolean default true, request_id uuid default null, max_jobs integer default 1,
@@ -461,8 +461,7 @@ comment on function gangq.report is
   'a single job goes to the front of its priority. final: it does not run again. Returns the '
   'state, repeated, or (strict => false) stale.';
 
--- An attempt of a single job is over. The row says where the job goes on: its order_key and shape
--- may have been changed.
+-- The order_key and shape_id of j may differ from the stored row: with them the job goes on.
 create function gangq.end_attempt(
   j gangq.live_jobs, cause text, error jsonb, reason text, t timestamptz,
   gone_at timestamptz default null, retry_at timestamptz default null,

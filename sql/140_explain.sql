@@ -53,8 +53,8 @@ $$;
 comment on function gangq.explain_workers is
   'Internal. How many live workers may take jobs of this shape now, and what rules out the others.';
 
--- What would fit, of one thing it asks for at a time: the most of it with which that many members
--- fit on idle workers.
+-- One request is varied at a time: the largest value with which that many members fit on idle
+-- workers.
 create function gangq.nearest_feasible(s gangq.shapes, members integer) returns jsonb
 language sql stable as $$
   with idle as (
@@ -172,7 +172,7 @@ $$;
 comment on function gangq.verdict_of is
   'Internal. What the last pass found of a gang or of single jobs, else of the first of the kind.';
 
--- since: from when on it could have been judged.
+-- since: when it could first have been judged.
 create function gangq.explain_verdict(v gangq.verdicts, since timestamptz, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select coalesce((v).gate, 'verdict'), (v).gate is null and n.fresh,
@@ -198,7 +198,6 @@ $$;
 comment on function gangq.explain_verdict is
   'Internal. A verdict (null: none) in words, with its age.';
 
--- What the moments of estimated ends rest on.
 create function gangq.told_by_history(ends jsonb, t timestamptz) returns text
 language sql stable as $$
   select string_agg(format('; %s: 90%% of %s of task %s took %s s at most, learned %s s ago',
@@ -333,7 +332,7 @@ returns setof gangq.reason language sql stable as $$
 $$;
 comment on function gangq.explain_backoff is 'Internal. What a gang backs off for, and until when.';
 
--- The others run, and wait for it at a barrier: to those who ask it stands still.
+-- The other members run, but wait at a barrier: to its submitter the gang seems to stand still.
 create function gangq.explain_missing(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   select 'missing', false,
@@ -525,8 +524,7 @@ comment on function gangq.explain_job is
   'Why is this job not running, row by row, with numbers, as explain_gang says it; for a member: '
   'its gang. Of a job that nobody decides about: what a claim needs. Raises GQ002.';
 
--- Sequential scans are off: however much of live_jobs is scheduled, the rest of it is not read for
--- that.
+-- Without sequential scans: the rows are read from indexes, however many there are.
 create function gangq.waiting_later()
 returns table (
   shape_id integer, state text, priority smallint, jobs integer, since timestamptz, due timestamptz)

@@ -18,8 +18,8 @@ comment on type gangq.board_change is
 create type gangq.changed_work as (gang bigint, job bigint, value gangq.priority);
 comment on type gangq.changed_work is 'What a change of a priority, or a cancellation, is about.';
 
--- A gang that is not there, as submit_gang would make it: behind all that wait. Its kind's number
--- and its workers' are such that no sequence gets there.
+-- The gang that submit_gang would make, behind all that wait. No sequence reaches the numbers that
+-- its kind and new workers get.
 create function gangq.preview_gang(
   spec jsonb, nth integer, out kind jsonb, out ask jsonb, out shapes gangq.shapes[]
 ) language plpgsql stable as $$
