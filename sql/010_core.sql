@@ -262,6 +262,15 @@ comment on function gangq.log_event is
   'Internal. Appends one event in the transaction of what happened, and tells the notification '
   'targets that want it.';
 
+create function gangq.log_job(
+  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb default null
+) returns void language sql volatile as $$
+  select gangq.log_event(t, kind, j.gang_id,
+    (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token, j.incarnation,
+    reason, data)
+$$;
+comment on function gangq.log_job is 'Internal. Appends an event of this job and its claim.';
+
 -- Wake-ups are hints. Channels: gangq_<incarnation> for one worker (payload claim, light, stop, go
 -- or tick), gangq_wake for whoever sleeps (payload: the queue), gangq_tick for dedicated tickers.
 -- Payloads are constants, so they coalesce.

@@ -26,9 +26,9 @@ returns table (
     where s.gpus > 0 and (s.avoid is null or r.id <> all (s.avoid))) d
 $$;
 comment on function gangq.offers is
-  'Internal. The workers of the queue and task of a shape, free or not, at most so many; known: '
-  'ended ones included. able: it may run there. gpus: those it does not avoid; enough: of these, '
-  'those with the memory it asks for.';
+  'Internal. Workers that serve the queue and task of a shape, free or not, at most so many. '
+  'known: also ended ones. able: the job may run there. gpus: devices that it does not avoid. '
+  'enough: those of them with the memory that it asks for.';
 
 create function gangq.infeasible(shape_id integer, size integer, known boolean default false)
 returns text language plpgsql stable as $$
@@ -88,8 +88,8 @@ begin
         gangq.counted(n.slots, 'slot')) else '' end;
 end $$;
 comment on function gangq.infeasible is
-  'Internal. Why the workers registered now could never hold so many members of this shape; null: '
-  'they could. known: the same of all workers known; null also when none of its queue is known.';
+  'Internal. Why the registered workers could never hold so many members of this shape; null: '
+  'they could. known: the same for all known workers; null also when none of its queue is known.';
 
 create function gangq.kind_offers(kind_id integer, known boolean, most integer)
 returns table (
@@ -178,9 +178,9 @@ returns table (domain text, fits boolean, seen boolean, has text) language sql s
   order by 2 desc, sum(b.room) desc, b.domain limit 1
 $$;
 comment on function gangq.kind_room is
-  'Internal. Of the domains of the level that a kind of gang requires, or all workers as one, the '
-  'best: whether all roles find room for their least members in it when it is idle (fits), and for '
-  'how many (has). seen: each role has a worker that could run it somewhere.';
+  'Internal. The best domain of the level that a kind of gang requires; without a level all '
+  'workers are one domain. fits: when it is idle, all roles find room for their minimum. has: for '
+  'how many. seen: each role has a worker somewhere.';
 
 create function gangq.kind_infeasible(kind_id integer, known boolean default false) returns text
 language plpgsql stable as $$
@@ -219,9 +219,8 @@ begin
     best.has) from gangq.gang_kinds k where k.id = kind_infeasible.kind_id);
 end $$;
 comment on function gangq.kind_infeasible is
-  'Internal. Why the workers registered now, or all known, could never hold the minimum of this '
-  'kind of gang, or null. Roles, strict strategies and required levels are checked each for itself '
-  'and in sum: what passes may still not fit.';
+  'Internal. Why the registered (or known) workers could never hold the minimum of this kind of '
+  'gang; null: they could, as far as is checked: each role alone, then all roles by their sums.';
 
 create function gangq.check_limits(
   queue text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric
@@ -247,4 +246,4 @@ begin
   end if;
 end $$;
 comment on function gangq.check_limits is
-  'Internal. Refuses (GQ001) what alone exceeds a limit of its queue path, and so could never run.';
+  'Internal. Raises GQ001 for work that alone exceeds a limit of its queue path.';
