@@ -49,14 +49,15 @@ comment on function gangq.asker_of is
   'more.';
 
 create function gangq.seats_of(a gangq.asker, seats jsonb)
-returns table (n bigint, role integer, incarnation bigint, devices bigint[], shape_id integer)
-language sql stable as $$
+returns table (
+  n bigint, role integer, incarnation bigint, devices bigint[], shape_id integer, seat jsonb
+) language sql stable as $$
   select x.n, y.role, (x.value ->> 'worker')::bigint, array(
       select d.value::bigint
       from jsonb_array_elements_text(coalesce(x.value -> 'devices', '[]'))
         with ordinality as d(value, n)
       order by d.n),
-    coalesce(r.shape_id, -(a).kind_id)
+    coalesce(r.shape_id, -(a).kind_id), x.value
   from jsonb_array_elements(seats) with ordinality as x(value, n)
   cross join lateral (select coalesce((x.value ->> 'role')::integer, 0) + 1 as role) y
   left join gangq.kind_roles r on r.kind_id = (a).kind_id and r.ordinal = y.role
@@ -234,12 +235,11 @@ begin
   select z.* into s from gangq.shapes z where z.id = -(a).kind_id;
   perform gangq.renew_places(jsonb_build_array(d), 'seats', t);
   for seat in
-    select x.incarnation, x.devices, (y.value ->> 'place')::bigint as place,
-      to_timestamp((y.value ->> 'ends_by')::float8) as ends_by,
-      coalesce((y.value ->> 'min_priority')::integer, -1000) as min_priority,
-      coalesce((y.value ->> 'refills')::boolean, false) as refills
+    select x.incarnation, x.devices, (x.seat ->> 'place')::bigint as place,
+      to_timestamp((x.seat ->> 'ends_by')::float8) as ends_by,
+      coalesce((x.seat ->> 'min_priority')::integer, -1000) as min_priority,
+      coalesce((x.seat ->> 'refills')::boolean, false) as refills
     from gangq.seats_of(a, d -> 'seats') x
-    join jsonb_array_elements(d -> 'seats') with ordinality as y(value, n) on y.n = x.n
     order by x.n
   loop
     perform gangq.check_moment('ends_by', seat.ends_by);
