@@ -351,8 +351,8 @@ language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   i gangq.incarnations;
-  shape_id integer;
-  due integer := 0;
+  due integer;
+  shapes integer;  -- that were woken
 begin
   i := gangq.lock_reported(report_dead.worker, report_dead.incarnation, report_dead.evidence);
   if i.ended_at is not null and i.exits_at is null then
@@ -367,20 +367,17 @@ begin
   end if;
   -- After a trip jobs wait for exits_at, when the process would be gone: they need not any more.
   update gangq.incarnations x set exits_at = null, flagged_at = null where x.id = i.id;
-  for shape_id in
-    with freed as (
-      update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
-      where j.id = any (array(
-        select z.id from gangq.live_jobs z
-        where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
-        order by z.id for update skip locked))
-      returning j.shape_id
-    )
-    select f.shape_id from freed f
-  loop
-    due := due + 1;
-    perform gangq.wake_lane(shape_id, 1, 'sleepers');
-  end loop;
+  with freed as (
+    update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
+    where j.id = any (array(
+      select z.id from gangq.live_jobs z
+      where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
+      order by z.id for update skip locked))
+    returning j.shape_id
+  )
+  select coalesce(sum(f.jobs), 0), count(gangq.wake_lane(f.shape_id, f.jobs, 'sleepers'))
+  into due, shapes
+  from (select x.shape_id, count(*) as jobs from freed x group by x.shape_id) f;
   perform gangq.lift_withheld(i.id, t);
   return due + gangq.free_orphans(array[i.id]);
 end $$;
