@@ -76,6 +76,38 @@ comment on function gangq.refuse_missing is
   'Internal. Raises GQ002 for a job, gang, incarnation, worker or device. is_live: it may have '
   'ended.';
 
+create function gangq.nearest(name text, known text[]) returns text language sql immutable as $$
+  with pairs(word, pair) as (
+    select w.word, substr(lower(w.word), n, 2)
+    from (
+      select distinct k.word from unnest(nearest.known) as k(word)
+      union
+      select nearest.name) w
+    cross join generate_series(1, greatest(length(w.word) - 1, 1)) n
+  ),
+  alike as (
+    select p.word, count(distinct p.pair) as shared
+    from pairs p
+    where p.word <> nearest.name
+      and p.pair in (select x.pair from pairs x where x.word = nearest.name)
+    group by p.word order by 2 desc, length(p.word), 1 limit 3
+  )
+  select string_agg(a.word, ', ' order by a.shared desc, length(a.word), a.word) from alike a
+$$;
+comment on function gangq.nearest is
+  'Internal. Up to three of the known names, those that share the most pairs of letters with a '
+  'mistyped one; null when none shares any.';
+
+create function gangq.refuse_unknown(what text, name text, known text[], hint text) returns void
+language plpgsql as $$
+begin
+  -- A name has 200 characters at most. The comparison of a longer one would take time for each.
+  perform gangq.refuse('GQ002', format('%s %L does not exist', what, coalesce(left(name, 200), ''))
+    || coalesce('; there is ' || gangq.nearest(left(name, 200), known), ''), hint);
+end $$;
+comment on function gangq.refuse_unknown is
+  'Internal. Raises GQ002 for a name that is none of the known ones, naming those most like it.';
+
 create function gangq.check_moment(what text, at timestamptz) returns void
 language plpgsql immutable as $$
 begin
@@ -229,6 +261,15 @@ end $$;
 comment on function gangq.log_event is
   'Internal. Appends one event in the transaction of what happened, and tells the notification '
   'targets that want it.';
+
+create function gangq.log_job(
+  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb default null
+) returns void language sql volatile as $$
+  select gangq.log_event(t, kind, j.gang_id,
+    (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token, j.incarnation,
+    reason, data)
+$$;
+comment on function gangq.log_job is 'Internal. Appends an event of this job and its claim.';
 
 -- Wake-ups are hints. Channels: gangq_<incarnation> for one worker (payload claim, light, stop, go
 -- or tick), gangq_wake for whoever sleeps (payload: the queue), gangq_tick for dedicated tickers.

@@ -125,28 +125,27 @@ comment on function gangq.refuse_taken is
 create function gangq.register_devices(incarnation bigint, host text, devices jsonb)
 returns bigint[] language plpgsql as $$
 declare
-  d record;
   ids bigint[];
 begin
-  for d in
-    select x.* from jsonb_to_recordset(devices) as x(
-      uuid text, index integer, vram_mb integer, model text, source text, link text)
-    order by x.uuid
-  loop
-    if coalesce(d.uuid, '') = '' or d.index is null then
-      perform gangq.refuse('GQ001', 'a device needs uuid and index',
-        'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
-    end if;
-    insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, link)
-    values (d.uuid, register_devices.host, d.index, coalesce(d.vram_mb, 0), coalesce(d.model, ''),
-      coalesce(d.source, 'declared'), d.link)
-    on conflict (uuid) do update set host = excluded.host, index = excluded.index,
-      vram_mb = excluded.vram_mb, model = excluded.model, source = excluded.source,
-      link = excluded.link
-    -- What a live worker offers is as that worker said, whichever other worker claims to see it.
-    where not exists (
-      select 1 from gangq.incarnations i where i.id = r.offered_by and i.ended_at is null);
-  end loop;
+  if exists (
+    select from jsonb_to_recordset(devices) as x(uuid text, index integer)
+    where coalesce(x.uuid, '') = '' or x.index is null)
+  then
+    perform gangq.refuse('GQ001', 'a device needs uuid and index',
+      'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
+  end if;
+  insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, link)
+  select distinct on (x.uuid) x.uuid, register_devices.host, x.index, coalesce(x.vram_mb, 0),
+    coalesce(x.model, ''), coalesce(x.source, 'declared'), x.link
+  from jsonb_to_recordset(devices) as x(
+    uuid text, index integer, vram_mb integer, model text, source text, link text)
+  order by x.uuid
+  on conflict (uuid) do update set host = excluded.host, index = excluded.index,
+    vram_mb = excluded.vram_mb, model = excluded.model, source = excluded.source,
+    link = excluded.link
+  -- A device that a live worker offers is described by that worker alone.
+  where not exists (
+    select 1 from gangq.incarnations i where i.id = r.offered_by and i.ended_at is null);
   with seen as (
     insert into gangq.device_claimants (device_id, incarnation)
     select r.id, register_devices.incarnation from gangq.device_registry r
@@ -352,8 +351,8 @@ language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   i gangq.incarnations;
-  shape_id integer;
-  due integer := 0;
+  due integer;
+  shapes integer;  -- that were woken
 begin
   i := gangq.lock_reported(report_dead.worker, report_dead.incarnation, report_dead.evidence);
   if i.ended_at is not null and i.exits_at is null then
@@ -368,20 +367,17 @@ begin
   end if;
   -- After a trip jobs wait for exits_at, when the process would be gone: they need not any more.
   update gangq.incarnations x set exits_at = null, flagged_at = null where x.id = i.id;
-  for shape_id in
-    with freed as (
-      update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
-      where j.id = any (array(
-        select z.id from gangq.live_jobs z
-        where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
-        order by z.id for update skip locked))
-      returning j.shape_id
-    )
-    select f.shape_id from freed f
-  loop
-    due := due + 1;
-    perform gangq.wake_lane(shape_id, 1, 'sleepers');
-  end loop;
+  with freed as (
+    update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
+    where j.id = any (array(
+      select z.id from gangq.live_jobs z
+      where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
+      order by z.id for update skip locked))
+    returning j.shape_id
+  )
+  select coalesce(sum(f.jobs), 0), count(gangq.wake_lane(f.shape_id, f.jobs, 'sleepers'))
+  into due, shapes
+  from (select x.shape_id, count(*) as jobs from freed x group by x.shape_id) f;
   perform gangq.lift_withheld(i.id, t);
   return due + gangq.free_orphans(array[i.id]);
 end $$;

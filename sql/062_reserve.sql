@@ -68,8 +68,8 @@ begin
   perform gangq.wake(incarnations, 'claim');
 end $$;
 comment on function gangq.place_members is
-  'Internal. Writes down that these members, in rank order, are placed: a new epoch, claim '
-  'deadlines, devices held, workers woken. digest: of what the pass saw.';
+  'Internal. Writes that these members, in rank order, are placed: a new epoch, claim deadlines, '
+  'device holds; wakes the workers. digest: of the board that the pass saw.';
 
 create function gangq.is_epoch(g gangq.live_gangs, job_ids bigint[]) returns boolean
 language sql stable as $$
@@ -88,11 +88,11 @@ language sql stable as $$
           or x.last_rank <> r.first_rank + x.members - 1)))
 $$;
 comment on function gangq.is_epoch is
-  'Internal. Whether these, in rank order, are each role''s lowest ranks, as many as it allows.';
+  'Internal. Whether these members, in rank order, could be an epoch: of each role the lowest '
+  'ranks, from its minimum to its maximum.';
 
--- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw
--- free. Each check is a statement of its own, after the locks: it sees what was cordoned or claimed
--- while this one locked.
+-- A worker whose row is locked may be claiming what the decision saw free: it counts as busy. The
+-- checks are statements after the locks, so they see what was cordoned or claimed before.
 create function gangq.lock_room(job_ids bigint[], incarnations bigint[], t timestamptz)
 returns boolean language plpgsql as $$
 declare
@@ -118,7 +118,8 @@ begin
     where not d.serves or d.members > f.slots or d.memory_mb > f.memory_mb or d.cpus > f.cpus);
 end $$;
 comment on function gangq.lock_room is
-  'Internal. Locks these workers: whether none is busy and they have room for these members.';
+  'Internal. Locks these workers. Returns whether none was busy and they have room for the '
+  'members.';
 
 -- The member that fits the fewest devices chooses first. Every device that fits it also fits the
 -- members after it, so this order serves all members if any order does.
@@ -157,8 +158,8 @@ begin
   end if;
 end $$;
 comment on function gangq.devices_for is
-  'Internal. Devices, and the member that gets each: those given, one member''s after another''s; '
-  'or the smallest free ones that do. devices null: there are none such.';
+  'Internal. Devices for these members, and which member gets each: the given ones in order, or '
+  'the smallest free ones. devices null: they are not to be had.';
 
 create function gangq.check_seats(
   g gangq.live_gangs, job_ids bigint[], incarnations bigint[]
@@ -169,7 +170,7 @@ begin
   if g.state <> 'blocked' and not (g.state = 'running' and g.missing_since is not null) then
     perform gangq.refuse('GQ004',
       format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state),
-      'Somebody else placed, cancelled or drained it.');
+      'Another session placed, cancelled or drained it.');
   elsif members = 0 or cardinality(incarnations) is distinct from members then
     perform gangq.refuse('GQ001', format('%s given for %s',
       gangq.counted(coalesce(cardinality(incarnations), 0), 'worker'),
@@ -182,7 +183,7 @@ begin
   end if;
 end $$;
 comment on function gangq.check_seats is
-  'Internal, for reserve_gang. Raises GQ001 or GQ004 for members or workers that cannot be meant.';
+  'Internal, for reserve_gang. Raises GQ001 or GQ004 where gang, members and workers do not fit.';
 
 create function gangq.reserve_gang(
   gang_id bigint, incarnations bigint[], job_ids bigint[] default null,
@@ -243,7 +244,7 @@ comment on function gangq.reserve_gang is
   'smallest that do. digest: of the board that it was decided on. Raises GQ001, GQ002, GQ004, '
   'GQ008.';
 
--- A worker that is claiming right now is not silent: skip locked.
+-- Skip locked: a worker that is claiming right now is not silent.
 create function gangq.pass_over(g gangq.live_gangs, t timestamptz) returns void
 language sql volatile as $$
   update gangq.incarnations i set passed_over_until = t + make_interval(secs => c.pass_over_s)
@@ -256,8 +257,8 @@ language sql volatile as $$
     order by z.id for no key update skip locked))
 $$;
 comment on function gangq.pass_over is
-  'Internal. Workers that did not claim the members of this locked gang in time get nothing for a '
-  'while.';
+  'Internal. Workers that did not claim members of this locked gang in time get no work for '
+  'pass_over_s.';
 
 create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
 language plpgsql as $$

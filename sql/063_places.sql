@@ -14,7 +14,7 @@
 create function gangq.unparted(s gangq.shapes) returns boolean language sql stable
 return (s).submitter is null and gangq.tells_apart((s).queue);
 comment on function gangq.unparted is
-  'Internal. Whether its jobs waited already when their queue began to tell submitters apart.';
+  'Internal. Whether jobs of this shape waited before their queue began to tell submitters apart.';
 
 create function gangq.no_room(
   me gangq.incarnations, s gangq.shapes, device_ids bigint[], t timestamptz
@@ -50,7 +50,8 @@ comment on function gangq.no_room is
 create function gangq.place_until(t timestamptz) returns timestamptz language sql stable as $$
   select t + make_interval(secs => 2 * c.tick_s) from gangq.settings c
 $$;
-comment on function gangq.place_until is 'Internal. Two ticks on: until then a pass renews it.';
+comment on function gangq.place_until is
+  'Internal. The end of a place that is renewed now: two ticks from now.';
 
 -- An end more than four ticks ahead means that the clock was set back: the place's age is unknown.
 create function gangq.is_over(until timestamptz, tick_s real, t timestamptz) returns boolean
@@ -75,7 +76,7 @@ begin
   return opened;
 end $$;
 comment on function gangq.add_place is
-  'Internal. Opens a place that was found to have room, and wakes its worker.';
+  'Internal. Opens a place, for which no_room has found room, and wakes its worker.';
 
 create function gangq.open_place(
   incarnation bigint, job_id bigint, device_ids bigint[] default null,
@@ -145,7 +146,7 @@ create function gangq.no_fill(
       from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
       where h.place_id = (p).id and r.offered_by = (p).incarnation) <> (s).gpus
       then 'a device is gone'
-    -- Of what the job does not use, others may use too much.
+    -- A limit that others exceed counts only for resources that the job uses.
     when gangq.limit_hit((s).queue, (s).submitter, 0, null, case when (s).gpus = 0 then 0 end,
         case when (s).memory_mb = 0 then 0 end, case when (s).cpus = 0 then 0 end) is not null
       or gangq.key_hit((s).limit_key, null) is not null
@@ -218,8 +219,8 @@ begin
 end $$;
 comment on function gangq.fill_places is
   'Internal. Fills the open places of a worker, whose row is locked, each with the first job of '
-  'its kind; closes those that must not be filled any more, and says why in an event, unless only '
-  'nothing waits. Returns the jobs that run now.';
+  'its kind. Closes those that must not be filled any more; an event says why, unless no job '
+  'waits. Returns the jobs that run now.';
 
 -- Closing -----------------------------------------------------------------------------------------
 
@@ -251,8 +252,8 @@ language sql volatile as $$
   select count(*)::integer from vacant
 $$;
 comment on function gangq.vacate is
-  'Internal. These jobs are done: the places that they sat in are vacant and hold their devices, '
-  'where more jobs of their kind wait. Returns how many places.';
+  'Internal. These jobs are done. Where more jobs of their kind wait, their places become vacant '
+  'and keep the devices. Returns how many places.';
 
 create function gangq.close_places(ids bigint[], waits boolean default false) returns integer
 language plpgsql as $$
@@ -269,8 +270,8 @@ begin
   return cardinality(closed);
 end $$;
 comment on function gangq.close_places is
-  'Internal. Closes places: what nobody sits in is free at once, a job that runs there keeps its '
-  'devices until it ends. waits: also for a place that a pass renews this moment.';
+  'Internal. Closes places. A vacant one gives its devices back at once; a job that runs in one '
+  'keeps its devices until it ends. waits: wait for places that a pass has locked.';
 
 create function gangq.close_overdue(most integer default 200) returns integer
 language sql volatile as $$

@@ -9,7 +9,7 @@
 create function gangq.makes_ineligible(gate text) returns boolean language sql immutable as
 $$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit', 'limit_key') $$;
 comment on function gangq.makes_ineligible is
-  'Internal. Whether a verdict of this gate means not eligible.';
+  'Internal. Whether a gang with a verdict of this gate is not eligible.';
 
 -- PL/pgSQL, because SQL with a subquery is not inlined, and each submit_gang would plan it anew.
 create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision
@@ -21,7 +21,8 @@ begin
     from gangq.verdicts v where v.kind_id = ineligible_s.kind_id and v.ask = ''), 0);
 end $$;
 comment on function gangq.ineligible_s is
-  'Internal. Seconds in which gangs of this kind were not eligible, since its verdict is kept.';
+  'Internal. For how many seconds gangs of this kind were not eligible, as far as its verdict '
+  'tells.';
 
 -- A trigger, because many verbs make a gang wait, and a gang that one of them forgot would time out
 -- for the hours in which it ran.
@@ -62,7 +63,7 @@ returns timestamptz language sql immutable
 return (g).timeout_at + make_interval(secs => greatest(0, least(reading - (g).ineligible_s,
   extract(epoch from t - (g).timeout_at)::float8 + (g).timeout_s)));
 comment on function gangq.timeout_shifted is
-  'Internal. When a gang times out, if the clock of its kind has this reading.';
+  'Internal. When a gang times out if the clock of its kind reads this much.';
 
 create trigger live_gangs_waits_from_birth before insert on gangq.live_gangs for each row
 when (new.state = 'blocked') execute function gangq.begin_waiting();
@@ -107,8 +108,8 @@ begin
     where j.id = any (ids) group by j.shape_id) w;
 end $$;
 comment on function gangq.split_gang is
-  'Internal. A locked, blocked gang ends cancelled, and its members wait as single jobs with their '
-  'ids, payloads and counters.';
+  'Internal. A locked, blocked gang ends as cancelled. Its members wait as single jobs and keep '
+  'their ids, payloads and counters.';
 
 create function gangq.timed_out(g gangq.live_gangs, t timestamptz, inout too_large text)
 language plpgsql as $$
@@ -154,10 +155,10 @@ begin
   end case;
 end $$;
 comment on function gangq.timed_out is
-  'Internal. What the timeout of a locked, blocked gang does. requeue: it gives its place in the '
-  'plan back and backs off, if its planned start is overdue or nothing known could hold it; else '
-  'it waits on. hard: it fails. soft: its members run as single jobs. too_large: why no worker '
-  'there is could hold its kind, empty if some could; null: not asked yet.';
+  'Internal. Carries out the timeout of a locked, blocked gang. requeue: if its planned start is '
+  'overdue, or no known worker could hold it, it gives up its planned start and backs off; '
+  'otherwise it goes on waiting. hard: it fails. soft: its members run as single jobs. too_large: '
+  'why no worker could hold its kind; empty: some could; null: not asked yet.';
 
 create function gangq.time_out(most integer default 200) returns integer
 language plpgsql as $$

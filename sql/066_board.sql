@@ -83,8 +83,8 @@ returns table (host text, doubtful boolean, gang_ids bigint[]) language sql stab
   group by i.host
 $$;
 comment on function gangq.lost_hosts is
-  'Internal. Hosts of which a worker died in the last hour while it held jobs; doubtful: in the '
-  'last ten minutes; the gangs whose members it had.';
+  'Internal. Hosts where a worker died in the last hour while it held jobs. doubtful: in the last '
+  'ten minutes. gang_ids: the gangs that lost members there.';
 
 create function gangq.worker_classes(kinds integer[])
 returns table (id bigint, class integer, example bigint) language plpgsql stable as $$
@@ -105,8 +105,8 @@ begin
       from gangq.incarnations i where i.ended_at is null) y);
 end $$;
 comment on function gangq.worker_classes is
-  'Internal. The class of each live worker, and a worker that stands for it. Each is its own where '
-  'one of these kinds selects workers or hosts by name.';
+  'Internal. The class of each live worker, and one worker (example) that stands for the class. '
+  'If one of these kinds selects workers or hosts by name, each worker is a class of its own.';
 
 create function gangq.board_workers(t timestamptz, ids bigint[], classes integer[]) returns json
 language plpgsql stable as $$
@@ -136,7 +136,8 @@ begin
       where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id);
 end $$;
 comment on function gangq.board_workers is
-  'Internal. The workers of a board, with all they offer; classes: the class of each.';
+  'Internal. The workers of a board with all that they offer. ids, classes: each worker and its '
+  'class.';
 
 -- What is placed ----------------------------------------------------------------------------------
 
@@ -156,8 +157,8 @@ returns table (gang_id bigint, job_id bigint, members bigint) language sql stabl
   where m.nth > m.min_members
 $$;
 comment on function gangq.surplus_members is
-  'Internal. Members without which these gangs would go on, where all of the gang runs: of each '
-  'role those beyond its least number. members: how many such the gang has.';
+  'Internal. Members that these gangs could run without: of each role those above its minimum, in '
+  'gangs of which all members run. members: how many such members the gang has.';
 
 create function gangq.drained_workers() returns setof bigint language sql stable as $$
   select i.id
@@ -166,7 +167,7 @@ create function gangq.drained_workers() returns setof bigint language sql stable
   where c.drain
 $$;
 comment on function gangq.drained_workers is
-  'Internal. Live workers that are drained, or whose host is.';
+  'Internal. Live workers that are drained, by name or with their host.';
 
 create function gangq.movable_at(
   state text, stops integer, max_stops integer, preemptible boolean, began timestamptz,
@@ -176,10 +177,25 @@ create function gangq.movable_at(
     then began + make_interval(secs => min_run_s) end
 $$;
 comment on function gangq.movable_at is
-  'Internal. From when on a job may be told to stop for others; null: it may not.';
+  'Internal. When a job may first be told to stop for others; null: never.';
 
--- A member is a unit of its own if its gang runs on without it, or could. ends_at is the first of
--- these that lies ahead: the estimate, the end of the budget, 30 s from now.
+create function gangq.expected_end(gone_at float8, estimated float8, latest float8, now_s float8)
+returns table (at float8, by text) language sql immutable as $$
+  select case
+      when gone_at is not null then greatest(gone_at, now_s + 1)
+      when estimated > now_s then estimated
+      else greatest(latest, now_s + 30) end, case
+      when gone_at is not null then 'stop'
+      when estimated > now_s and estimated < latest then 'history'
+      when estimated > now_s or latest > now_s + 30 then 'budget'
+      else 'late' end
+$$;
+comment on function gangq.expected_end is
+  'Internal. When a job ends, and by what that is known. gone_at: it was told to stop and is gone '
+  'by then. Otherwise the first of these that lies ahead: the estimate, the end of its budget '
+  '(latest), 30 s from now.';
+
+-- A member is a unit of its own if its gang runs on without it, or could.
 create function gangq.unit_parts(t timestamptz)
 returns table (
   key bigint, part_of bigint, id bigint, submitter text, priority smallint, incarnation bigint,
@@ -217,14 +233,7 @@ begin
     select case when j.gang_id is null or x.alone then -j.id else j.gang_id end,
       case when x.alone then j.gang_id end, j.id, j.submitter, j.priority, j.incarnation, s.queue,
       s.gpus, s.memory_mb, s.cpus, g.apart, g.world_size::integer, coalesce(v.members, 0), x.since,
-      x.gone_at, case
-        when x.gone_at is not null then greatest(x.gone_at, now_s + 1)
-        when e.estimated > now_s then e.estimated
-        else greatest(e.latest, now_s + 30) end, case
-        when x.gone_at is not null then 'stop'
-        when e.estimated > now_s and e.estimated < e.latest then 'history'
-        when e.estimated > now_s or e.latest > now_s + 30 then 'budget'
-        else 'late' end,
+      x.gone_at, e.at, e.by,
       greatest(s.gpus, 1) * (now_s - greatest(x.since, gangq.seconds((
         select max(k.saved_at) from gangq.checkpoints k
         where k.job_id = coalesce(case when g.checkpoint_mode = 'rank0' then (
@@ -244,14 +253,13 @@ begin
         gangq.seconds(coalesce(g.go_at, j.claimed_at, t)) as since,
         case when j.state = 'preempting' then gangq.seconds(j.told_at) + c.grace_s end as gone_at
       offset 0) x
-    cross join lateral (
-      select b.began + s.estimate_s as estimated, b.began + s.most as latest
-      from (select coalesce(gangq.seconds(x.began_at), now_s) as began) b) e);
+    cross join lateral (select coalesce(gangq.seconds(x.began_at), now_s) as s) b
+    cross join lateral gangq.expected_end(x.gone_at, b.s + s.estimate_s, b.s + s.most, now_s) e);
 end $$;
 comment on function gangq.unit_parts is
-  'Internal. What is placed, job by job. key: its unit, of a gang the id, of a job alone its own, '
-  'negative; spared: how many members its gang could do without; gone_at: it was told to stop; '
-  'movable_at: when it may be told to.';
+  'Internal. Every placed job. key: its unit, the id of the gang, or of the job, negative. '
+  'spared: how many members its gang could run without. gone_at: set where it was told to stop. '
+  'movable_at: when it may first be told to stop.';
 
 -- What a unit has on one worker is one hold.
 create function gangq.board_units(t timestamptz, moves jsonb) returns json
@@ -305,7 +313,7 @@ begin
       order by abs(u.key), u.key)
     from units u join holds h on h.key = u.key);
 end $$;
-comment on function gangq.board_units is 'Internal. All that is placed, for a board.';
+comment on function gangq.board_units is 'Internal. The units of a board.';
 
 -- Work on a drained worker is moved if it could be placed again: its queue is not paused, and no
 -- member of its gang is done. A gang that is replacing a member is moved once it is whole. The kind
@@ -340,7 +348,7 @@ language sql stable as $$
   from moved m where not gangq.paused(m.queue)
 $$;
 comment on function gangq.board_moves is
-  'Internal. What is to be moved off what is drained, and what each would wait as.';
+  'Internal. What is to be moved off drained workers, and the ask that each would wait as.';
 
 -- What waits --------------------------------------------------------------------------------------
 
@@ -392,7 +400,7 @@ begin
     join told y on y.kind_id = k.id);
 end $$;
 comment on function gangq.board_kinds is
-  'Internal. The kinds of a board; examples: a worker of each class, which stands for all of them.';
+  'Internal. The kinds of a board. examples: for each class of workers one worker.';
 
 -- The first gangs of each kind are read from an index, however many wait.
 create function gangq.board_gangs(t timestamptz, a_kind integer, in_all integer)
@@ -426,8 +434,8 @@ returns table (id bigint, kind_id integer, order_key bigint, most bigint) langua
       where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x))
 $$;
 comment on function gangq.board_gangs is
-  'Internal. Gangs that wait for seats: of each kind the first so many, fewer where there are many '
-  'kinds, and those that run and wait for replacements of members.';
+  'Internal. Gangs that wait: the first a_kind of each kind, fewer where there are many kinds; '
+  'and gangs that run and wait for replacements of members.';
 
 create function gangq.board_asks(t timestamptz, ids bigint[]) returns setof json
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
@@ -479,7 +487,7 @@ begin
     left join lacking r on r.id = g.id
     order by g.order_key, g.id);
 end $$;
-comment on function gangq.board_asks is 'Internal. These gangs, for a board.';
+comment on function gangq.board_asks is 'Internal. The asks of these gangs.';
 
 -- One row per shape and priority, found by hopping along the index that claims read.
 create function gangq.board_single_asks(most integer)
@@ -528,8 +536,8 @@ begin
     order by h.head);
 end $$;
 comment on function gangq.board_single_asks is
-  'Internal. The single jobs that wait to be placed, for a board: of each kind and priority the '
-  'first, and how many there are, up to most, because no pass could place more.';
+  'Internal. Single jobs that wait to be placed: for each kind and priority the first job, and '
+  'how many there are. The count stops at most: no pass could place more.';
 
 -- The board ---------------------------------------------------------------------------------------
 

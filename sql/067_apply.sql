@@ -21,8 +21,8 @@ create type gangq.asker as (
   kind_id integer
 );
 comment on type gangq.asker is
-  'Internal. What a decision is for: a gang, or, gang_id null, the single jobs of one shape and '
-  'priority. kind_id: a gang''s kind, or a shape, negative.';
+  'Internal. What a decision is for: a gang; or, where gang_id is null, the single jobs of one '
+  'shape and priority. kind_id: the kind of the gang, or the shape, negative.';
 
 create function gangq.asker_of(ask text) returns gangq.asker language plpgsql stable as $$
 declare
@@ -45,30 +45,33 @@ begin
   return a;
 end $$;
 comment on function gangq.asker_of is
-  'Internal. What a decision is for, if it still waits. Of single jobs the first that waits.';
+  'Internal. Reads the gang of an ask, or the first waiting job; null if nothing of it waits any '
+  'more.';
 
 create function gangq.seats_of(a gangq.asker, seats jsonb)
-returns table (n bigint, role integer, incarnation bigint, devices bigint[], shape_id integer)
-language sql stable as $$
+returns table (
+  n bigint, role integer, incarnation bigint, devices bigint[], shape_id integer, seat jsonb
+) language sql stable as $$
   select x.n, y.role, (x.value ->> 'worker')::bigint, array(
       select d.value::bigint
       from jsonb_array_elements_text(coalesce(x.value -> 'devices', '[]'))
         with ordinality as d(value, n)
       order by d.n),
-    coalesce(r.shape_id, -(a).kind_id)
+    coalesce(r.shape_id, -(a).kind_id), x.value
   from jsonb_array_elements(seats) with ordinality as x(value, n)
   cross join lateral (select coalesce((x.value ->> 'role')::integer, 0) + 1 as role) y
   left join gangq.kind_roles r on r.kind_id = (a).kind_id and r.ordinal = y.role
 $$;
 comment on function gangq.seats_of is
-  'Internal. The seats of a decision, with the role and the shape of the job that each is for.';
+  'Internal. The seats of a decision, each with the role and the shape of its job.';
 
 create function gangq.named(ask text) returns text language sql immutable
 return case left(ask, 1)
   when 'g' then 'gang ' || substr(ask, 2)
   when 'j' then 'job ' || substr(ask, 2)
   else 'a single job of priority ' || split_part(ask, '/', 2) end;
-comment on function gangq.named is 'Internal. g7 is gang 7, j7 job 7, k7/5 a job of priority 5.';
+comment on function gangq.named is
+  'Internal. An ask in words: g7 is gang 7, j7 job 7, k7/5 a single job of priority 5.';
 
 -- Starting a gang ---------------------------------------------------------------------------------
 
@@ -111,7 +114,7 @@ returns text language sql stable as $$
     order by x.id limit 1))
 $$;
 comment on function gangq.misplaced is
-  'Internal. Which promise about where it runs these places would break; null: none.';
+  'Internal. Which rule about hosts and domains these workers would break; null: none.';
 
 -- The seats of a role go to its waiting members, by rank. In a gang that runs, only missing members
 -- wait.
@@ -157,7 +160,8 @@ begin
     else 'busy' end;
 end $$;
 comment on function gangq.apply_start is
-  'Internal. Places a locked gang, or what it misses, on the seats decided: done; or why not.';
+  'Internal. Places a locked gang, or its missing members, on these seats. Returns done, or why '
+  'not.';
 
 -- Plans -------------------------------------------------------------------------------------------
 
@@ -182,8 +186,8 @@ begin
       then excluded.starts_at else p.starts_at end;
 end $$;
 comment on function gangq.write_plan is
-  'Internal. Notes where something is meant to start, and when. place: among the planned starts; '
-  'null: others stop for it, and its seats are kept from everybody until they have gone.';
+  'Internal. Notes where an ask is to start, and when. place: its place among the planned starts; '
+  'null: others stop for it, and its seats are kept until they have gone.';
 
 -- Places ------------------------------------------------------------------------------------------
 
@@ -216,7 +220,7 @@ begin
       or vacant and p.ends_by is distinct from k.ends_by);
 end $$;
 comment on function gangq.renew_places is
-  'Internal. Renews the places that these decisions name in this list of theirs: seats or refills.';
+  'Internal. Renews the places that the decisions name in this list: seats or refills.';
 
 -- Each seat by itself: what is taken meanwhile is left out, and the rest is opened.
 create function gangq.apply_places(a gangq.asker, d jsonb, t timestamptz) returns text
@@ -231,12 +235,11 @@ begin
   select z.* into s from gangq.shapes z where z.id = -(a).kind_id;
   perform gangq.renew_places(jsonb_build_array(d), 'seats', t);
   for seat in
-    select x.incarnation, x.devices, (y.value ->> 'place')::bigint as place,
-      to_timestamp((y.value ->> 'ends_by')::float8) as ends_by,
-      coalesce((y.value ->> 'min_priority')::integer, -1000) as min_priority,
-      coalesce((y.value ->> 'refills')::boolean, false) as refills
+    select x.incarnation, x.devices, (x.seat ->> 'place')::bigint as place,
+      to_timestamp((x.seat ->> 'ends_by')::float8) as ends_by,
+      coalesce((x.seat ->> 'min_priority')::integer, -1000) as min_priority,
+      coalesce((x.seat ->> 'refills')::boolean, false) as refills
     from gangq.seats_of(a, d -> 'seats') x
-    join jsonb_array_elements(d -> 'seats') with ordinality as y(value, n) on y.n = x.n
     order by x.n
   loop
     perform gangq.check_moment('ends_by', seat.ends_by);
@@ -255,5 +258,5 @@ begin
   return coalesce(left_out, 'done');
 end $$;
 comment on function gangq.apply_places is
-  'Internal. Opens a place for each seat of a decision about single jobs, and renews those that '
-  'are open already: done; or why one of them could not be opened.';
+  'Internal. Opens a place for each seat of a decision about single jobs; renews those that are '
+  'open already. Returns done, or why one of them could not be opened.';

@@ -115,9 +115,9 @@ begin
   end if;
 end $$;
 comment on function gangq.leave is
-  'Internal. The one way out of live_jobs. retain_as: the state that chooses the retention class; '
-  'members are kept as long as their gang. left_ids: those that left; vacant: how many left a '
-  'place.';
+  'Internal. The one way out of live_jobs. retain_as: the state that chooses the retention class, '
+  'because members are kept as long as their gang. left_ids: the jobs that left; vacant: how many '
+  'places they left.';
 
 create function gangq.clear_behind(ids bigint[], new_state text, at_once boolean) returns void
 language plpgsql as $$
@@ -158,9 +158,9 @@ returns boolean language sql stable as $$
       and (x.state = 'done' or not as_done))
 $$;
 comment on function gangq.was_final is
-  'Internal. Whether its worker ended the attempt of this token: the same call again then succeeds '
-  'silently. An attempt that was taken away is stale. as_done: whether it was completed. A caller '
-  'whose own writes hang on that answer must not commit them for an attempt that failed.';
+  'Internal. Whether the worker itself ended the attempt of this token: then the same call '
+  'succeeds silently. An attempt that was taken from its worker is stale. as_done: whether it was '
+  'completed. A caller whose own writes depend on that must not commit them for a failed attempt.';
 
 -- Viewers read events: what a program printed or held in its variables stays with the job.
 create function gangq.for_events(error jsonb) returns jsonb language sql immutable as $$
@@ -171,9 +171,9 @@ comment on function gangq.for_events is 'Internal. An error without its tracebac
 
 -- Done --------------------------------------------------------------------------------------------
 
--- The work of complete and of complete_and_claim: the ids that are done now, and what became of
--- each pair that was not plainly the caller's to finish. waited_for: placed work waits and has more
--- room now. Verbs call it by assignment, which costs no query.
+-- The work of complete and complete_and_claim. done: the single jobs that this call has ended;
+-- others, outcomes: every other pair. waited_for: placed work waits, and has more room now. Verbs
+-- call it by assignment, which costs no query.
 create function gangq.finish(
   job_ids bigint[], tokens bigint[], results jsonb[], strict boolean,
   out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean
@@ -184,17 +184,13 @@ declare
   gone record;
   rest record;
 begin
+  -- Cheap tests first: the total size is an upper bound for each result.
   if coalesce(cardinality(finish.job_ids), 0) = 0
     or cardinality(finish.job_ids) <> coalesce(cardinality(finish.tokens), 0)
     or cardinality(finish.results) <> cardinality(finish.job_ids)
+    or pg_column_size(finish.results) > 1024
   then
-    perform gangq.refuse('GQ001',
-      'complete needs as many tokens (and results, if any) as job ids, and at least one',
-      'Pass arrays of one length.');
-  end if;
-  -- A cheap test first: the total size is an upper bound for each result.
-  if pg_column_size(finish.results) > 1024 then
-    perform gangq.check_results(finish.job_ids, finish.results);
+    perform gangq.check_results(finish.job_ids, finish.tokens, finish.results);
   end if;
   select coalesce(m.gang_ids, '{}') as gang_ids, m.placed, m.touched, (
       select i.id from gangq.incarnations i
@@ -212,7 +208,7 @@ begin
     perform gangq.refuse_login(look.foreign);
   end if;
   if not strict and (look.touched or look.gang_ids <> '{}') then
-    -- What one caller's open transaction holds must not keep the others of the batch waiting.
+    -- A job that another open transaction holds must not hold up the rest of the batch.
     others := gangq.lock_free(finish.job_ids, look.gang_ids);
     outcomes := array_fill('busy'::text, array[cardinality(others)]);
     if others <> '{}' then
@@ -237,11 +233,17 @@ begin
   waited_for := look.placed > gone.vacant and gangq.placed_waits();
 end $$;
 comment on function gangq.finish is
-  'Internal. Ends these jobs as done. others: gang members, repeated, stale and busy pairs.';
+  'Internal. Ends these jobs as done. others: gang members, and repeated, stale and busy pairs.';
 
-create function gangq.check_results(job_ids bigint[], results jsonb[]) returns void
-language plpgsql as $$
+create function gangq.check_results(job_ids bigint[], tokens bigint[], results jsonb[])
+returns void language plpgsql as $$
 begin
+  perform gangq.refuse('GQ001',
+    'complete needs as many tokens (and results, if any) as job ids, and at least one',
+    'Pass arrays of one length.')
+  where coalesce(cardinality(job_ids), 0) = 0
+    or cardinality(job_ids) <> coalesce(cardinality(tokens), 0)
+    or cardinality(results) <> cardinality(job_ids);
   perform gangq.refuse('GQ007', format('result of job %s has %s bytes, queue %L takes %s',
       r.id, pg_column_size(r.result), q.name, q.max_payload_bytes),
     'Store it elsewhere and return its address.')
@@ -252,7 +254,8 @@ begin
   where pg_column_size(r.result) > greatest(1024, q.max_payload_bytes);
 end $$;
 comment on function gangq.check_results is
-  'Internal, for finish. Raises GQ007 for a result larger than its queue takes.';
+  'Internal, for finish. Raises GQ001 for arrays of different lengths, GQ007 for a result larger '
+  'than its queue takes.';
 
 create function gangq.finish_rest(
   job_ids bigint[], tokens bigint[], results jsonb[], done bigint[], strict boolean, t timestamptz,
@@ -276,8 +279,8 @@ begin
       perform gangq.finish_member(p.id, p.result, t);
       outcome := 'done';
     elsif p.ours then
-      -- It got another shape while its row was waited for (unquarantine), and was not found with
-      -- the one it had. The row is locked by now.
+      -- Its shape changed (unquarantine) while leave waited for its row, so the join with the old
+      -- shape missed it. The row is locked by now.
       vacant := vacant + (
         gangq.leave(array[p.id], array[p.token], 'done', array[p.result], null, t)).vacant;
       outcome := 'done';
@@ -293,7 +296,7 @@ begin
   end loop;
 end $$;
 comment on function gangq.finish_rest is
-  'Internal, for finish. What becomes of each of these pairs that is no single job done by leave.';
+  'Internal, for finish. The outcomes of pairs that leave has not ended as single jobs.';
 
 create function gangq.finish_member(job_id bigint, result jsonb, t timestamptz) returns void
 language plpgsql as $$
@@ -324,8 +327,8 @@ begin
   end if;
 end $$;
 comment on function gangq.finish_member is
-  'Internal, for finish. A member of a locked gang is done; it may complete the drain of its gang, '
-  'or fulfil it. Raises GQ004.';
+  'Internal, for finish. A member of a locked gang is done. That may complete the drain of its '
+  'gang, or end the gang as done. Raises GQ004.';
 
 create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
@@ -353,7 +356,7 @@ comment on function gangq.complete is
   'gang''s barrier is shut), GQ007, 42501 (another login''s worker holds one: a member of that '
   'login may complete it in a transaction of its own).';
 
--- What a worker that runs one job after another calls most: one commit instead of two.
+-- A worker that runs one job after another calls this most: one commit instead of two.
 create function gangq.complete_and_claim(
   incarnation bigint, job_ids bigint[], tokens bigint[], results jsonb[] default null,
   strict boolean default true, request_id uuid default null, max_jobs integer default 1,
@@ -434,10 +437,8 @@ begin
     perform gangq.refuse('GQ004', format('job %s was not told to stop', j.id),
       'Use gangq.release to hand it back, gangq.fail if it failed, gangq.complete if it is done.');
   elsif cause = 'trip' then
-    perform gangq.log_event(t, 'trip', j.gang_id,
-      (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token,
-      j.incarnation, error ->> 'type',
-      gangq.for_events(error) || jsonb_build_object('trips',
+    perform gangq.log_job(t, 'trip', j, error ->> 'type', gangq.for_events(error)
+      || jsonb_build_object('trips',
         (gangq.charge_job(j, (gangq.cause_named(cause)).member)).trips));
   end if;
   if j.gang_id is not null then
@@ -457,13 +458,12 @@ begin
     where s.id = j.shape_id and cause = 'fail'));
 end $$;
 comment on function gangq.report is
-  'Internal. The one door of fail, requeue, release and ack_preempted: the attempt of this token '
-  'has ended without success. cause: of gangq.causes; null: only a stop that was asked for. front: '
-  'a single job goes to the front of its priority. final: it does not run again. Returns the '
-  'state, repeated, or (strict => false) stale.';
+  'Internal. fail, requeue, release and ack_preempted all go through it: the attempt of this '
+  'token has ended without success. cause: of gangq.causes; null: it must have been told to stop. '
+  'front: a single job goes to the front of its priority. final: it does not run again. Returns '
+  'the state, repeated, or (strict => false) stale.';
 
--- An attempt of a single job is over. The row says where the job goes on: its order_key and shape
--- may have been changed.
+-- The order_key and shape_id of j may differ from the stored row: with them the job goes on.
 create function gangq.end_attempt(
   j gangq.live_jobs, cause text, error jsonb, reason text, t timestamptz,
   gone_at timestamptz default null, retry_at timestamptz default null,
@@ -483,10 +483,9 @@ begin
       'handed back or told to stop ' || gangq.counted(j.stops + 1, 'time'))
     else error end;
   if c.event <> 'trip' then  -- its event has more to tell, and is written before
-    perform gangq.log_event(t, coalesce(kind,
+    perform gangq.log_job(t, coalesce(kind,
         case when c.event = 'fail' and not spent then 'retry' else c.event end),
-      job_id => j.id, token => j.token, incarnation => j.incarnation, reason => reason,
-      data => case when cause = 'fail' then jsonb_strip_nulls(jsonb_build_object(
+      j, reason, case when cause = 'fail' then jsonb_strip_nulls(jsonb_build_object(
         'attempts', j.attempts, 'retryable', case when spent then not final end,
         'due_at', case when not spent then due end)) end);
   end if;
@@ -518,9 +517,9 @@ begin
   return next_state;
 end $$;
 comment on function gangq.end_attempt is
-  'Internal. Charges a single job for its attempt, and returns it to pending, or to scheduled '
-  'until its process is gone (gone_at) or its backoff is over (retry_at). If its budget is spent '
-  'it fails, or is cancelled when it was told to stop. kind: of the event. Returns the state.';
+  'Internal. Charges a single job for its attempt and returns it to pending, or to scheduled '
+  'until its process is gone (gone_at) or its backoff is over (retry_at). If it has no attempt '
+  'left it fails; if it was told to stop it is cancelled. kind: of the event. Returns the state.';
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true,

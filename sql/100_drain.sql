@@ -252,8 +252,7 @@ begin
   if j.gang_id is null and j.stop_reason = 'cancel' then
     perform gangq.record_attempts(array[gangq.attempt_of(j, 'cancel', t)]);
     perform gangq.leave(array[j.id], array[j.token], 'cancelled', '{}', error, t);
-    perform gangq.log_event(t, how, job_id => j.id, token => j.token,
-      incarnation => j.incarnation, reason => 'cancelled');
+    perform gangq.log_job(t, how, j, 'cancelled');
     perform gangq.wake_tick();
     return 'cancelled';
   elsif j.gang_id is null then
@@ -268,9 +267,8 @@ begin
     error = coalesce(stopped.error, x.error)
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
-  perform gangq.log_event(t, how, j.gang_id, g.epoch, j.id, j.token, j.incarnation,
-    data => jsonb_build_object('rank', gangq.rank_of(j), 'seconds',
-      extract(epoch from t - j.told_at)));
+  perform gangq.log_job(t, how, j, null, jsonb_build_object('rank', gangq.rank_of(j), 'seconds',
+    extract(epoch from t - j.told_at)));
   if g.state = 'running' then
     -- The member had left the epoch (shrink_gang), and the others run on.
     update gangq.live_jobs x set state = 'blocked' where x.id = j.id;

@@ -54,8 +54,7 @@ create function gangq.stop_solo(
 begin
   update gangq.live_jobs x set state = 'preempting', told_at = t, stop_reason = how
   where x.id = j.id;
-  perform gangq.log_event(t, how, job_id => j.id, token => j.token,
-    incarnation => j.incarnation, reason => reason, data => data);
+  perform gangq.log_job(t, how, j, reason, data);
   perform gangq.wake(array[j.incarnation], 'stop');
 end $$;
 comment on function gangq.stop_solo is

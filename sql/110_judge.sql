@@ -71,7 +71,8 @@ create function gangq.lease_end(expires_at timestamptz, lease_s real, outage_end
 returns timestamptz language sql immutable as
 $$ select greatest(expires_at,
   coalesce(outage_ended_at + make_interval(secs => lease_s), expires_at)) $$;
-comment on function gangq.lease_end is 'Internal. When a lease may be judged, outages considered.';
+comment on function gangq.lease_end is
+  'Internal. When a lease may be judged as over: after an outage it gets one full period.';
 
 create function gangq.reap_expired(most integer default 200) returns integer language plpgsql as $$
 declare
@@ -185,10 +186,14 @@ begin
   return freed;
 end $$;
 comment on function gangq.free_orphans is
-  'Internal. Frees the jobs that ended incarnations still hold, from the rows alone, so it can be '
-  'interrupted and repeated; returns how many. Locked rows and jobs that may still run are left '
-  'for the next tick.';
+  'Internal. Frees the jobs that ended incarnations still hold. It reads only rows, so it can be '
+  'interrupted and repeated. Locked rows and jobs that may still run are left for the next tick. '
+  'Returns how many jobs.';
 
+-- 1. Members that were told to stop have stopped.
+-- 2. A gang that drains needs no more than that: complete_drain goes on.
+-- 3. A reservation that its workers cannot claim any more is rolled back.
+-- 4. Members that ran are lost. The failure policy of the gang decides what follows.
 create function gangq.free_orphaned_members(gang_id bigint, t timestamptz) returns integer
 language plpgsql as $$
 declare
@@ -202,6 +207,7 @@ begin
   update gangq.live_jobs x set taken_token = x.token
   from gangq.orphans(t) o
   where x.id = (o.job).id and x.gang_id = g.id and x.token is not null;
+  -- 1.
   for j in
     select (o.job).* from gangq.orphans(t) o
     where (o.job).gang_id = g.id and (o.job).state = 'preempting' order by (o.job).id
@@ -210,9 +216,11 @@ begin
     perform gangq.stopped(j, null, t, 'dead');
     freed := freed + 1;
   end loop;
+  -- 2.
   if g.state = 'draining' then
     return freed;
   end if;
+  -- 3.
   if g.state = 'reserved' or exists (
     select 1 from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
     where x.gang_id = g.id and x.state = 'reserved' and i.ended_at is not null)
@@ -221,6 +229,7 @@ begin
       return freed;
     end if;
   end if;
+  -- 4.
   select coalesce(array_agg((o.job).id order by (o.job).rank), '{}'), case
     when count(*) = 0 then 'placement_miss'
     when bool_or(gangq.cause_of_loss(o.worker) = 'crash') then 'crash'
@@ -265,8 +274,7 @@ begin
     perform gangq.stopped(j, null, t, 'dead');
     return true;
   end if;
-  perform gangq.log_event(t, 'lost', job_id => j.id, token => j.token, incarnation => j.incarnation,
-    reason => 'its worker ended');
+  perform gangq.log_job(t, 'lost', j, 'its worker ended');
   perform gangq.end_attempt(j,
     case when cause = 'crash' and j.light and worker.prefetch > 1 and nth > 1 then 'other_job'
       else cause end, null,
@@ -278,8 +286,9 @@ begin
   return true;
 end $$;
 comment on function gangq.free_orphaned_job is
-  'Internal, for free_orphans. False when another transaction holds it. nth: its place among the '
-  'claims of its lane. Of prefetched jobs only the oldest can have run and is charged a crash.';
+  'Internal, for free_orphans. Returns false when another transaction holds the job. nth: its '
+  'place among the claims of its lane. Of prefetched jobs only the oldest can have run; only that '
+  'one is charged a crash.';
 
 create function gangq.rollback_stale(most integer default 200) returns integer
 language plpgsql as $$
@@ -339,6 +348,7 @@ begin
   return n;
 end $$;
 comment on function gangq.rollback_stale is
-  'Internal. Ends reservations past their deadline, or on workers that take nothing any more: '
-  'rolled back, or drained when some members wait at the barrier, which costs the gang a placement '
-  'miss and no attempt. Drains a running gang that has missed a member for its whole timeout.';
+  'Internal. Ends reservations past their deadline, and those on workers that take no work any '
+  'more. A reservation is rolled back; when some members wait at the barrier the gang is drained, '
+  'which costs it a placement miss and no attempt. Also drains a running gang that has missed a '
+  'member for its whole timeout.';

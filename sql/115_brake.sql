@@ -19,15 +19,6 @@ create function gangq.uuids_of(device_ids bigint[]) returns jsonb language sql s
 $$;
 comment on function gangq.uuids_of is 'Internal. The names of these devices, for events.';
 
-create function gangq.log_job(
-  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb default null
-) returns void language sql volatile as $$
-  select gangq.log_event(t, kind, j.gang_id,
-    (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token, j.incarnation,
-    reason, data)
-$$;
-comment on function gangq.log_job is 'Internal. Appends an event of this job and its claim.';
-
 create function gangq.log_with_evidence(
   t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
 ) returns void language plpgsql as $$

@@ -190,9 +190,7 @@ comment on function gangq.let_use is
 
 create function gangq.placeable_without(shape_id integer, members bigint, device_ids bigint[])
 returns boolean language sql stable as $$
-  select coalesce(sum(least(d.enough / s.gpus, i.slots,
-    case when s.memory_mb > 0 then i.memory_mb / s.memory_mb else i.slots end,
-    case when s.cpus > 0 then floor(i.cpus / s.cpus) else i.slots end)), 0) >= members
+  select coalesce(sum(gangq.room(s, i.slots, i.memory_mb, i.cpus, d.enough)), 0) >= members
   from gangq.shapes s
   join gangq.incarnations i on i.state = 'live' and i.ended_at is null and i.quarantined is null
     and gangq.serves(i, s)

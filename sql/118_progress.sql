@@ -127,11 +127,10 @@ begin
   -- replaced the others may have to wait for it.
   select greatest(max(p.step_at), max(x.claimed_at)) as step_at, count(p.step_at) as steppers,
     bool_or(p.phase in ('load', 'save', 'long')) as busy,
-    jsonb_object_agg(gangq.rank_of(x), p.step) filter (where p.step is not null)
-      as steps,
-    jsonb_agg(jsonb_build_object('rank', gangq.rank_of(x), 'worker', i.name,
-      'host', i.host, 'step', p.step, 'step_at', p.step_at, 'phase', p.phase, 'rate', p.rate,
-      'beat_at', p.beat_at) order by x.rank) as members
+    jsonb_object_agg(gangq.rank_of(x), p.step) filter (where p.step is not null) as steps,
+    jsonb_agg(jsonb_build_object('rank', gangq.rank_of(x), 'worker', i.name, 'host', i.host,
+      'step', p.step, 'step_at', p.step_at, 'phase', p.phase, 'rate', p.rate, 'beat_at', p.beat_at)
+      order by x.rank) as members
   into last
   from gangq.live_gangs g
   join gangq.live_jobs x on x.gang_id = g.id and x.state = 'running'

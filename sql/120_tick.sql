@@ -47,10 +47,7 @@ declare
   turn_in_s real;
 begin
   perform gangq.require_read_committed('tick');
-  ran := false;
-  again := false;
-  decide := false;
-  unplanned := 0;
+  select false, false, false, 0 into ran, again, decide, unplanned;
   if (not force or runs >= tick.turn) and last_at <= t
     and last_at > t - make_interval(secs => every * 0.8) then
     every := every - extract(epoch from t - last_at);

@@ -132,10 +132,8 @@ declare
 begin
   select x.* into s from gangq.schedules_table x where x.name = own_schedule.name for update;
   if not found then
-    perform gangq.refuse('GQ002',
-      format('schedule %L does not exist', coalesce(left(own_schedule.name, 200), ''))
-        || coalesce('; there is ' || gangq.nearest(left(own_schedule.name, 200), array(
-          select x.name::text from gangq.schedules_table x)), ''),
+    perform gangq.refuse_unknown('schedule', own_schedule.name, array(
+        select x.name::text from gangq.schedules_table x),
       'Names are in gangq.schedules.');
   end if;
   perform gangq.check_schedule_owner(verb, s);
@@ -299,20 +297,11 @@ begin
     return 'same';
   end if;
   perform gangq.check_schedule_owner('change', old);
-  s.after_at := old.after_at;
-  s.due_at := old.due_at;
-  s.planned_at := old.planned_at;
-  s.problem := old.problem;
-  s.paused_at := old.paused_at;
-  s.paused_until := old.paused_until;
-  s.last_due := old.last_due;
-  s.last_at := old.last_at;
-  s.last_job_id := old.last_job_id;
-  s.last_gang_id := old.last_gang_id;
-  s.passed_over := old.passed_over;
-  s.why := old.why;
-  s.source := old.source;
-  s.undeclared_at := old.undeclared_at;
+  select old.after_at, old.due_at, old.planned_at, old.problem, old.paused_at, old.paused_until,
+    old.last_due, old.last_at, old.last_job_id, old.last_gang_id, old.passed_over, old.why,
+    old.source, old.undeclared_at
+  into s.after_at, s.due_at, s.planned_at, s.problem, s.paused_at, s.paused_until, s.last_due,
+    s.last_at, s.last_job_id, s.last_gang_id, s.passed_over, s.why, s.source, s.undeclared_at;
   if (s.cron, s.every, s.tz) is distinct from (old.cron, old.every, old.tz) then
     s := gangq.reckon(s, t);
   else

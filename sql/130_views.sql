@@ -75,9 +75,8 @@ comment on view gangq.tasks is
   'it ran on; null: the installation''s number. declared: the options with which the newest worker '
   'that runs it declares it; submit applies them where a caller says nothing.';
 
--- What these two look up for each row is in functions, because it makes a query of many days of
--- history look so dear that PostgreSQL compiles it, which takes seconds, where it would read a
--- handful of rows.
+-- role_of and hosts_of are functions: as subqueries they would raise the estimated cost of a query
+-- over many days of history, and PostgreSQL would JIT-compile it, which takes seconds.
 create function gangq.role_of(gang_id bigint, rank integer) returns text
 language plpgsql stable as $$
 begin
@@ -136,7 +135,7 @@ from (
 join gangq.shapes s on s.id = k.shape_id
 left join gangq.incarnations i on i.id = k.incarnation
 left join gangq.progress p on p.job_id = k.id and p.token = k.token
--- What is asked about the caller is asked once a query; of a row only columns are compared.
+-- Questions about the caller are asked once per query; per row only columns are compared.
 cross join lateral (
   select (select gangq.is_admin())
     or k.login = session_user
@@ -243,10 +242,8 @@ language sql stable as $$
       where h.waited_s >= idle_beside_work.waited_s and gangq.serves(i, h.shape)
         and gangq.room(h.shape,
           case when gangq.is_placed(h.shape, h.placed) then f.slots else f.light end,
-          f.memory_mb, f.cpus, (
-            select count(*) from unnest(f.device_ids, f.vrams) as d(id, vram)
-            where d.vram >= (h.shape).vram_mb
-              and ((h.shape).avoid is null or d.id <> all ((h.shape).avoid)))) > 0
+          f.memory_mb, f.cpus,
+          cardinality(gangq.usable(h.shape, f.device_ids, f.vrams))) > 0
         and not exists (
           select 1 from gangq.plans p
           where p.seats @> jsonb_build_array(jsonb_build_object('worker', i.id)))
@@ -301,8 +298,8 @@ comment on view gangq.devices is
   'tripped on it is proven gone), or quarantined. trips_day: jobs that tripped on it within a day, '
   'as its quarantine counts them. reading: the latest one a worker brought.';
 
--- The case: a reader's own condition may be asked of a row before `readable` is, and one that fails
--- quotes what it sees.
+-- The case hides the chunk from a reader's own condition: PostgreSQL may evaluate that before
+-- `readable`, and the error message of a condition quotes what it reads.
 create view gangq.job_logs as
 select l.job_id, l.token, l.seq, l.at, case when j.readable then l.chunk end as chunk
 from gangq.jobs j join gangq.logs l on l.job_id = j.id

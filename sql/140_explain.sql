@@ -53,8 +53,8 @@ $$;
 comment on function gangq.explain_workers is
   'Internal. How many live workers may take jobs of this shape now, and what rules out the others.';
 
--- What would fit, of one thing it asks for at a time: the most of it with which that many members
--- fit on idle workers.
+-- One request is varied at a time: the largest value with which that many members fit on idle
+-- workers.
 create function gangq.nearest_feasible(s gangq.shapes, members integer) returns jsonb
 language sql stable as $$
   with idle as (
@@ -98,8 +98,8 @@ language sql stable as $$
     group by z.asked) r
 $$;
 comment on function gangq.nearest_feasible is
-  'Internal. {"members": how many fit on idle workers, "gpus", "vram_mb", "memory_mb", "cpus": the '
-  'most each may ask for, the rest as it is, so that all fit}.';
+  'Internal. members: how many fit on idle workers. gpus, vram_mb, memory_mb, cpus: the most that '
+  'each may ask for, all else unchanged, so that all members fit.';
 
 create function gangq.explain_hardware(s gangq.shapes, members integer)
 returns setof gangq.reason language sql stable as $$
@@ -112,7 +112,7 @@ returns setof gangq.reason language sql stable as $$
   where w.why is not null
 $$;
 comment on function gangq.explain_hardware is
-  'Internal. Where idle workers could not hold so many members: why, and what they could.';
+  'Internal. If idle workers could not hold so many members: why, and what they could hold.';
 
 create function gangq.explain_avoided(s gangq.shapes, members integer)
 returns setof gangq.reason language sql stable as $$
@@ -130,7 +130,7 @@ returns setof gangq.reason language sql stable as $$
   having s.avoid is not null
 $$;
 comment on function gangq.explain_avoided is
-  'Internal. The devices it avoids, if any; ok: idle workers could hold it without these.';
+  'Internal. The devices that it avoids. ok: idle workers could hold it without these.';
 
 create function gangq.explain_needs(s gangq.shapes, members integer, t timestamptz)
 returns setof gangq.reason language sql stable as $$
@@ -141,7 +141,7 @@ returns setof gangq.reason language sql stable as $$
   select * from gangq.explain_avoided(s, members)
 $$;
 comment on function gangq.explain_needs is
-  'Internal. The workers for so many members of this shape, and what they lack.';
+  'Internal. The workers for so many members of this shape, and what is lacking.';
 
 create function gangq.explain_roles(kind_id integer, t timestamptz) returns setof gangq.reason
 language sql stable as $$
@@ -154,14 +154,14 @@ language sql stable as $$
   cross join lateral gangq.explain_needs(r.s, r.min_members, explain_roles.t) x
 $$;
 comment on function gangq.explain_roles is
-  'Internal. The same for each role of a kind of gang, by its least members.';
+  'Internal. explain_needs for the minimum of each role of a kind of gang.';
 
 -- What was decided --------------------------------------------------------------------------------
 
 create function gangq.in_s(at timestamptz, t timestamptz) returns numeric
 language sql immutable
 return ceil(extract(epoch from at - t));
-comment on function gangq.in_s is 'Internal. In how many whole seconds a moment is, rounded up.';
+comment on function gangq.in_s is 'Internal. Whole seconds from t to this moment, rounded up.';
 
 create function gangq.verdict_of(kind_id integer, ask text) returns gangq.verdicts
 language sql stable as $$
@@ -170,9 +170,10 @@ language sql stable as $$
   order by v.ask desc limit 1
 $$;
 comment on function gangq.verdict_of is
-  'Internal. What the last pass found of a gang or of single jobs, else of the first of the kind.';
+  'Internal. The verdict of the last pass on this ask; without one, that on the first ask of its '
+  'kind.';
 
--- since: from when on it could have been judged.
+-- since: when it could first have been judged.
 create function gangq.explain_verdict(v gangq.verdicts, since timestamptz, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select coalesce((v).gate, 'verdict'), (v).gate is null and n.fresh,
@@ -196,9 +197,8 @@ returns setof gangq.reason language sql stable as $$
     from gangq.decider d) n
 $$;
 comment on function gangq.explain_verdict is
-  'Internal. A verdict (null: none) in words, with its age.';
+  'Internal. A verdict in words, with its age. v null: there is none.';
 
--- What the moments of estimated ends rest on.
 create function gangq.told_by_history(ends jsonb, t timestamptz) returns text
 language sql stable as $$
   select string_agg(format('; %s: 90%% of %s of task %s took %s s at most, learned %s s ago',
@@ -214,7 +214,7 @@ language sql stable as $$
   join gangq.runtimes r on r.queue = s.queue and r.task = s.task
 $$;
 comment on function gangq.told_by_history is
-  'Internal. Of ends that are estimates: from how many runs, and how old.';
+  'Internal. For ends that are estimates: from how many runs they come, and how old these are.';
 
 create function gangq.explain_start(v gangq.verdicts, ask text, t timestamptz)
 returns setof gangq.reason language sql stable as $$
@@ -239,7 +239,7 @@ returns setof gangq.reason language sql stable as $$
       else '' end, 'the next pass'), null
 $$;
 comment on function gangq.explain_start is
-  'Internal. When it is planned to start, what that rests on, and what would help.';
+  'Internal. When it is planned to start, which ends that depends on, and what would help.';
 
 create function gangq.explain_line(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
@@ -275,8 +275,7 @@ language sql stable as $$
   from line l group by l.name, l.policy
 $$;
 comment on function gangq.explain_line is
-  'Internal. How many gangs of its queue that could be judged now are before this one in the order '
-  'of the queue.';
+  'Internal. The place of a gang in the order of its queue, among the gangs that could start now.';
 
 -- The answers -------------------------------------------------------------------------------------
 
@@ -329,7 +328,7 @@ language sql stable as $$
       min(j.id) filter (where j.state = 'waiting') as waiting
     from gangq.live_jobs j where j.gang_id = (g).id) n
 $$;
-comment on function gangq.explain_state is 'Internal. In which state a gang is, and since when.';
+comment on function gangq.explain_state is 'Internal. The state of a gang, and since when.';
 
 create function gangq.explain_backoff(g gangq.live_gangs, t timestamptz)
 returns setof gangq.reason language sql stable as $$
@@ -349,9 +348,9 @@ returns setof gangq.reason language sql stable as $$
   where (g).state in ('blocked', 'waiting')
     and (not n.ok or (g).placement_misses + (g).timeouts + (g).never_started > 0)
 $$;
-comment on function gangq.explain_backoff is 'Internal. What a gang backs off for, and until when.';
+comment on function gangq.explain_backoff is 'Internal. Why a gang backs off, and until when.';
 
--- The others run, and wait for it at a barrier: to those who ask it stands still.
+-- The other members run, but wait at a barrier: to its submitter the gang seems to stand still.
 create function gangq.explain_missing(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   select 'missing', false,
@@ -375,7 +374,7 @@ language sql stable as $$
   where (g).missing_since is not null
 $$;
 comment on function gangq.explain_missing is
-  'Internal. Which members a gang that runs lacks, and what becomes of that.';
+  'Internal. Which members a running gang lacks, and what happens next.';
 
 create function gangq.explain_ended(what text, id bigint) returns setof gangq.reason
 language plpgsql stable as $$
@@ -542,8 +541,7 @@ comment on function gangq.explain_job is
   'Why is this job not running, row by row, with numbers, as explain_gang says it; for a member: '
   'its gang. Of a job that nobody decides about: what a claim needs. Raises GQ002.';
 
--- Sequential scans are off: however much of live_jobs is scheduled, the rest of it is not read for
--- that.
+-- Without sequential scans: the rows are read from indexes, however many there are.
 create function gangq.waiting_later()
 returns table (
   shape_id integer, state text, priority smallint, jobs integer, since timestamptz, due timestamptz)

@@ -18,8 +18,8 @@ comment on type gangq.board_change is
 create type gangq.changed_work as (gang bigint, job bigint, value gangq.priority);
 comment on type gangq.changed_work is 'What a change of a priority, or a cancellation, is about.';
 
--- A gang that is not there, as submit_gang would make it: behind all that wait. Its kind's number
--- and its workers' are such that no sequence gets there.
+-- The gang that submit_gang would make, behind all that wait. No sequence reaches the numbers that
+-- its kind and new workers get.
 create function gangq.preview_gang(
   spec jsonb, nth integer, out kind jsonb, out ask jsonb, out shapes gangq.shapes[]
 ) language plpgsql stable as $$
@@ -59,7 +59,7 @@ begin
       from unnest(shapes) s));
 end $$;
 comment on function gangq.preview_gang is
-  'Internal. A gang of this spec as it would be on a board; serves: the workers that serve each '
+  'Internal. The gang of this spec as a board would show it. serves: the workers that serve each '
   'role. Raises what read_gang raises.';
 
 create function gangq.preview_change(c gangq.board_change, nth integer) returns jsonb
@@ -122,7 +122,7 @@ begin
   return answer;
 end $$;
 comment on function gangq.preview_change is
-  'Internal. Checks a change of what there is; of a cancelled job how it holds its slot.';
+  'Internal. Checks a change to existing work. Of a cancelled job it returns which lane it holds.';
 
 create function gangq.preview(changes jsonb, kinds integer[]) returns jsonb
 language plpgsql stable as $$
@@ -232,4 +232,4 @@ begin
   return found;
 end $$;
 comment on function gangq.preview_workers is
-  'Internal. The new workers as they would be on a board, and which (kind, role) each serves.';
+  'Internal. The new workers as a board would show them, and which (kind, role) each serves.';

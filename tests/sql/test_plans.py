@@ -311,6 +311,7 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq doctor: trips", queries.trips(since=datetime.now(UTC) - timedelta(days=1)), 300),
     ("gangq doctor: the tick", queries.last_tick(), 10),
     ("gangq doctor: stray rows", queries.stray_rows(), 100),
+    ("schedules", Query("gangq.schedules", "select * from gangq.schedules", {}, list), 100),
     ("who is charged", Query("gangq.causes", "select * from gangq.causes", {}, list), 0),
     ("who was displaced", Query("gangq.preemptions", "select * from gangq.preemptions", {}, list), 100),
     ("which devices tripped", Query("gangq.device_trips", "select * from gangq.device_trips", {}, list), 300),
