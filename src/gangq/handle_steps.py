@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gangq.client.rows import EventRow, GangRow, JobRow, TimelineRow
 from gangq.client.verb import Steps, Verb
@@ -25,9 +25,6 @@ from gangq.errors import (
     WaitTimeout,
 )
 from gangq.status import ENDED, WAITS, Status, error_in_words, holding, slowest, why_it_waits
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("gangq.handles")
 
