@@ -420,7 +420,7 @@ def cancel(session: Session, ids: dict[str, list[int]], reason: str | None) -> N
 def retry(session: Session, ids: dict[str, list[int]]) -> None:
     """Run what has ended once more, under its id.
 
-    A failed gang resumes from its last checkpoint.
+    A failed gang resumes from its last checkpoint. What was cancelled because it failed waits for it again.
     """
     _changed(session, session.client().retry(**ids))
 

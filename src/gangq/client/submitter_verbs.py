@@ -304,9 +304,9 @@ class SubmitterVerbs:
 
     @verb(then=_in_batches)
     def retry(self, *, job_ids: BigInts = (), gang_ids: BigInts = ()) -> list[rows.StateChange]:
-        """Run jobs and gangs that failed or were cancelled again, under their ids. Raises `NotFound`,
-        `WrongState`, and `Busy` for what another transaction holds for 2 s. Some hundreds at a time, each in a
-        transaction of its own.
+        """Run jobs and gangs that failed or were cancelled again, under their ids. What was cancelled for one of them
+        waits for it again. Raises `NotFound`, `WrongState`, and `Busy` for what another transaction holds for 2 s.
+        Some hundreds at a time, each in a transaction of its own.
         """
 
     @verb(then=_in_batches)
