@@ -73,7 +73,7 @@ import pytest
 from gangq.testing import drain, submitted
 from jobs import app, light, placed, slow
 
-before = app._dsn, app._made, app.aio._made
+before = app._dsn, app._clients.made, app.aio._clients.made
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -90,7 +90,7 @@ def test_nothing_is_left_of_another(gangq_app, gangq_database, n):
 
 
 def test_the_app_is_as_it_was():
-    assert (app._dsn, app._made, app.aio._made) == before == (None, None, None)
+    assert (app._dsn, app._clients.made, app.aio._clients.made) == before == (None, None, None)
     assert "GANGQ_DSN" not in os.environ
 
 
