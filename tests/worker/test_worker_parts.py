@@ -623,14 +623,12 @@ def test_claims_that_nobody_knows_of_are_handed_back(client: Client, tmp_path: P
     session = session_of(client, tmp_path)
     client.claim(incarnation=session.incarnation)
     keeper = LeaseKeeper(session)
-    outstanding, settled = keeper.new_claiming(), keeper.new_claiming()
-    outstanding.set()
-    settled.set()
-    settled.clear()
+    outstanding = SimpleNamespace(claiming=True)
+    keeper.sources += [outstanding, SimpleNamespace(claiming=False)]  # type: ignore[list-item]
     for _ in range(5):
         session.control.wait(keeper.beat())
     assert client.job(id=job_id).state == "running"  # The claim of one of its loops may still be answered.
-    outstanding.clear()
+    outstanding.claiming = False
     for _ in range(3):
         session.control.wait(keeper.beat())
     assert client.job(id=job_id).state == "pending"
