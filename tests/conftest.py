@@ -32,8 +32,8 @@ MEMORY = Path("/dev/shm")
 _TEMPLATE = "gangq_template"
 SEVERAL_SERVERS = {"interleaving", "schema", "sql"}
 """Rooms whose tests are about what PostgreSQL itself does, and may differ from one major to the next."""
-KEEP_DATABASES = {"acceptance", "interleaving", "property", "sql"}
-"""Rooms whose tests call the SQL functions. Elsewhere programs do, over connections of their own."""
+KEEP_DATABASES = {"acceptance", "cli", "client", "interleaving", "property", "sql"}
+"""Rooms whose tests call the SQL functions. Elsewhere programs do, and some may outlive their test."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ def database(
     databases = running.databases(server)
     room = request.path.relative_to(Path(__file__).parent).parts[0]
     own = request.node.get_closest_marker("own_database") is not None
-    if room in KEEP_DATABASES and "clock" in request.fixturenames and not own:
-        with databases.kept(template) as kept:
+    if room in KEEP_DATABASES and not own:
+        with databases.kept(template, "clock" in request.fixturenames) as kept:
             yield Database(kept.dsn, kept)
     else:
         with databases.own(template) as dsn:

@@ -20,8 +20,6 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from databases import Clock
-
 Db = psycopg.Connection[dict[str, Any]]
 Arguments = dict[str, Any]
 
@@ -606,8 +604,7 @@ NUMBERS = {"integer", "bigint", "real", "numeric", "timestamp with time zone", "
 
 
 @pytest.fixture
-def world(db: Db, clock: Clock) -> World:
-    clock.set_to_now()
+def world(db: Db) -> World:
     db.execute("set statement_timeout = '10s'")
     return World(db)
 
