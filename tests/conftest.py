@@ -54,13 +54,27 @@ def _servers() -> list[Binaries]:
         return find_binaries()
 
 
-def pytest_configure() -> None:
+_of_the_session = ExitStack()
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C and the end of a terminal reach what the tests start: what runs in the background of a shell, or
-    under nohup, ignores them, and passes that on.
+    under nohup, ignores them, and passes that on. Remove at the end what workers that were killed have left.
     """
+    if not hasattr(config, "workerinput"):
+        # For all processes of this session. Short, because sockets are in it; for every user, as /tmp is.
+        runtime = _of_the_session.enter_context(
+            tempfile.TemporaryDirectory(prefix="gq-", ignore_cleanup_errors=True)
+        )
+        Path(runtime).chmod(0o1777)
+        os.environ["XDG_RUNTIME_DIR"] = runtime
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def pytest_unconfigure() -> None:
+    _of_the_session.close()
 
 
 @pytest.hookimpl(trylast=True)
