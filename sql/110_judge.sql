@@ -262,13 +262,16 @@ declare
   j gangq.live_jobs;
   cause text := gangq.cause_of_loss(worker);
 begin
-  select x.* into j from gangq.live_jobs x
-  where x.id = free_orphaned_job.job_id and x.incarnation = worker.id
-  for update skip locked;
+  update gangq.live_jobs x set taken_token = x.token
+  from (
+    select y.id from gangq.live_jobs y
+    where y.id = free_orphaned_job.job_id and y.incarnation = worker.id
+    for update skip locked) mine
+  where x.id = mine.id
+  returning x.* into j;
   if not found then
     return false;
   end if;
-  update gangq.live_jobs x set taken_token = x.token where x.id = j.id;
   perform gangq.withhold_doubtful(j, t);
   if j.state = 'preempting' then
     perform gangq.stopped(j, null, t, 'dead');

@@ -70,7 +70,8 @@ begin
       ('promote_due reap_expired time_out', 'worker', '100ms'),
       ('flag_dead_workers', 'worker host', '100ms'),
       ('keep_partitions', '', '100ms'),
-      ('configure set_queue set_limit set_task quarantine unquarantine set_taints cordon uncordon', '', '2s'),
+      ('configure set_queue set_limit set_task quarantine unquarantine set_taints', '', '2s'),
+      ('cordon uncordon', '', '2s'),
       ('preempt_gang shrink_gang displace_job', '', '2s'),
       ('add_notification remove_notification test_notification retry_notifications', '', '2s'),
       ('fetch_notification acknowledge_notification', 'notifier', '2s'),
@@ -78,7 +79,7 @@ begin
       ('explain_gang explain_job board preview usage', every, '2s'),
       -- What views call.
       ('shared_queues role_of hosts_of capacity_of queue_load waiting_later', every, '2s'),
-      ('idle_beside_work infeasible kept_by_day', every, '2s')
+      ('key_usage idle_beside_work infeasible kept_by_day', every, '2s')
     ) as d(verbs, roles, waits)
     cross join string_to_table(d.verbs, ' ') as v(name)
     left join pg_catalog.pg_proc p on p.oid = ('gangq.' || v.name)::regproc

@@ -281,7 +281,7 @@ def _read(folder: Path, *, migration: bool) -> list[SqlFile]:
 
 _TABLE = re.compile(r"create table (gangq\.\w+) \($")
 _DOMAIN = re.compile(r"create domain (gangq\.\w+) ")
-_COLUMN = re.compile(r"  (?!check |constraint |primary |unique |like )(\w+) ")
+_COLUMN = re.compile(r'  (?!check |constraint |primary |unique |like )(\w+|"\w+") ')
 
 
 def _commented(lines: list[str]) -> Iterator[str]:

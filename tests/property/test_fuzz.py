@@ -546,6 +546,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "schema_version": lambda w: {},
         "serves": lambda w: {"i": None, "s": None},
         "set_priority": lambda w: {"priority": 1, "job_ids": [w.job()], "gang_ids": []},
+        "key_usage": lambda w: {"names": ["fuzz"]},
         "set_limit": lambda w: {"key": "fuzz", "most": 5},
         "set_queue": lambda w: {"name": "default"},
         "set_taints": lambda w: {**w.some_worker(), "taints": ["a"]},

@@ -30,6 +30,7 @@ LOOK = {
     "in_epoch",
     "infeasible",
     "queue_load",
+    "key_usage",
     "kept_by_day",
     "waiting_later",
     "usage",
