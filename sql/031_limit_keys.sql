@@ -36,9 +36,9 @@ comment on function gangq.name_limit is
 
 create function gangq.set_limit(key text, most integer) returns void language plpgsql as $$
 begin
-  if coalesce(key, '') = '' or most is null then
-    perform gangq.refuse('GQ001', 'a limit key needs a name and a limit',
-      'Call gangq.set_limit(''licence'', 2).');
+  if (length(key) between 1 and 200 and most >= 0) is not true then
+    perform gangq.refuse('GQ001', 'a limit key needs a name of 1 to 200 characters and a limit of 0 '
+      'or more', 'Call gangq.set_limit(''licence'', 2).');
   end if;
   insert into gangq.limit_keys as k (name, most, pinned, login)
   values (key, set_limit.most, true, session_user)

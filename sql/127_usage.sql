@@ -91,8 +91,8 @@ begin
   if (usage.since > '0' and usage.since <= '100 years') is not true then
     perform gangq.refuse('GQ001', format('since is %s', coalesce(usage.since::text, 'null')),
       'It is how far back to look: more than 0, and 100 years at most.');
-  elsif usage.by is null or array_position(usage.by, null) is not null
-    or not usage.by <@ '{submitter,queue,task}'
+  -- Also without nulls: for a null the comparison is false.
+  elsif (usage.by <@ '{submitter,queue,task}') is not true
   then
     perform gangq.refuse('GQ001', format('by is %s', left(coalesce(usage.by::text, 'null'), 100)),
       'It is some of submitter, queue and task, or empty for the sum.');

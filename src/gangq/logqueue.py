@@ -37,6 +37,7 @@ WATCHDOGS = ("gangq.watchdogs",)
 WORKER = (
     *WATCHDOGS,
     "gangq.client",
+    "gangq.decider",
     "gangq.embedded",
     "gangq.gpu",
     "gangq.schema",
