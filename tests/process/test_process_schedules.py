@@ -15,6 +15,14 @@ from process.floor import PATIENCE_S, Floor
 from worker.worker_process import WorkerProcess, eventually
 
 TASKS = """
+import logging
+
+class Why(logging.Handler):
+    def emit(self, record):
+        print(getattr(record, "error", ""), getattr(record, "advice", ""), flush=True)
+
+logging.getLogger("gangq.worker.schedules").addHandler(Why())
+
 @app.schedule(every="1s", name="seconds", catch_up="all", due_as="due")
 @app.task(name="seconds")
 def seconds(ctx, due):
