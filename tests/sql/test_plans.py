@@ -238,8 +238,8 @@ def _asked(request_id: str, **more: Any) -> str:
         ("select * from gangq.keep_partitions(true)", 6000),
         # Last, because of all 300 jobs of that worker they leave a dead row for those that come after. Each of
         # these jobs leaves an event too, which tells the token of a lost claim from a last word repeated.
-        ("select * from gangq.retire_worker({busy})", 8000),
-        ("select * from gangq.report_dead('busy7', {busy}, '{{\"proof\": \"x\"}}')", 8000),
+        ("select * from gangq.retire_worker({busy})", 8500),
+        ("select * from gangq.report_dead('busy7', {busy}, '{{\"proof\": \"x\"}}')", 8500),
     ],
 )
 def test_a_verb_reads_little_whatever_waits_runs_or_has_ended(idle: str, sql: str, most: int) -> None:

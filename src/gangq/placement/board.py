@@ -82,8 +82,6 @@ class Unit:
     ends_at: float
     """When it has ended, as far as that can be told; later than the board's moment."""
     queue: str = "default"
-    limit_key: str = ""
-    """What limits its jobs beside the queue; empty: nothing."""
     submitter: str = ""
     priority: int = 0
     since: float = 0.0
@@ -107,6 +105,8 @@ class Unit:
     """The key by which it is kept apart from others."""
     ask: Ask | None = None
     """What it would wait as, were it placed again; for units that are to be moved."""
+    limit_key: str = ""
+    """What limits its jobs beside the queue; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ _PER_JOB = 64
 _WITHOUT_KEY = 64
 """Connections that have not shown a key yet; for one more, the oldest of them is cut."""
 _FIRST_WORD_S = 2.0
-_BACKLOG = 64
+_BACKLOG = 16
+"""asyncio accepts so many at once, before it closes any that were cut: a flood must not take the worker's files."""
 _LINE_SLACK = 1 << 20
 _SMALL = 64 << 10
 """A request of at most so many bytes is read in the control loop."""
