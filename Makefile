@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 ROOMS := $(filter-out tests/packaging/ tests/process/ tests/__pycache__/,$(wildcard tests/*/))
 # A file is not shared out, so what takes longest begins first. Files of seconds come last: they fill the gaps.
 FIRST := tests/property/test_fuzz.py tests/host/test_bounce.py tests/embedded/ tests/property/ tests/cli/test_run.py \
-  tests/servers/ tests/sql/test_plans.py tests/host/ tests/worker/ tests/bench/ tests/client/ tests/cli/ tests/schema/ \
-  tests/gpu/ tests/examples/ tests/simulator/ tests/watchdogs/
+  tests/servers/ tests/sql/test_plans.py tests/host/ tests/worker/ tests/bench/ tests/testing/ tests/client/ tests/cli/ \
+  tests/schema/ tests/gpu/ tests/examples/ tests/simulator/ tests/watchdogs/
 LAST := tests/interleaving/ tests/acceptance/ tests/sql/ tests/placement/
 # What measures time, kills processes or mostly waits.
-WAITS := $(addprefix tests/process/test_process_,not_reported.py secrets.py watchdogs.py told.py gil.py frozen.py devices.py \
-  wire.py outage.py) tests/watchdogs/test_trip.py tests/process/test_process_kill.py tests/watchdogs/test_judged.py \
-  tests/watchdogs/test_logqueue.py tests/process/
+WAITS := $(addprefix tests/process/test_,process_watchdogs.py process_secrets.py process_not_reported.py process_devices.py \
+  process_frozen.py process_gil.py statements.py process_outage.py supervisor.py supervisor_killed.py) \
+  tests/watchdogs/test_trip.py $(addprefix tests/process/test_,failover.py process_told.py process_wire.py process_kill.py) \
+  tests/watchdogs/test_judged.py tests/watchdogs/test_logqueue.py tests/process/
 NAMED := $(FIRST) $(LAST) $(WAITS)
 $(if $(filter-out $(wildcard $(NAMED)),$(NAMED)),$(error not there: $(filter-out $(wildcard $(NAMED)),$(NAMED))))
 PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile --no-loadscope-reorder

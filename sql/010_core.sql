@@ -26,7 +26,7 @@ comment on function gangq.now is
 create function gangq.caller() returns text language sql stable
 return case
   when current_setting('role') = any ('{none,gangq_viewer,gangq_submitter,gangq_worker,'
-    'gangq_decider,gangq_host,gangq_admin}'::text[])
+    'gangq_decider,gangq_host,gangq_notifier,gangq_admin}'::text[])
   then session_user::text else current_setting('role') end;
 comment on function gangq.caller is
   'The role on whose behalf a verb runs, also inside security definer functions: the one set by '
@@ -60,6 +60,53 @@ begin
 end $$;
 comment on function gangq.refuse is
   'Internal. Raises a typed error whose hint says what to do; each has 2000 characters at most.';
+
+create function gangq.refuse_missing(what text, id text, is_live boolean default false)
+returns void language plpgsql as $$
+begin
+  perform gangq.refuse('GQ002',
+    format(case when what = any ('{worker,device}') then '%s %L %s' else '%s %s %s' end, what,
+      coalesce(left(id, 200), 'null'),
+      case when is_live then 'is not live' else 'does not exist' end),
+    format(case when is_live then 'It has ended or never existed: see gangq.%ss.'
+      else 'Look in gangq.%ss; what has ended is kept for its retention.' end,
+      replace(what, 'incarnation', 'worker')));
+end $$;
+comment on function gangq.refuse_missing is
+  'Internal. Raises GQ002 for a job, gang, incarnation, worker or device. is_live: it may have '
+  'ended.';
+
+create function gangq.nearest(name text, known text[]) returns text language sql immutable as $$
+  with pairs(word, pair) as (
+    select w.word, substr(lower(w.word), n, 2)
+    from (
+      select distinct k.word from unnest(nearest.known) as k(word)
+      union
+      select nearest.name) w
+    cross join generate_series(1, greatest(length(w.word) - 1, 1)) n
+  ),
+  alike as (
+    select p.word, count(distinct p.pair) as shared
+    from pairs p
+    where p.word <> nearest.name
+      and p.pair in (select x.pair from pairs x where x.word = nearest.name)
+    group by p.word order by 2 desc, length(p.word), 1 limit 3
+  )
+  select string_agg(a.word, ', ' order by a.shared desc, length(a.word), a.word) from alike a
+$$;
+comment on function gangq.nearest is
+  'Internal. Up to three of the known names, those that share the most pairs of letters with a '
+  'mistyped one; null when none shares any.';
+
+create function gangq.refuse_unknown(what text, name text, known text[], hint text) returns void
+language plpgsql as $$
+begin
+  -- A name has 200 characters at most. The comparison of a longer one would take time for each.
+  perform gangq.refuse('GQ002', format('%s %L does not exist', what, coalesce(left(name, 200), ''))
+    || coalesce('; there is ' || gangq.nearest(left(name, 200), known), ''), hint);
+end $$;
+comment on function gangq.refuse_unknown is
+  'Internal. Raises GQ002 for a name that is none of the known ones, naming those most like it.';
 
 create function gangq.check_moment(what text, at timestamptz) returns void
 language plpgsql immutable as $$
@@ -119,9 +166,14 @@ comment on function gangq.cut is
   'Internal. What was said, if it is not too large; else as much of its first keys as fits, and '
   'under "cut" how large it was.';
 
+create function gangq.reads_committed() returns boolean language sql stable
+return current_setting('transaction_isolation') in ('read committed', 'read uncommitted');
+comment on function gangq.reads_committed is
+  'Internal. Whether each statement of this transaction sees what others committed before it.';
+
 create function gangq.require_read_committed(verb text) returns void language plpgsql stable as $$
 begin
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+  if not gangq.reads_committed() then
     perform gangq.refuse('GQ008',
       format('%s needs isolation level READ COMMITTED, this transaction is %s', verb,
         upper(current_setting('transaction_isolation'))),
@@ -198,9 +250,26 @@ begin
     at, kind, gang_id, epoch, job_id, token, incarnation,
     (select i.name from gangq.incarnations i where i.id = incarnation),
     gangq.shortened(reason, 4000), gangq.cut(data, 262144), gangq.actor());
+  -- The events of gangq.notification_kinds: most events are none of them, and cost no look there.
+  if kind = any ('{end,quarantine,stuck,trip}'::text[]) then
+    perform gangq.tell(k.kind, log_event.at, log_event.gang_id, log_event.epoch, log_event.job_id,
+      log_event.incarnation, log_event.reason, log_event.data)
+    from gangq.notification_kinds k
+    where k.event = log_event.kind and coalesce(log_event.data, '{}') @? k.holds::jsonpath;
+  end if;
 end $$;
 comment on function gangq.log_event is
-  'Internal. Appends one event in the transaction of what happened.';
+  'Internal. Appends one event in the transaction of what happened, and tells the notification '
+  'targets that want it.';
+
+create function gangq.log_job(
+  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb default null
+) returns void language sql volatile as $$
+  select gangq.log_event(t, kind, j.gang_id,
+    (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token, j.incarnation,
+    reason, data)
+$$;
+comment on function gangq.log_job is 'Internal. Appends an event of this job and its claim.';
 
 -- Wake-ups are hints. Channels: gangq_<incarnation> for one worker (payload claim, light, stop, go
 -- or tick), gangq_wake for whoever sleeps (payload: the queue), gangq_tick for dedicated tickers.

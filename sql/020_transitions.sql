@@ -37,7 +37,6 @@ from (values
   ('complete_and_claim', 'gangq_worker',
     'pending>running reserved>running running>done preempting>done'),
   ('reserve_gang', 'gangq_worker', 'blocked>reserved'),
-  ('reserve_members', 'gangq_worker', 'blocked>reserved'),
   ('complete_drain', 'gangq_worker',
     'blocked>failed preempted>blocked preempted>failed preempted>cancelled'),
   ('time_out', 'gangq_worker', 'blocked>failed blocked>pending'),
@@ -80,8 +79,9 @@ begin
     else old.state <> new.state and (old.state || '>' || new.state) <> all (array[
       'waiting>pending', 'waiting>scheduled', 'waiting>blocked', 'waiting>cancelled',
       'scheduled>pending', 'scheduled>cancelled', 'pending>running', 'pending>scheduled',
-      'pending>cancelled', 'blocked>reserved', 'blocked>failed', 'blocked>pending', 'blocked>cancelled',
-      'reserved>running', 'reserved>blocked', 'running>done', 'running>scheduled',
+      'pending>cancelled', 'blocked>reserved', 'blocked>failed', 'blocked>pending',
+      'blocked>cancelled', 'reserved>running', 'reserved>blocked', 'running>done',
+      'running>scheduled',
       'running>failed', 'running>preempted', 'running>pending', 'running>preempting',
       'preempting>preempted', 'preempting>done', 'preempting>pending', 'preempting>scheduled',
       'preempting>cancelled', 'preempted>blocked', 'preempted>failed', 'preempted>cancelled']) end)

@@ -26,6 +26,9 @@ language sql immutable as $$
     when type = 'jsonb'::regtype then true
     when type = any ('{smallint,integer,bigint,real,numeric}'::regtype[])
       then jsonb_typeof(given) = 'number'
+    when type = 'bigint[]'::regtype
+      then jsonb_typeof(given) = 'array'
+        and not jsonb_path_exists(given, 'strict $[*] ? (@.type() != "number")')
     when type = 'boolean'::regtype then jsonb_typeof(given) = 'boolean'
     when type = 'text[]'::regtype
       then jsonb_typeof(given) = 'array'
@@ -180,7 +183,6 @@ comment on function gangq.configure is
 
 create function gangq.set_task(task text, settings jsonb default '{}', forget boolean default false)
 returns void language plpgsql as $$
-#variable_conflict use_column
 declare
   n gangq.task_settings;
 begin

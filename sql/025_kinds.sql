@@ -39,7 +39,6 @@ comment on view gangq.blocked_kinds is
 create function gangq.intern_kind(
   queue text, roles jsonb, require text, prefer text, apart text
 ) returns integer language plpgsql as $$
-#variable_conflict use_variable
 declare
   demand text := jsonb_build_object('queue', queue, 'require', require, 'prefer', prefer,
     'apart', apart, 'roles', roles)::text;

@@ -90,7 +90,6 @@ comment on function gangq.check_taints is
 -- unknown: so != holds for whoever lacks the label.
 create function gangq.selector_path(selector jsonb, tolerates text[]) returns jsonpath
 language plpgsql immutable as $$
-#variable_conflict use_column
 declare
   c record;
   path text;

@@ -93,7 +93,8 @@ begin
 end $$;
 comment on function gangq.amount_of is 'Internal. How much of the resource that a limit counts.';
 
-create function gangq.lock_limited(names text[]) returns void language plpgsql as $$
+create function gangq.lock_limited(names text[], keys text[]) returns void
+language plpgsql as $$
 begin
   perform 1 from gangq.queues_table q
   where q.limited and q.name = any (array(
@@ -101,10 +102,11 @@ begin
     from unnest(lock_limited.names) as n(name)
     cross join lateral unnest(gangq.queue_path(n.name)) as p(name)))
   order by q.name for no key update;
+  perform 1 from gangq.limit_keys k where k.name = any (keys) order by k.name for no key update;
 end $$;
 comment on function gangq.lock_limited is
-  'Internal. Locks the queues on the paths of these that have a limit, by name, so that no other '
-  'transaction places work there until this one ends. Count in a later statement.';
+  'Internal. Locks the queues on the paths of these that have a limit, then limit keys, by name, '
+  'so that no other transaction places such work until this one ends. Count in a later statement.';
 
 create function gangq.limit_hit(
   queue text, submitter text, gangs integer, jobs integer, gpus bigint, memory_mb bigint,
@@ -137,141 +139,6 @@ comment on function gangq.limit_hit is
   'running_limit or submitter_limit, "queue", "resource", "limit", "used", "asked"}; null: none. A '
   'resource of which null is asked: whether more of it is used than the limit. Binding only after '
   'lock_limited.';
-
--- A claim looks at every shape that waits, so the claims of all workers take longer with each. The
--- number is asked only when a shape is new, and without a lock: submissions at the same time do not
--- see each other's new shapes.
-create function gangq.check_new_shape(login text, for_submitter boolean) returns void
-language plpgsql as $$
-declare
-  most integer := (select s.new_shapes_per_day from gangq.settings s);
-begin
-  if exists (
-      select 1 from gangq.shapes s
-      where s.login = check_new_shape.login and s.added_at > gangq.now() - interval '1 day'
-        and (s.submitter is not null) = check_new_shape.for_submitter
-      offset most - 1)
-    and not gangq.roles_of(login) && array['gangq_admin', (
-      select pg_get_userbyid(n.nspowner)::text from pg_namespace n where n.nspname = 'gangq')]
-  then
-    perform gangq.refuse('GQ007',
-      format('%s has submitted %s new combinations of queue, task, devices, memory, CPUs, labels, '
-        'selector and model within a day, which is the most', login, most),
-      'Each new combination makes every claim slower. Use fewer different labels and selectors, '
-      'and round memory_mb and cpus up; what tells single jobs apart belongs in their payload. An '
-      'admin can raise the limit: gangq.configure(''{"new_shapes_per_day": ...}'').');
-  end if;
-end $$;
-comment on function gangq.check_new_shape is
-  'Internal. Raises GQ007 if this login, unless it is an admin, has added '
-  'settings.new_shapes_per_day shapes within a day. for_submitter: counts the copies that '
-  'shape_for makes, else all others.';
-
--- The whole requirement in one value: shapes are kept for ever, and by any part of it a submission
--- would read all that are alike in that.
-create function gangq.shape_digest(s gangq.shapes) returns bytea language sql stable as $$
-  select sha256(convert_to(jsonb_build_array((s).queue, (s).task, (s).gpus, (s).vram_mb,
-    (s).memory_mb, (s).cpus, (s).labels, (s).model, (s).selector, (s).tolerates, (s).avoid,
-    (s).submitter)::text, 'UTF8'))
-$$;
-comment on function gangq.shape_digest is
-  'Internal. What shapes.digest is: equal for equal requirements and for no others.';
-
--- No unique key on shapes: a caller's transaction that holds a new shape uncommitted must not make
--- other submitters wait for it.
-create function gangq.keep_shape(s gangq.shapes, login text) returns integer language plpgsql as $$
-declare
-  found_id integer;
-begin
-  s.digest := gangq.shape_digest(s);
-  select x.id into found_id from gangq.shapes x where x.digest = s.digest order by x.id limit 1;
-  if found then
-    return found_id;
-  end if;
-  if keep_shape.login is not null then
-    perform gangq.check_new_shape(keep_shape.login, s.submitter is not null);
-  end if;
-  insert into gangq.shapes (queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, selector,
-    tolerates, selects, avoid, submitter, digest, login, added_at)
-  values (s.queue, s.task, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.labels, s.model, s.selector,
-    s.tolerates, s.selects, s.avoid, s.submitter, s.digest, keep_shape.login,
-    case when keep_shape.login is not null then gangq.now() end)
-  returning id into found_id;
-  return found_id;
-end $$;
-comment on function gangq.keep_shape is
-  'Internal. The number of a checked shape, which is added if it is new and then charged to login '
-  '(GQ007); null: to nobody.';
-
-create function gangq.shape_like(
-  shape_id integer, avoid bigint[], submitter text, login text
-) returns integer language plpgsql as $$
-declare
-  s gangq.shapes;
-begin
-  select x.* into s from gangq.shapes x where x.id = shape_like.shape_id;
-  s.avoid := shape_like.avoid;
-  s.submitter := shape_like.submitter;
-  return gangq.keep_shape(s, shape_like.login);
-end $$;
-comment on function gangq.shape_like is
-  'Internal. The shape like this one with these devices to avoid and this submitter, charged to '
-  'login (keep_shape).';
-
--- Where a limit or a fair order tells submitters apart, each has shapes of its own: so a claim
--- finds the first job of every one, and does not read through the backlog of those that may have no
--- more.
-create function gangq.tells_apart(queue text) returns boolean language sql stable as $$
-  select exists (
-    select 1 from gangq.queues_table q
-    where gangq.below(tells_apart.queue, array[q.name])
-      and (q.policy = 'fair' or q.limited and q.submitter_maximum <> '{}'))
-$$;
-comment on function gangq.tells_apart is
-  'Internal. Whether a limit or a fair order tells the submitters of a queue apart.';
-
-create function gangq.shape_for(shape_id integer, submitter text, login text) returns integer
-language plpgsql as $$
-begin
-  return (
-    select case when gangq.tells_apart(s.queue)
-      then gangq.shape_like(s.id, s.avoid, shape_for.submitter, shape_for.login) else s.id end
-    from gangq.shapes s where s.id = shape_id);
-end $$;
-comment on function gangq.shape_for is
-  'Internal. The shape of work of this submitter: a copy of its own where its queue tells '
-  'submitters apart, else the shape itself. A new copy is charged to login (GQ007).';
-
--- Of what was submitted before its queue told submitters apart only the first job would be seen,
--- and a submitter that has all it may have would hold up the others behind it.
-create function gangq.part_submitters(most integer default 1000) returns integer
-language plpgsql as $$
-#variable_conflict use_column
-declare
-  n integer;
-begin
-  with mixed as materialized (
-    select s.id
-    from gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
-    where s.submitter is null and gangq.tells_apart(s.queue)
-  ),
-  waiting as materialized (
-    select j.id
-    from mixed m
-    cross join lateral (
-      select x.id from gangq.live_jobs x
-      where x.shape_id = m.id and x.state = 'pending'
-      order by x.order_key limit most for update skip locked) j
-    limit most
-  )
-  update gangq.live_jobs j set shape_id = gangq.shape_for(j.shape_id, j.submitter, null)
-  from waiting w where j.id = w.id;
-  get diagnostics n = row_count;
-  return n;
-end $$;
-comment on function gangq.part_submitters is
-  'Internal. Gives single jobs that wait a shape of their submitter''s own, where their queue '
-  'tells submitters apart by now. Returns how many.';
 
 -- Settings ----------------------------------------------------------------------------------------
 
@@ -318,6 +185,19 @@ begin
       'Give a priority, -1000 to 1000, by login or role of this server: {"alice": 100, '
       '"gangq_submitter": 10}, where gangq_submitter stands for every submitter.');
   end if;
+  if settings ->> 'paused_until' is not null then
+    perform gangq.check_moment('paused_until', q.paused_until);
+    if q.paused_until <= gangq.now() then
+      perform gangq.refuse('GQ001', format('%s: paused_until is %s, which is over', what,
+        q.paused_until), 'Give a time to come, or {"paused": false}.');
+    elsif settings -> 'paused' = 'false' then
+      perform gangq.refuse('GQ001', format('%s: paused_until is for a queue that is paused', what),
+        'Leave paused or paused_until out.');
+    end if;
+    q.paused := true;
+  elsif settings ? 'paused' then
+    q.paused_until := null;
+  end if;
   return q;
 end $$;
 comment on function gangq.read_queue is
@@ -359,7 +239,6 @@ comment on function gangq.check_guarantees is
 
 create function gangq.set_queue(name text, settings jsonb default '{}') returns void
 language plpgsql as $$
-#variable_conflict use_variable
 declare
   limits constant text[] := '{maximum,max_running_gangs,max_running_jobs,submitter_maximum}';
   parts text[] := string_to_array(name, '.');
@@ -387,32 +266,65 @@ begin
   select q.* into n from gangq.queues_table q where q.name = set_queue.name;
   n := gangq.read_queue(name, settings, n);
   update gangq.queues_table q set (
-    paused, draining, policy, guaranteed, maximum, submitter_maximum, max_running_gangs,
+    paused, paused_until, draining, policy, guaranteed, maximum, submitter_maximum, max_running_gangs,
     max_running_jobs, weight, preempts, preemptible, min_run_s, placement_timeout_s,
     timeout_style, others, ceilings, max_attempts, max_crashes, max_trips, backoff_s,
     backoff_max_s, budget_s, max_payload_bytes, retention_done, retention_failed
   ) = (
-    select n.paused, n.draining, n.policy, n.guaranteed, n.maximum, n.submitter_maximum,
-    n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts, n.preemptible, n.min_run_s,
+    select n.paused, n.paused_until, n.draining, n.policy, n.guaranteed, n.maximum,
+    n.submitter_maximum, n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts, n.preemptible, n.min_run_s,
     n.placement_timeout_s, n.timeout_style, n.others, n.ceilings, n.max_attempts, n.max_crashes,
     n.max_trips, n.backoff_s, n.backoff_max_s, n.budget_s, n.max_payload_bytes, n.retention_done,
     n.retention_failed)
   where q.name = set_queue.name;
   perform gangq.check_guarantees(n, names);
-  -- What may start now is below the queue, and workers that serve it may sleep.
   if settings -> 'paused' = 'false' or settings ?| limits then
-    perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q
-    where gangq.below(q.name, array[name]);
-    perform gangq.wake_tick();
+    perform gangq.wake_below(array[set_queue.name]);
+  end if;
+  if n.paused_until is not null then
+    perform gangq.wake_tick();  -- Which has to know when to come again.
   end if;
 end $$;
 comment on function gangq.set_queue is
   'Makes a queue, and its parents that are missing, or changes the settings that are given; a null '
   'takes one away where there may be none: set_queue(''gpu'', ''{"maximum": {"gpus": 8}, '
-  '"budget_s": null}''). guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; '
+  '"budget_s": null}''). paused: nothing new starts, until somebody or, at paused_until, a tick '
+  'opens it again. guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; '
   'submitter_maximum: {"gpus", "jobs", "gangs"}; each replaces what was there. A limit that is '
   'already exceeded stops nothing that runs. others: who may cancel, retry, reprioritise and read '
   'the work of others in it, owner (admins only) or shared (all submitters). ceilings: the highest '
   'priority by role, {"alice": 100, "gangq_submitter": 10}, here and in the queues below; the '
   'highest entry that applies counts, who has none is not bound, nor are admins. For gangq_admin. '
   'Raises GQ001.';
+
+create function gangq.wake_below(names text[]) returns void language plpgsql as $$
+begin
+  -- What may start now is below the queues, and workers that serve it may sleep.
+  perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q
+  where gangq.below(q.name, names);
+  perform gangq.wake_tick();
+end $$;
+comment on function gangq.wake_below is
+  'Internal. Wakes who may start what waits in these queues and those below them.';
+
+create function gangq.end_pauses() returns integer language plpgsql as $$
+declare
+  opened text[];
+begin
+  with due as (
+    select q.name from gangq.queues_table q
+    where q.paused_until <= gangq.now() order by q.name for no key update skip locked
+  ),
+  ended as (
+    update gangq.queues_table q set paused = false, paused_until = null
+    from due where q.name = due.name
+    returning q.name
+  )
+  select array_agg(e.name) into opened from ended e;
+  if opened is not null then
+    perform gangq.wake_below(opened);
+  end if;
+  return coalesce(cardinality(opened), 0);
+end $$;
+comment on function gangq.end_pauses is
+  'Internal, a step of the tick. Opens the queues whose pause is over. Returns how many.';

@@ -1,8 +1,8 @@
--- Workers: register, heartbeat, retire, proof of death, quarantine. An operator's quarantine and
--- taints belong to a worker by name and outlive its restart; all else belongs to an incarnation.
--- Locks, in this order: the worker's name (a row of worker_names), its own row, FOR NO KEY UPDATE
--- everywhere because foreign keys point at it, devices by UUID. heartbeat waits for no lock. Ending
--- an incarnation locks its row, then frees its jobs with skip locked; the next tick frees the rest.
+-- Workers: register_worker, retire_worker, report_dead (proof of death). What a worker registers
+-- belongs to one incarnation, which ends (end_incarnation) when the worker retires or dies.
+-- Locks: register_worker the worker's name (a row of worker_names), then its devices by UUID;
+-- retire_worker and report_dead the incarnation, for no key update because foreign keys point at
+-- it. Then its jobs are freed with skip locked (free_orphans, 110); the next tick frees the rest.
 
 create function gangq.lock_name(name text) returns void language plpgsql as $$
 begin
@@ -21,7 +21,6 @@ comment on function gangq.lock_name is
 
 create function gangq.declare_tasks(task_options jsonb, worker text, t timestamptz) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
   said record;
   old gangq.task_options;
@@ -85,13 +84,7 @@ begin
     perform gangq.refuse('GQ001', format('worker %L serves no queue', name),
       'Pass queues => array[''default''].');
   end if;
-  select w.q into wrong from unnest(queues) as w(q)
-  where not exists (select 1 from gangq.queues_table x where x.name = w.q) limit 1;
-  if found then
-    perform gangq.refuse('GQ002', format('queue %L does not exist', wrong.q),
-      format('Make it with: gangq queue create %s   (or select gangq.set_queue(%L)).',
-        wrong.q, wrong.q));
-  end if;
+  perform gangq.queue_named(w.q) from unnest(queues) as w(q);
   if not o.lease_s <= 1e6 then
     perform gangq.refuse('GQ001', format('lease_s is %s', o.lease_s),
       'A worker''s own lease is a million seconds at most; null: the installation''s.');
@@ -131,30 +124,28 @@ comment on function gangq.refuse_taken is
 
 create function gangq.register_devices(incarnation bigint, host text, devices jsonb)
 returns bigint[] language plpgsql as $$
-#variable_conflict use_column
 declare
-  d record;
   ids bigint[];
 begin
-  for d in
-    select x.* from jsonb_to_recordset(devices) as x(
-      uuid text, index integer, vram_mb integer, model text, source text, link text)
-    order by x.uuid
-  loop
-    if coalesce(d.uuid, '') = '' or d.index is null then
-      perform gangq.refuse('GQ001', 'a device needs uuid and index',
-        'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
-    end if;
-    insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, link)
-    values (d.uuid, register_devices.host, d.index, coalesce(d.vram_mb, 0), coalesce(d.model, ''),
-      coalesce(d.source, 'declared'), d.link)
-    on conflict (uuid) do update set host = excluded.host, index = excluded.index,
-      vram_mb = excluded.vram_mb, model = excluded.model, source = excluded.source,
-      link = excluded.link
-    -- What a live worker offers is as that worker said, whichever other worker claims to see it.
-    where not exists (
-      select 1 from gangq.incarnations i where i.id = r.offered_by and i.ended_at is null);
-  end loop;
+  if exists (
+    select from jsonb_to_recordset(devices) as x(uuid text, index integer)
+    where coalesce(x.uuid, '') = '' or x.index is null)
+  then
+    perform gangq.refuse('GQ001', 'a device needs uuid and index',
+      'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
+  end if;
+  insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, link)
+  select distinct on (x.uuid) x.uuid, register_devices.host, x.index, coalesce(x.vram_mb, 0),
+    coalesce(x.model, ''), coalesce(x.source, 'declared'), x.link
+  from jsonb_to_recordset(devices) as x(
+    uuid text, index integer, vram_mb integer, model text, source text, link text)
+  order by x.uuid
+  on conflict (uuid) do update set host = excluded.host, index = excluded.index,
+    vram_mb = excluded.vram_mb, model = excluded.model, source = excluded.source,
+    link = excluded.link
+  -- A device that a live worker offers is described by that worker alone.
+  where not exists (
+    select 1 from gangq.incarnations i where i.id = r.offered_by and i.ended_at is null);
   with seen as (
     insert into gangq.device_claimants (device_id, incarnation)
     select r.id, register_devices.incarnation from gangq.device_registry r
@@ -177,7 +168,6 @@ create function gangq.register_worker(
   ack_timeout_s real, tick_s real, log_bytes integer, checkpoint_bytes integer, withheld text[],
   registered_at timestamptz
 ) language plpgsql as $$
-#variable_conflict use_column
 declare
   o gangq.worker_options;
   s gangq.settings;
@@ -265,189 +255,13 @@ create function gangq.offer_devices(device_ids bigint[]) returns void language s
 $$;
 comment on function gangq.offer_devices is 'Internal. Decides anew who offers these devices.';
 
-create function gangq.heartbeat(
-  incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}',
-  beats jsonb[] default null, readings jsonb default null, durable boolean default true
-) returns table (
-  job_id bigint, token bigint, action text, reason text, gang_id bigint, epoch integer
-) language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-declare
-  t timestamptz := gangq.now();
-  -- A crash may lose this renewal: for a full lease after a restart nothing is judged (lease_end).
-  flushed text := case when durable is false
-    then set_config('synchronous_commit', 'off', true) end;
-  holds_work boolean;
-begin
-  update gangq.leases l set expires_at = t + make_interval(secs => l.lease_s), renewed_at = t
-  where l.incarnation = (
-    select z.incarnation
-    from gangq.leases z join gangq.incarnations i on i.id = z.incarnation
-    where z.incarnation = heartbeat.incarnation and i.ended_at is null
-      and gangq.may_report(i.login) for update of z skip locked)
-  returning exists (
-    select 1 from gangq.live_jobs j
-    where j.incarnation = heartbeat.incarnation and j.state in ('running', 'preempting'))
-  into holds_work;
-  if holds_work is null then
-    perform gangq.refuse_heartbeat(heartbeat.incarnation);
-  end if;
-  -- Most heartbeats of a large fleet are of workers that wait for work: they are told nothing.
-  if not holds_work and heartbeat.job_ids = '{}' and heartbeat.readings is null then
-    return;
-  end if;
-  if heartbeat.beats is not null then
-    perform gangq.keep_beats(heartbeat.job_ids, heartbeat.tokens, heartbeat.beats, t);
-  end if;
-  if heartbeat.readings is not null then
-    perform gangq.keep_readings(heartbeat.incarnation, heartbeat.readings, t);
-  end if;
-  return query
-  select coalesce(a.id, h.id), coalesce(a.token, h.token), case
-      when h.id is null then 'lost'
-      when h.state = 'running' then 'continue'
-      when h.told_at + make_interval(secs => s.ack_timeout_s) < t then 'lost'
-      when h.stop_reason = 'cancel' then 'cancel'
-      else 'preempt' end,
-    case when h.id is null then 'not this worker''s claim any more' else h.stop_reason end,
-    h.gang_id, (select g.epoch from gangq.live_gangs g where g.id = h.gang_id)
-  from unnest(heartbeat.job_ids, heartbeat.tokens) as a(id, token)
-  full join (
-    select j.id, j.token, j.state, j.told_at, j.stop_reason, j.gang_id
-    from gangq.live_jobs j
-    where j.incarnation = heartbeat.incarnation and j.state in ('running', 'preempting')) h
-    on h.id = a.id and h.token = a.token
-  cross join gangq.settings s;
-end $$;
-comment on function gangq.heartbeat is
-  'A worker says it is alive and which claims it works on: renews its lease (count it from the '
-  'moment this call was sent), stores the beats given (aligned with job_ids; null: no news), and '
-  'returns per claim what to do: continue, preempt or cancel (stop within the grace, then '
-  'ack_preempted), lost (kill it, report nothing). Claims the worker did not list are returned '
-  'too. Waits for no lock: while its lease is being judged it raises 55P03, renewed nothing, and '
-  'is to be called again. readings: an array of {"uuid": ..., ...}, one per device that this '
-  'worker offers; the latest is kept, and what is malformed, unknown or over 4 KB is left out. A '
-  'beat over 64 KB is cut (its key "cut" says so). durable => false: the commit does not wait for '
-  'the disk (synchronous_commit off for this transaction), as gangq''s worker asks: never in a '
-  'transaction with writes of your own. Call it in autocommit. Raises GQ002, GQ005, 42501 (another '
-  'login registered it).';
-
-create function gangq.refuse_heartbeat(incarnation bigint) returns void language plpgsql as $$
-begin
-  if not exists (
-    select 1 from gangq.incarnations i
-    where i.id = refuse_heartbeat.incarnation and i.ended_at is null)
-  then
-    perform gangq.refuse_ended(incarnation);
-  end if;
-  perform gangq.check_login(incarnation);
-  -- A worker that took this for a renewal would count on time it does not have.
-  raise exception using errcode = 'lock_not_available',
-    message = format('the lease of incarnation %s is being judged this moment', incarnation),
-    hint = 'It was not renewed. Call heartbeat again at once.';
-end $$;
-comment on function gangq.refuse_heartbeat is
-  'Internal. Raises why a lease was not renewed: GQ002, GQ005, 42501 or 55P03.';
-
--- 1. Beats that are locked are left out: a handler may hold its complete() uncommitted, with the
---    old beat deleted, and the lease must be renewed.
--- 2. What a handler puts into its beat must not cost the lease: a step that is none is no error. A
---    beat over 64 KB would be rewritten with every heartbeat: it is cut, and says so.
--- 3. What was known of another claim of the job says nothing of this one, nor does the rate before
---    a step lower than the last: the job counts from the start again.
-create function gangq.keep_beats(
-  job_ids bigint[], tokens bigint[], beats jsonb[], t timestamptz
-) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-begin
-  with said as materialized (
-    select j.id, j.token, c.beat,
-      case when jsonb_typeof(c.beat -> 'step') = 'number'
-          and abs((c.beat ->> 'step')::numeric) < 9e18
-        then trunc((c.beat ->> 'step')::numeric)::bigint end as step,
-      substring(c.beat ->> 'phase' from '^(load|run|save|long)$') as phase
-    from unnest(keep_beats.job_ids, keep_beats.tokens, keep_beats.beats) as b(id, token, beat)
-    cross join lateral (select gangq.cut(b.beat, 65536) as beat offset 0) c
-    join gangq.live_jobs j
-      on j.id = b.id and j.token = b.token and j.state in ('running', 'preempting')
-    where b.beat is not null
-  ),
-  locked as materialized (
-    select z.* from gangq.progress z
-    where z.job_id = any (array(select n.id from said n))
-    order by z.job_id for update skip locked
-  ),
-  changed as (
-    update gangq.progress p set token = n.token, beat_at = t, data = n.beat, phase = n.phase,
-      step = coalesce(n.step, o.step),
-      stride = case when n.step > o.step
-        then least(gcd(coalesce(o.stride, 0), n.step::numeric - o.step), 9e18)::bigint
-        else o.stride end,
-      step_at = case when n.step is null or n.step = o.step then o.step_at else t end,
-      rate = case
-        when n.step < o.step then null
-        when n.step > o.step and o.step_at < t then (coalesce(o.rate, v.rate) + v.rate) / 2
-        else o.rate end,
-      lags_since = o.lags_since
-    from said n
-    join locked l on l.job_id = n.id
-    left join locked o on o.job_id = n.id and o.token = n.token
-    cross join lateral (
-      select (n.step::float8 - o.step)
-        / nullif(extract(epoch from t - o.step_at), 0)::float8 as rate) v
-    where p.job_id = n.id and p.job_id = any (array(select x.job_id from locked x))
-  )
-  insert into gangq.progress (job_id, token, beat_at, data, phase, step, step_at)
-  select n.id, n.token, t, n.beat, n.phase, n.step, case when n.step is not null then t end
-  from said n
-  where not exists (select 1 from gangq.progress z where z.job_id = n.id)
-  order by n.id
-  on conflict (job_id) do nothing;
-end $$;
-comment on function gangq.keep_beats is
-  'Internal. The beats that a heartbeat brings, aligned with its claims; waits for no lock.';
-
-create function gangq.keep_readings(incarnation bigint, readings jsonb, t timestamptz) returns void
-language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-declare
-  ids bigint[];
-  latest jsonb[];
-begin
-  if jsonb_typeof(keep_readings.readings) <> 'array' then
-    return;
-  end if;
-  select array_agg(n.id), array_agg(n.reading) into ids, latest
-  from (
-    select distinct on (r.id) r.id, e.reading - 'uuid' as reading
-    from jsonb_array_elements(keep_readings.readings) with ordinality as e(reading, n)
-    join gangq.device_registry r on r.uuid = e.reading ->> 'uuid'
-    where r.offered_by = keep_readings.incarnation and pg_column_size(e.reading) <= 4096
-    order by r.id, e.n desc) n;
-  update gangq.device_readings d
-  set incarnation = keep_readings.incarnation, at = t, data = n.reading
-  from unnest(ids, latest) as n(id, reading)
-  where d.device_id = n.id and d.device_id = any (array(
-    select z.device_id from gangq.device_readings z
-    where z.device_id = any (ids) order by z.device_id for update skip locked));
-  insert into gangq.device_readings (device_id, incarnation, at, data)
-  select n.id, keep_readings.incarnation, t, n.reading from unnest(ids, latest) as n(id, reading)
-  where not exists (select 1 from gangq.device_readings z where z.device_id = n.id)
-  on conflict (device_id) do nothing;
-end $$;
-comment on function gangq.keep_readings is
-  'Internal. The latest reading of each device, brought by the heartbeat of the worker that offers '
-  'it; waits for no lock.';
-
 create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql as $$
 declare
   i gangq.incarnations;
 begin
   select x.* into i from gangq.incarnations x where x.id = refuse_ended.incarnation;
   if not found then
-    perform gangq.refuse('GQ002',
-      format('incarnation %s does not exist', coalesce(refuse_ended.incarnation::text, 'null')),
-      'Call gangq.register_worker and use the incarnation it returns.');
+    perform gangq.refuse_missing('incarnation', refuse_ended.incarnation::text);
   end if;
   perform gangq.refuse('GQ005',
     format('worker %L, incarnation %s, ended at %s (%s)', i.name, i.id, i.ended_at, i.state),
@@ -462,7 +276,8 @@ begin
   update gangq.incarnations i set state = final_state, ended_at = t, model = null
   where i.id = end_incarnation.incarnation;
   perform gangq.forget_sleeper(end_incarnation.incarnation);
-  perform gangq.close_places_of(end_incarnation.incarnation);
+  perform gangq.close_places(array(
+    select p.id from gangq.places p where p.incarnation = end_incarnation.incarnation));
   perform gangq.offer_devices(array(
     select c.device_id from gangq.device_claimants c
     where c.incarnation = end_incarnation.incarnation));
@@ -473,7 +288,6 @@ comment on function gangq.end_incarnation is
 
 create function gangq.retire_worker(incarnation bigint, final boolean default true) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   me gangq.incarnations;
@@ -504,30 +318,43 @@ comment on function gangq.retire_worker is
   'free at once. No attempt is charged, each counts a stop (max_stops). Repeats are harmless. '
   'Raises GQ002, 42501 (another login registered it).';
 
-create function gangq.report_dead(worker text, incarnation bigint, evidence jsonb) returns integer
-language plpgsql as $$
-#variable_conflict use_column
+create function gangq.lock_reported(worker text, incarnation bigint, evidence jsonb)
+returns gangq.incarnations language plpgsql as $$
 declare
-  t timestamptz := gangq.now();
   i gangq.incarnations;
-  shape_id integer;
-  due integer := 0;
 begin
-  if jsonb_typeof(report_dead.evidence) is distinct from 'object' or report_dead.evidence = '{}'
+  if jsonb_typeof(lock_reported.evidence) is distinct from 'object'
+    or lock_reported.evidence = '{}'
   then
     perform gangq.refuse('GQ001',
-      format('worker %L is reported dead without evidence', report_dead.worker),
-      'Say how every process it started was confirmed gone, as a JSON object: {"by": "alice", '
-      '"checked": "host was powered off"}.');
+      format('worker %L is reported on without evidence', lock_reported.worker),
+      'Say what was found, as a JSON object. Dead: how every process it started was confirmed '
+      'gone, {"by": "alice", "checked": "host was powered off"}. Stuck: which process survived '
+      'SIGKILL, {"pid": 4711, "state": "D"}.');
   end if;
   select x.* into i from gangq.incarnations x
-  where x.id = report_dead.incarnation and x.name = report_dead.worker for no key update;
+  where x.id = lock_reported.incarnation and x.name = lock_reported.worker for no key update;
   if not found then
-    perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', report_dead.worker,
-        coalesce(report_dead.incarnation::text, 'null')),
+    perform gangq.refuse('GQ002', format('worker %L has no incarnation %s', worker,
+        coalesce(lock_reported.incarnation::text, 'null')),
       'Take both from select name, incarnation from gangq.workers.');
   end if;
   perform gangq.check_login(i.id, host => true);
+  return i;
+end $$;
+comment on function gangq.lock_reported is
+  'Internal, for report_dead and report_stuck. Locks the incarnation reported on and returns it. '
+  'Raises GQ001 without evidence, GQ002, 42501.';
+
+create function gangq.report_dead(worker text, incarnation bigint, evidence jsonb) returns integer
+language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  i gangq.incarnations;
+  due integer;
+  shapes integer;  -- that were woken
+begin
+  i := gangq.lock_reported(report_dead.worker, report_dead.incarnation, report_dead.evidence);
   if i.ended_at is not null and i.exits_at is null then
     return 0;
   end if;
@@ -538,22 +365,19 @@ begin
   if i.ended_at is null then
     perform gangq.end_incarnation(i.id, 'dead', t);
   end if;
-  -- It tripped, and was to be gone by then: what waits for that need wait no longer.
+  -- After a trip jobs wait for exits_at, when the process would be gone: they need not any more.
   update gangq.incarnations x set exits_at = null, flagged_at = null where x.id = i.id;
-  for shape_id in
-    with freed as (
-      update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
-      where j.id = any (array(
-        select z.id from gangq.live_jobs z
-        where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
-        order by z.id for update skip locked))
-      returning j.shape_id
-    )
-    select f.shape_id from freed f
-  loop
-    due := due + 1;
-    perform gangq.wake_lane(shape_id, 1, 'sleepers');
-  end loop;
+  with freed as (
+    update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
+    where j.id = any (array(
+      select z.id from gangq.live_jobs z
+      where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
+      order by z.id for update skip locked))
+    returning j.shape_id
+  )
+  select coalesce(sum(f.jobs), 0), count(gangq.wake_lane(f.shape_id, f.jobs, 'sleepers'))
+  into due, shapes
+  from (select x.shape_id, count(*) as jobs from freed x group by x.shape_id) f;
   perform gangq.lift_withheld(i.id, t);
   return due + gangq.free_orphans(array[i.id]);
 end $$;
@@ -564,178 +388,3 @@ comment on function gangq.report_dead is
   'many jobs. Evidence is kept in events, its traceback and log_tail apart. Repeats are harmless. '
   'For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, '
   '42501.';
-
--- A registration of this name copies what an operator has set from the newest incarnation. Under
--- the name's lock it has done so, and its incarnation is the newest one here, or does so later.
-create function gangq.lock_newest(worker text) returns bigint language plpgsql as $$
-declare
-  newest bigint;
-begin
-  perform gangq.lock_name(worker);
-  select i.id into newest from gangq.incarnations i
-  where i.name = worker order by i.id desc limit 1 for no key update;
-  if not found then
-    perform gangq.refuse('GQ002', format('worker %L does not exist', worker),
-      'Names are in gangq.workers.');
-  end if;
-  return newest;
-end $$;
-comment on function gangq.lock_newest is
-  'Internal. Locks a worker''s name and newest incarnation, which it returns. Raises GQ002.';
-
-create function gangq.device_of(device_uuid text) returns gangq.device_registry
-language plpgsql stable as $$
-declare
-  d gangq.device_registry;
-begin
-  select r.* into d from gangq.device_registry r where r.uuid = device_uuid;
-  if not found then
-    perform gangq.refuse('GQ002', format('device %L does not exist', device_uuid),
-      'UUIDs are in gangq.devices.');
-  end if;
-  return d;
-end $$;
-comment on function gangq.device_of is 'Internal. The device with this UUID. Raises GQ002.';
-
-create function gangq.quarantine(
-  device_uuid text default null, worker text default null, reason text default 'operator'
-) returns void language plpgsql as $$
-#variable_conflict use_column
-declare
-  t timestamptz := gangq.now();
-  d gangq.device_registry;
-  newest bigint;
-  holder bigint;
-begin
-  if (device_uuid is null) = (worker is null) then
-    perform gangq.refuse('GQ001', 'quarantine a device or a worker, one of them',
-      'Pass device_uuid or worker.');
-  end if;
-  perform gangq.refuse_larger('the reason', octet_length(reason), 4000);
-  if coalesce(reason, '') = '' then
-    perform gangq.refuse('GQ001', 'a quarantine needs a reason', 'Say why it takes no work.');
-  end if;
-  if worker is not null then
-    newest := gangq.lock_newest(worker);
-    update gangq.incarnations x set quarantined = quarantine.reason where x.id = newest;
-    perform gangq.log_event(t, 'quarantine', incarnation => newest, reason => quarantine.reason);
-    return;
-  end if;
-  d := gangq.device_of(device_uuid);
-  perform gangq.lock_device(d);
-  select h.job_id into holder from gangq.device_holds h
-  where h.device_id = d.id and h.kind = 'job';
-  if found then
-    perform gangq.refuse('GQ004', format('device %s is held by job %s', device_uuid, holder),
-      'Cancel the job or let it end, then quarantine the device.');
-  end if;
-  perform gangq.close_places(waits => true, ids => array(
-    select h.place_id from gangq.device_holds h where h.device_id = d.id and h.kind = 'place'));
-  insert into gangq.device_holds (device_id, kind, reason, since)
-  values (d.id, 'quarantine', quarantine.reason, t)
-  -- In place of what a trip has withheld for a while.
-  on conflict (device_id) do update
-  set reason = excluded.reason, incarnation = null, until = null;
-  perform gangq.log_event(t, 'quarantine', incarnation => d.offered_by,
-    reason => quarantine.reason, data => jsonb_build_object('device', d.uuid));
-end $$;
-comment on function gangq.quarantine is
-  'Keeps a device, or a worker (by name, also after a restart), from taking work. Running work '
-  'goes on. For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
-
--- A claim that takes a device locks the worker that offers it first. Where no worker offers it, a
--- registration with it has to wait. The device may have changed hands while this waited.
-create function gangq.lock_device(d gangq.device_registry) returns void language plpgsql as $$
-begin
-  if d.offered_by is null then
-    perform 1 from gangq.device_registry r where r.id = d.id for no key update;
-  else
-    perform 1 from gangq.incarnations x where x.id = d.offered_by for no key update;
-  end if;
-  if exists (
-    select 1 from gangq.device_registry r
-    where r.id = d.id and r.offered_by is distinct from d.offered_by)
-  then
-    raise exception using errcode = 'lock_not_available',
-      message = format('device %s is changing hands this moment', d.uuid),
-      hint = 'Nothing was changed: try again.';
-  end if;
-end $$;
-comment on function gangq.lock_device is
-  'Internal. Until the transaction ends no claim takes this device. Raises 55P03.';
-
-create function gangq.unquarantine(device_uuid text default null, worker text default null)
-returns void language plpgsql as $$
-#variable_conflict use_column
-declare
-  d gangq.device_registry;
-  newest bigint;
-begin
-  if (device_uuid is null) = (worker is null) then
-    perform gangq.refuse('GQ001', 'lift the quarantine of a device or of a worker, one of them',
-      'Pass device_uuid or worker.');
-  end if;
-  if worker is not null then
-    newest := gangq.lock_newest(worker);
-    update gangq.incarnations x set quarantined = null where x.id = newest;
-  else
-    d := gangq.device_of(device_uuid);
-    perform gangq.let_use(d.id);
-    delete from gangq.device_holds h where h.device_id = d.id and h.kind = 'quarantine';
-    perform gangq.wake(array[d.offered_by], 'claim');
-  end if;
-  perform gangq.log_event(gangq.now(), 'unquarantine', reason => coalesce(device_uuid, worker));
-  perform gangq.wake_tick();
-end $$;
-comment on function gangq.unquarantine is
-  'Lifts a quarantine; live jobs that keep away from the device because they tripped on it may use '
-  'it again. For gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
-
-create function gangq.let_use(device bigint) returns void language plpgsql as $$
-#variable_conflict use_column
-declare
-  avoiding integer[] := array(select s.id from gangq.shapes s where device = any (s.avoid));
-  shape record;
-begin
-  perform 1 from gangq.live_gangs g
-  where g.kind_id = any (array(
-    select r.kind_id from gangq.kind_roles r where r.shape_id = any (avoiding)))
-  order by g.id for update;
-  perform 1 from gangq.live_jobs j where j.shape_id = any (avoiding) order by j.id for update;
-  for shape in
-    select s.id, gangq.shape_avoiding(s.id, array_remove(s.avoid, device)) as opened
-    from gangq.shapes s
-    where s.id = any (avoiding)
-      and exists (select 1 from gangq.live_jobs j where j.shape_id = s.id)
-  loop
-    update gangq.live_gangs g
-    set kind_id = gangq.kind_avoiding(g.kind_id, shape.id, shape.opened),
-      shape_id = case g.shape_id when shape.id then shape.opened else g.shape_id end
-    where g.kind_id in (
-      select r.kind_id from gangq.kind_roles r where r.shape_id = shape.id);
-    update gangq.live_jobs j set shape_id = shape.opened where j.shape_id = shape.id;
-  end loop;
-end $$;
-comment on function gangq.let_use is
-  'Internal. Live jobs that tripped on this device may use it again.';
-
-create function gangq.set_taints(worker text, taints text[]) returns void
-language plpgsql as $$
-#variable_conflict use_column
-declare
-  newest bigint;
-  wanted text[] := gangq.check_taints(set_taints.taints, 'taints', false);
-begin
-  newest := gangq.lock_newest(worker);
-  update gangq.incarnations x set operator_taints = wanted,
-    taints = x.taints[1:cardinality(x.taints) - cardinality(x.operator_taints)] || wanted
-  where x.id = newest;
-  perform gangq.log_event(gangq.now(), 'taint', incarnation => newest,
-    data => jsonb_build_object('taints', wanted));
-  perform gangq.wake(array[newest], 'claim');
-  perform gangq.wake_tick();
-end $$;
-comment on function gangq.set_taints is
-  'Sets what an operator taints a worker with, by name and also after a restart, beside the taints '
-  'it registers with; an empty array takes them off. What runs there runs on, what is reserved '
-  'there still starts. For gangq_admin. Raises GQ001, GQ002.';

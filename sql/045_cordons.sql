@@ -2,28 +2,6 @@
 -- Locks: cordon takes the worker rows by id and then the row of the cordon; uncordon takes only
 -- that.
 
-create function gangq.nearest(name text, known text[]) returns text language sql immutable as $$
-  with pairs(word, pair) as (
-    select w.word, substr(lower(w.word), n, 2)
-    from (
-      select distinct k.word from unnest(nearest.known) as k(word)
-      union
-      select nearest.name) w
-    cross join generate_series(1, greatest(length(w.word) - 1, 1)) n
-  ),
-  alike as (
-    select p.word, count(distinct p.pair) as shared
-    from pairs p
-    where p.word <> nearest.name
-      and p.pair in (select x.pair from pairs x where x.word = nearest.name)
-    group by p.word order by 2 desc, length(p.word), 1 limit 3
-  )
-  select string_agg(a.word, ', ' order by a.shared desc, length(a.word), a.word) from alike a
-$$;
-comment on function gangq.nearest is
-  'Internal. Up to three of the known names, those that share the most pairs of letters with a '
-  'mistyped one; null when none shares any.';
-
 create function gangq.is_at(i gangq.incarnations, kind text, name text) returns boolean
 language sql immutable as
 $$ select case kind when 'host' then i.host when 'worker' then i.name end = is_at.name $$;
@@ -33,8 +11,6 @@ comment on function gangq.is_at is
 create function gangq.cordon_target(
   verb text, host text, worker text, out kind text, out name text
 ) language plpgsql stable as $$
-declare
-  near text;
 begin
   if (host is null) = (worker is null) then
     perform gangq.refuse('GQ001', format('%s a host or a worker, one of them', verb),
@@ -50,12 +26,10 @@ begin
       where c.kind = cordon_target.kind and c.name = cordon_target.name) then
     return;
   end if;
-  -- A name has 200 characters at most. The comparison of a longer one would take time for each.
-  near := gangq.nearest(left(name, 200), array(
-    select distinct case cordon_target.kind when 'host' then i.host else i.name end
-    from gangq.incarnations i));
-  perform gangq.refuse('GQ002', format('%s %L does not exist', kind, left(name, 200))
-    || coalesce('; there is ' || near, ''), 'Names and hosts are in gangq.workers.');
+  perform gangq.refuse_unknown(kind, name, array(
+      select distinct case cordon_target.kind when 'host' then i.host else i.name end
+      from gangq.incarnations i),
+    'Names and hosts are in gangq.workers.');
 end $$;
 comment on function gangq.cordon_target is
   'Internal. What cordon and uncordon act on. Raises GQ001 unless exactly one of host and worker '
@@ -68,7 +42,6 @@ create function gangq.cordon(
   host text default null, worker text default null, drain boolean default false,
   deadline timestamptz default null, reason text default null
 ) returns void language plpgsql as $$
-#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
   target record;
@@ -130,7 +103,6 @@ comment on function gangq.cordon is
 
 create function gangq.uncordon(host text default null, worker text default null) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   target record;

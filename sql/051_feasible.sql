@@ -1,7 +1,8 @@
--- What could never be placed: not by the workers there are, not by any known, or not within the
--- limits of its queue. Each check counts at least what is there: only what must be false is called
--- infeasible.
--- Takes no locks.
+-- What could never be placed: infeasible says it of jobs of one shape, kind_infeasible of a kind of
+-- gang, check_limits of the limits of a queue. submit refuses such work, explain and time_out name
+-- the reason. Each check overestimates capacity: what it calls infeasible can never run.
+-- offers lists the workers for a shape. kind_infeasible asks infeasible for each role alone, then
+-- kind_room for all roles together. Takes no locks.
 
 create function gangq.offers(s gangq.shapes, known boolean, most integer default null)
 returns table (
@@ -13,7 +14,7 @@ returns table (
     from gangq.fleet(offers.known) i
     where s.queue = any (i.queues) and (i.tasks is null or s.task = any (i.tasks))
     limit offers.most) w
-  -- An operator's taint is not for ever.
+  -- known: an operator may take off the taints that operators have set.
   cross join lateral (
     select gangq.serves(w.i, s) or offers.known and (w.i).operator_taints <> '{}'
       and s.labels <@ (w.i).labels as able
@@ -25,13 +26,12 @@ returns table (
     where s.gpus > 0 and (s.avoid is null or r.id <> all (s.avoid))) d
 $$;
 comment on function gangq.offers is
-  'Internal. The workers of the queue and task of a shape, free or not, at most so many; known: '
-  'ended ones included. able: it may run there. gpus: those it does not avoid; enough: of these, '
-  'those with the memory it asks for.';
+  'Internal. Workers that serve the queue and task of a shape, free or not, at most so many. '
+  'known: also ended ones. able: the job may run there. gpus: devices that it does not avoid. '
+  'enough: those of them with the memory that it asks for.';
 
 create function gangq.infeasible(shape_id integer, size integer, known boolean default false)
 returns text language plpgsql stable as $$
-#variable_conflict use_column
 declare
   s gangq.shapes;
   n record;
@@ -42,7 +42,7 @@ begin
     coalesce(sum(w.slots) filter (where o.able), 0) as slots,
     coalesce(sum(gangq.room(s, w.slots, w.memory_mb, w.cpus, o.enough)) filter (where o.able), 0)
       as room,
-    -- What there would be room for if it had as many slots as one likes.
+    -- The room if slots were unlimited.
     coalesce(sum(gangq.room(s, infeasible.size, w.memory_mb, w.cpus, o.enough))
       filter (where o.able), 0) as bare,
     coalesce(max(o.gpus) filter (where o.able), 0) as gpus,
@@ -88,27 +88,40 @@ begin
         gangq.counted(n.slots, 'slot')) else '' end;
 end $$;
 comment on function gangq.infeasible is
-  'Internal. Why the workers registered now could never hold so many members of this shape; null: '
-  'they could. known: the same of all workers known; null also when none of its queue is known.';
+  'Internal. Why the registered workers could never hold so many members of this shape; null: '
+  'they could. known: the same for all known workers; null also when none of its queue is known.';
 
+create function gangq.kind_offers(kind_id integer, known boolean, most integer)
+returns table (
+  ordinal smallint, strategy text, id bigint, host text, slots integer, memory_mb bigint,
+  cpus numeric, gpus bigint, domain text, inner_domain text, room bigint
+) language sql stable as $$
+  select r.ordinal, r.strategy, i.id, i.host, i.slots, i.memory_mb, i.cpus, o.gpus,
+    gangq.domain_of(o.worker, k.require), gangq.domain_of(o.worker, r.require),
+    gangq.room(s, i.slots, i.memory_mb, i.cpus, o.enough)
+  from gangq.gang_kinds k
+  join gangq.kind_roles r on r.kind_id = k.id
+  join gangq.shapes s on s.id = r.shape_id
+  cross join lateral gangq.offers(s, kind_offers.known, kind_offers.most) o
+  cross join lateral (select (o.worker).*) i
+  where k.id = kind_offers.kind_id and o.able
+$$;
+comment on function gangq.kind_offers is
+  'Internal. For each role of a kind of gang the workers that could run it, with their domains of '
+  'the levels that the gang (domain) and the role (inner_domain) require.';
+
+-- 1. hosts, inner_domains: how many members of each role a host and a domain of the role hold.
+-- 2. by_role: of each domain of the gang, how many of each role find room there.
+-- 3. together: what the roles lack in a domain, although each of them would fit alone.
 create function gangq.kind_room(kind_id integer, known boolean, most integer default null)
 returns table (domain text, fits boolean, seen boolean, has text) language sql stable as $$
   with roles as materialized (
-    select r.*, s, k.require as shared
-    from gangq.gang_kinds k
-    join gangq.kind_roles r on r.kind_id = k.id
-    join gangq.shapes s on s.id = r.shape_id
-    where k.id = kind_room.kind_id
+    select r.*, s
+    from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
+    where r.kind_id = kind_room.kind_id
   ),
   offers as materialized (
-    select r.ordinal, r.strategy, i.id, i.host, i.slots, i.memory_mb, i.cpus, o.gpus,
-      gangq.domain_of(o.worker, r.shared) as domain,
-      gangq.domain_of(o.worker, r.require) as inner_domain,
-      gangq.room(r.s, i.slots, i.memory_mb, i.cpus, o.enough) as room
-    from roles r
-    cross join lateral gangq.offers(r.s, kind_room.known, kind_room.most) o
-    cross join lateral (select (o.worker).*) i
-    where o.able
+    select o.* from gangq.kind_offers(kind_room.kind_id, kind_room.known, kind_room.most) o
   ),
   hosts as (
     select o.ordinal, o.strategy, o.domain, o.inner_domain, sum(o.room) as room
@@ -165,18 +178,17 @@ returns table (domain text, fits boolean, seen boolean, has text) language sql s
   order by 2 desc, sum(b.room) desc, b.domain limit 1
 $$;
 comment on function gangq.kind_room is
-  'Internal. Of the domains of the level that a kind of gang requires, or all workers as one, the '
-  'best: whether all roles find room for their least members in it when it is idle (fits), and for '
-  'how many (has). seen: each role has a worker that could run it somewhere.';
+  'Internal. The best domain of the level that a kind of gang requires; without a level all '
+  'workers are one domain. fits: when it is idle, all roles find room for their minimum. has: for '
+  'how many. seen: each role has a worker somewhere.';
 
 create function gangq.kind_infeasible(kind_id integer, known boolean default false) returns text
 language plpgsql stable as $$
-#variable_conflict use_column
 declare
   best record;
   why text;
 begin
-  -- Nearly every gang fits into a corner of the fleet, and what fits there fits into all of it.
+  -- Nearly every gang fits on a hundred workers, and then it fits on all of them.
   if (select r.fits from gangq.kind_room(kind_infeasible.kind_id, false, 100) r) then
     return null;
   end if;
@@ -193,7 +205,7 @@ begin
     return why;
   end if;
   select r.* into best from gangq.kind_room(kind_infeasible.kind_id, kind_infeasible.known) r;
-  -- Hardware that has never been seen is no hardware that is too small.
+  -- Where no known worker could run a role, such hardware may still be on its way.
   if best.fits or (kind_infeasible.known and best.seen is not true) then
     return null;
   end if;
@@ -207,14 +219,12 @@ begin
     best.has) from gangq.gang_kinds k where k.id = kind_infeasible.kind_id);
 end $$;
 comment on function gangq.kind_infeasible is
-  'Internal. Why the workers registered now, or all known, could never hold the minimum of this '
-  'kind of gang, or null. Roles, strict strategies and required levels are checked each for itself '
-  'and in sum: what passes may still not fit.';
+  'Internal. Why the registered (or known) workers could never hold the minimum of this kind of '
+  'gang; null: they could, as far as is checked: each role alone, then all roles by their sums.';
 
 create function gangq.check_limits(
   queue text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric
 ) returns void language plpgsql stable as $$
-#variable_conflict use_column
 declare
   over record;
 begin
@@ -236,4 +246,4 @@ begin
   end if;
 end $$;
 comment on function gangq.check_limits is
-  'Internal. Refuses (GQ001) what alone exceeds a limit of its queue path, and so could never run.';
+  'Internal. Raises GQ001 for work that alone exceeds a limit of its queue path.';

@@ -20,7 +20,6 @@ comment on function gangq.estimate_s is
 create function gangq.learn_runtimes(
   shape_ids integer[], runs double precision[], t timestamptz
 ) returns void language plpgsql as $$
-#variable_conflict use_column
 declare
   seen record;
 begin

@@ -1,6 +1,9 @@
--- Members get their place, and lose it again unclaimed.
--- Locks: the gang, its jobs by id, then the chosen worker rows, those with skip locked: what is
--- busy now is tried again; then queues that have limits, by name.
+-- reserve_gang gives all members of a gang their workers and devices, in one transaction;
+-- rollback_gang takes back what no worker has claimed.
+-- reserve_gang: check_seats refuses what makes no sense; lock_room locks the workers and counts
+-- their room; limit_hit asks the queue's limits; devices_for chooses devices; place_members writes.
+-- Locks, in this order: the gang, its jobs by id, the chosen worker rows (skip locked: a busy one
+-- means "decide again"), queues with limits by name.
 
 -- A gang whose roles all have one size has all its members in every epoch. Of an elastic one those
 -- with an epoch_rank are in it; the others stay blocked, or are being stopped because they have
@@ -18,25 +21,15 @@ return j.epoch_rank is not null or g.world_size = g.size;
 comment on function gangq.in_epoch is
   'Internal. Whether a member of a placed gang is part of its present epoch.';
 
-create function gangq.lock_gang(gang_id bigint) returns gangq.live_gangs language plpgsql as $$
-declare
-  g gangq.live_gangs;
-begin
-  select x.* into g from gangq.live_gangs x where x.id = lock_gang.gang_id for update;
-  if not found then
-    perform gangq.refuse('GQ002', format('gang %s is not live', lock_gang.gang_id),
-      'It has ended or never existed: select * from gangq.gangs.');
-  end if;
-  perform 1 from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
-  return g;
-end $$;
-comment on function gangq.lock_gang is 'Internal. Locks a live gang and its members. Raises GQ002.';
+create function gangq.rank_of(j gangq.live_jobs) returns integer language sql immutable
+return coalesce(j.epoch_rank, j.rank);
+comment on function gangq.rank_of is
+  'Internal. The rank that a member has in its epoch, or would have if all members ran.';
 
 create function gangq.place_members(
   g gangq.live_gangs, job_ids bigint[], incarnations bigint[], devices bigint[], holders bigint[],
   digest text, t timestamptz
-) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+) returns void language plpgsql as $$
 declare
   fresh constant boolean := g.state = 'blocked';
   deadline constant timestamptz := t + make_interval(secs => g.claim_deadline_s);
@@ -64,7 +57,7 @@ begin
   perform gangq.log_event(t, 'reserve', g.id, g.epoch, data => jsonb_build_object(
     'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step,
     'digest', left(digest, 64), 'replaces', case when not fresh then (
-      select jsonb_agg(coalesce(j.epoch_rank, j.rank) order by j.rank)
+      select jsonb_agg(gangq.rank_of(j) order by j.rank)
       from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved') end,
     'hosts', (
       select jsonb_object_agg(x.host, x.members)
@@ -75,8 +68,8 @@ begin
   perform gangq.wake(incarnations, 'claim');
 end $$;
 comment on function gangq.place_members is
-  'Internal. Writes down that these members, in rank order, are placed: a new epoch, claim '
-  'deadlines, devices held, workers woken. digest: of what the pass saw.';
+  'Internal. Writes that these members, in rank order, are placed: a new epoch, claim deadlines, '
+  'device holds; wakes the workers. digest: of the board that the pass saw.';
 
 create function gangq.is_epoch(g gangq.live_gangs, job_ids bigint[]) returns boolean
 language sql stable as $$
@@ -86,23 +79,22 @@ language sql stable as $$
     and (cardinality(job_ids) = (g).size or not exists (
       select 1 from gangq.kind_roles r
       left join (
-        select coalesce(j.role, 1) as ordinal, count(*) as members, max(j.rank) as last_rank
+        select j.role as ordinal, count(*) as members, max(j.rank) as last_rank
         from gangq.live_jobs j
         where j.id = any (job_ids)
-        group by coalesce(j.role, 1)) x on x.ordinal = r.ordinal
+        group by j.role) x on x.ordinal = r.ordinal
       where r.kind_id = (g).kind_id
         and (coalesce(x.members, 0) not between r.min_members and r.max_members
           or x.last_rank <> r.first_rank + x.members - 1)))
 $$;
 comment on function gangq.is_epoch is
-  'Internal. Whether these, in rank order, are each role''s lowest ranks, as many as it allows.';
+  'Internal. Whether these members, in rank order, could be an epoch: of each role the lowest '
+  'ranks, from its minimum to its maximum.';
 
--- Skip locked: a worker that is claiming this very moment may be about to spend what decide saw
--- free. Each check is a statement of its own, after the locks: it sees what was cordoned or claimed
--- while this one locked.
+-- A worker whose row is locked may be claiming what the decision saw free: it counts as busy. The
+-- checks are statements after the locks, so they see what was cordoned or claimed before.
 create function gangq.lock_room(job_ids bigint[], incarnations bigint[], t timestamptz)
-returns boolean language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+returns boolean language plpgsql as $$
 declare
   wanted bigint[] := array(select distinct w from unnest(incarnations) as w order by w);
   locked bigint[] := array(
@@ -126,15 +118,15 @@ begin
     where not d.serves or d.members > f.slots or d.memory_mb > f.memory_mb or d.cpus > f.cpus);
 end $$;
 comment on function gangq.lock_room is
-  'Internal. Locks these workers: whether none is busy and they have room for these members.';
+  'Internal. Locks these workers. Returns whether none was busy and they have room for the '
+  'members.';
 
--- The member that can use the fewest chooses first: what suits the next one suited it too, so that
--- no member is left without whom another order would have served.
+-- The member that fits the fewest devices chooses first. Every device that fits it also fits the
+-- members after it, so this order serves all members if any order does.
 create function gangq.devices_for(
   job_ids bigint[], incarnations bigint[], given bigint[],
   out devices bigint[], out holders bigint[]
-) language plpgsql stable set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+) language plpgsql stable as $$
 declare
   m record;
   mine bigint[];
@@ -166,103 +158,110 @@ begin
   end if;
 end $$;
 comment on function gangq.devices_for is
-  'Internal. Devices, and the member that gets each: those given, one member''s after another''s; '
-  'or the smallest free ones that do. devices null: there are none such.';
+  'Internal. Devices for these members, and which member gets each: the given ones in order, or '
+  'the smallest free ones. devices null: they are not to be had.';
 
-create function gangq.reserve_members(
-  gang_id bigint, job_ids bigint[], incarnations bigint[], device_ids bigint[] default null,
-  digest text default null
+create function gangq.check_seats(
+  g gangq.live_gangs, job_ids bigint[], incarnations bigint[]
+) returns void language plpgsql stable as $$
+declare
+  members constant integer := cardinality(job_ids);
+begin
+  if g.state <> 'blocked' and not (g.state = 'running' and g.missing_since is not null) then
+    perform gangq.refuse('GQ004',
+      format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state),
+      'Another session placed, cancelled or drained it.');
+  elsif members = 0 or cardinality(incarnations) is distinct from members then
+    perform gangq.refuse('GQ001', format('%s given for %s',
+      gangq.counted(coalesce(cardinality(incarnations), 0), 'worker'),
+      gangq.counted(members, 'member')),
+      'Pass the worker''s incarnation for each member, in rank order.');
+  elsif g.state = 'blocked' and not gangq.is_epoch(g, job_ids) then
+    perform gangq.refuse('GQ001', format('these %s members are no epoch of gang %s', members, g.id),
+      'Pass in rank order the lowest ranks of each role, at least its minimum and at most its '
+      'maximum.');
+  end if;
+end $$;
+comment on function gangq.check_seats is
+  'Internal, for reserve_gang. Raises GQ001 or GQ004 where gang, members and workers do not fit.';
+
+create function gangq.reserve_gang(
+  gang_id bigint, incarnations bigint[], job_ids bigint[] default null,
+  device_ids bigint[] default null, digest text default null
 ) returns boolean
 language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
-  members constant integer := coalesce(cardinality(reserve_members.job_ids), 0);
   own_queue text;
   hit jsonb;
   d record;
 begin
-  perform gangq.require_read_committed('reserve_members');
-  g := gangq.lock_gang(reserve_members.gang_id);
-  if g.state <> 'blocked' and not (g.state = 'running' and g.missing_since is not null) then
-    perform gangq.refuse('GQ004',
-      format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state),
-      'Somebody else placed, cancelled or drained it.');
-  elsif members = 0 or cardinality(reserve_members.incarnations) is distinct from members then
-    perform gangq.refuse('GQ001', format('%s workers given for %s members',
-      coalesce(cardinality(reserve_members.incarnations), 0), members),
-      'Pass the worker''s incarnation for each member, in rank order.');
-  elsif g.state = 'blocked' and not gangq.is_epoch(g, reserve_members.job_ids) then
-    perform gangq.refuse('GQ001', format('these %s members are no epoch of gang %s', members, g.id),
-      'Pass in rank order the lowest ranks of each role, at least its minimum and at most its '
-      'maximum.');
-  elsif g.state = 'running' and reserve_members.job_ids <> array(
+  perform gangq.require_read_committed('reserve_gang');
+  g := gangq.lock_gang(reserve_gang.gang_id);
+  reserve_gang.job_ids := coalesce(reserve_gang.job_ids, array(
+    select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.rank));
+  perform gangq.check_seats(g, reserve_gang.job_ids, reserve_gang.incarnations);
+  if g.state = 'running' and reserve_gang.job_ids <> array(
     select j.id from gangq.live_jobs j
     where j.gang_id = g.id and j.state = 'blocked' and gangq.in_epoch(j, g) order by j.rank) then
-    -- Another one is missing by now, or this one no more: they are placed together or not at all.
+    -- By now others are missing. All that are missing are placed together or not at all.
     return false;
-  elsif not gangq.lock_room(reserve_members.job_ids, reserve_members.incarnations, t) then
+  elsif not gangq.lock_room(reserve_gang.job_ids, reserve_gang.incarnations, t) then
     return false;
   end if;
   own_queue := (select k.queue from gangq.gang_kinds k where k.id = g.kind_id);
-  perform gangq.lock_limited(array[own_queue]);
-  select gangq.limit_hit(own_queue, g.submitter, (g.state = 'blocked')::integer, members,
-    sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus))
+  perform gangq.lock_limited(array[own_queue], array[gangq.key_of(g.kind_id)]);
+  select coalesce(
+    gangq.limit_hit(own_queue, g.submitter, (g.state = 'blocked')::integer, count(*)::integer,
+      sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus)),
+    gangq.key_hit(gangq.key_of(g.kind_id), count(*)::integer))
   into hit
   from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-  where j.id = any (reserve_members.job_ids);
+  where j.id = any (reserve_gang.job_ids);
   if hit is not null then
-    perform gangq.refuse('GQ004', format('gang %s does not fit the limits of queue %s: '
-      '%s %s are used, %s more would be, and %s is the limit', g.id, hit ->> 'queue',
+    perform gangq.refuse('GQ004', format('gang %s does not fit the limits of %s: '
+      '%s %s are used, %s more would be, and %s is the limit', g.id, gangq.limited_by(hit),
       hit ->> 'used', hit ->> 'resource', hit ->> 'asked', hit ->> 'limit'),
-      'Wait until others have ended, or raise the limit: select gangq.set_queue(...).');
+      'Wait until others have ended, or raise the limit: gangq.set_queue, gangq.set_limit.');
   end if;
   d := gangq.devices_for(
-    reserve_members.job_ids, reserve_members.incarnations, reserve_members.device_ids);
+    reserve_gang.job_ids, reserve_gang.incarnations, reserve_gang.device_ids);
   if d.devices is null then
     return false;
   end if;
-  perform gangq.place_members(g, reserve_members.job_ids, reserve_members.incarnations, d.devices,
-    d.holders, reserve_members.digest, t);
+  perform gangq.place_members(g, reserve_gang.job_ids, reserve_gang.incarnations, d.devices,
+    d.holders, reserve_gang.digest, t);
   return true;
 end $$;
-comment on function gangq.reserve_members is
-  'Places members of a gang, given in rank order, each on the worker given for it; all of them or '
-  'none. Of a blocked gang: the members of a new epoch (of each role the lowest ranks, from its '
-  'minimum to its maximum), which get the claim deadline; of a running one: exactly those that are '
-  'missing, while the others run on and are told of the new epoch. Holds devices, wakes workers. '
-  'False when a worker is busy or has no room any more, or others are missing by now: decide '
-  'again. device_ids: theirs, in the same order; null: the smallest that do. digest: of the board '
-  'that it was decided on. Raises GQ001, GQ002, GQ004, GQ008.';
-
-create function gangq.reserve_gang(gang_id bigint, incarnations bigint[]) returns boolean
-language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-declare
-  given constant integer := coalesce(cardinality(reserve_gang.incarnations), 0);
-  g gangq.live_gangs;
-begin
-  perform gangq.require_read_committed('reserve_gang');
-  select x.* into g from gangq.live_gangs x where x.id = reserve_gang.gang_id for update;
-  if g.state = 'blocked' and given <> g.size then
-    perform gangq.refuse('GQ001',
-      format('%s given for a gang of %s', gangq.counted(given, 'worker'), g.size),
-      'Pass the worker''s incarnation for each rank, in rank order.');
-  end if;
-  return gangq.reserve_members(reserve_gang.gang_id, array(
-    select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.rank),
-    reserve_gang.incarnations);
-end $$;
 comment on function gangq.reserve_gang is
-  'Places a blocked gang: all members or none, on the worker given for each rank. Takes a new '
-  'epoch, sets the claim deadline, holds the devices, wakes the workers, all in one transaction. '
-  'False when a worker is busy this moment or has no room any more: decide again. Raises GQ001, '
-  'GQ002, GQ004, GQ008.';
+  'Places members of a gang, given in rank order (null: all), each on the worker given for it; '
+  'all of them or none, in one transaction. Of a blocked gang: the members of a new epoch (of '
+  'each role the lowest ranks, from its minimum to its maximum), which get the claim deadline; of '
+  'a running one: exactly those that are missing, while the others run on and are told of the new '
+  'epoch. Holds devices, wakes workers. False when a worker is busy or has no room any more, or '
+  'others are missing by now: decide again. device_ids: theirs, in the same order; null: the '
+  'smallest that do. digest: of the board that it was decided on. Raises GQ001, GQ002, GQ004, '
+  'GQ008.';
+
+-- Skip locked: a worker that is claiming right now is not silent.
+create function gangq.pass_over(g gangq.live_gangs, t timestamptz) returns void
+language sql volatile as $$
+  update gangq.incarnations i set passed_over_until = t + make_interval(secs => c.pass_over_s)
+  from gangq.settings c
+  where g.deadline_at <= t and i.id = any (array(
+    select z.id from gangq.incarnations z
+    where z.id in (
+      select j.incarnation from gangq.live_jobs j
+      where j.gang_id = g.id and j.state = 'reserved' and j.deadline_at <= t)
+    order by z.id for no key update skip locked))
+$$;
+comment on function gangq.pass_over is
+  'Internal. Workers that did not claim members of this locked gang in time get no work for '
+  'pass_over_s.';
 
 create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
 language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
@@ -281,14 +280,7 @@ begin
   end if;
   select x.* into cfg from gangq.settings x;
   delete from gangq.device_holds h where h.job_id = any (back);
-  -- A worker that did not claim in time is not asked again for a while. One that is claiming right
-  -- now is not silent.
-  update gangq.incarnations i set passed_over_until = t + make_interval(secs => cfg.pass_over_s)
-  where g.deadline_at <= t and i.id = any (array(
-    select z.id from gangq.incarnations z
-    where z.id in (
-      select j.incarnation from gangq.live_jobs j where j.id = any (back) and j.deadline_at <= t)
-    order by z.id for no key update skip locked));
+  perform gangq.pass_over(g, t);
   update gangq.live_jobs j set state = 'blocked', incarnation = null, deadline_at = null,
     epoch_rank = case when runs then j.epoch_rank end
   where j.id = any (back);

@@ -1,22 +1,21 @@
--- Where single jobs may start. A decision opens places and names no jobs: a place is for one job of
--- one shape, with its devices. The worker's claim fills it with the first job of that shape; when
--- that job is done, the place is vacant again and the same worker may fill it in the same commit,
--- until the place's time is over. From its opening until it is closed a place counts as its job
--- does, so nothing can spend it twice.
--- Locks: opening takes the worker's row, then queues with limits, by name; filling is done under
--- the worker's row, then a place and a pending job, each with skip locked. Vacating and closing
--- take places with skip locked and nothing else; a quarantine, which holds the worker's row, waits
--- for them.
+-- Where single jobs may start. A place is room on a worker for one job of one shape, with its
+-- devices. It counts as used capacity from its opening to its closing.
+-- 1. A decision opens it (open_place, or apply_places in 067) and does not name a job.
+-- 2. The worker's claim fills it with the first job of that shape (fill_places).
+-- 3. When that job is done, the place is vacant (vacate); the same call may fill it again.
+-- 4. A pass renews it. Two ticks after the last renewal it is closed (close_places).
+-- Locks: opening takes the worker's row, then queues with limits by name. Filling runs under the
+-- worker's row and takes a place, then a pending job, both with skip locked. Vacating and closing
+-- take places with skip locked; only a quarantine, which holds the worker's row, waits for them.
 
 -- Opening -----------------------------------------------------------------------------------------
 
--- A place of such a shape would count for no submitter. The next tick parts its jobs.
+-- A place of such a shape would count for no submitter. The next tick gives its jobs new shapes.
 create function gangq.unparted(s gangq.shapes) returns boolean language sql stable
 return (s).submitter is null and gangq.tells_apart((s).queue);
 comment on function gangq.unparted is
-  'Internal. Whether its jobs waited already when their queue began to tell submitters apart.';
+  'Internal. Whether jobs of this shape waited before their queue began to tell submitters apart.';
 
--- A limit says so in words, because psql users meet it.
 create function gangq.no_room(
   me gangq.incarnations, s gangq.shapes, device_ids bigint[], t timestamptz
 ) returns text language plpgsql stable as $$
@@ -39,9 +38,11 @@ begin
   elsif not gangq.suit(s, device_ids, free.device_ids, free.vrams) then
     return 'its devices are not free';
   end if;
-  hit := gangq.limit_hit((s).queue, (s).submitter, 0, 1, (s).gpus, (s).memory_mb, (s).cpus);
-  return case when hit is not null then format('queue %s uses %s %s of at most %s',
-    hit ->> 'queue', hit ->> 'used', hit ->> 'resource', hit ->> 'limit') end;
+  hit := coalesce(
+    gangq.limit_hit((s).queue, (s).submitter, 0, 1, (s).gpus, (s).memory_mb, (s).cpus),
+    gangq.key_hit((s).limit_key, 1));
+  return case when hit is not null then format('%s uses %s %s of at most %s',
+    gangq.limited_by(hit), hit ->> 'used', hit ->> 'resource', hit ->> 'limit') end;
 end $$;
 comment on function gangq.no_room is
   'Internal. Why this worker, whose row is locked, has no place for such a job; null: it has.';
@@ -49,9 +50,10 @@ comment on function gangq.no_room is
 create function gangq.place_until(t timestamptz) returns timestamptz language sql stable as $$
   select t + make_interval(secs => 2 * c.tick_s) from gangq.settings c
 $$;
-comment on function gangq.place_until is 'Internal. Two ticks on: until then a pass renews it.';
+comment on function gangq.place_until is
+  'Internal. The end of a place that is renewed now: two ticks from now.';
 
--- More than four ticks ahead: the clock was set back, and how long it has been open is not known.
+-- An end more than four ticks ahead means that the clock was set back: the place's age is unknown.
 create function gangq.is_over(until timestamptz, tick_s real, t timestamptz) returns boolean
 language sql stable
 return until <= t or until > t + make_interval(secs => 4 * tick_s);
@@ -74,13 +76,12 @@ begin
   return opened;
 end $$;
 comment on function gangq.add_place is
-  'Internal. Opens a place that was found to have room, and wakes its worker.';
+  'Internal. Opens a place, for which no_room has found room, and wakes its worker.';
 
 create function gangq.open_place(
   incarnation bigint, job_id bigint, device_ids bigint[] default null,
   min_priority integer default -1000, ends_by timestamptz default null, refills boolean default true
 ) returns bigint language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   me gangq.incarnations;
@@ -110,7 +111,7 @@ begin
   devices := coalesce(open_place.device_ids, (
     select (gangq.usable(s, f.device_ids, f.vrams))[1:s.gpus]
     from gangq.free_capacity(array[me.id]) f));
-  perform gangq.lock_limited(array[s.queue]);
+  perform gangq.lock_limited(array[s.queue], array[s.limit_key]);
   why := gangq.no_room(me, s, devices, t);
   if why is not null then
     perform gangq.refuse('GQ004',
@@ -130,8 +131,8 @@ comment on function gangq.open_place is
 
 -- Filling -----------------------------------------------------------------------------------------
 
--- What was verified when the place was opened may have changed since. Capacity need not be counted
--- again, because the place itself is counted.
+-- Checks again what may have changed since the place was opened. Capacity cannot have: the place
+-- itself counts as used.
 create function gangq.no_fill(
   me gangq.incarnations, p gangq.places, s gangq.shapes, t timestamptz
 ) returns text language sql stable as $$
@@ -145,9 +146,10 @@ create function gangq.no_fill(
       from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
       where h.place_id = (p).id and r.offered_by = (p).incarnation) <> (s).gpus
       then 'a device is gone'
-    -- Of what the job does not use, others may use too much.
+    -- A limit that others exceed counts only for resources that the job uses.
     when gangq.limit_hit((s).queue, (s).submitter, 0, null, case when (s).gpus = 0 then 0 end,
         case when (s).memory_mb = 0 then 0 end, case when (s).cpus = 0 then 0 end) is not null
+      or gangq.key_hit((s).limit_key, null) is not null
       then 'a limit was lowered'
     when not gangq.serves(me, s) then 'the worker does not serve it any more'
   end
@@ -157,8 +159,7 @@ comment on function gangq.no_fill is
 
 create function gangq.fill_places(
   me gangq.incarnations, request_id uuid, most integer, base bigint, t timestamptz
-) returns bigint[] language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+) returns bigint[] language plpgsql as $$
 declare
   p gangq.places;
   s gangq.shapes;
@@ -190,8 +191,7 @@ begin
           then format('job %s could end after %s', head.id, p.ends_by) end;
     end if;
     if why is not null then
-      delete from gangq.device_holds h where h.place_id = p.id;
-      delete from gangq.places x where x.id = p.id;
+      perform gangq.close_places(array[p.id]);
       closed := true;
       if why <> '' then
         perform gangq.log_event(t, 'place_closed', incarnation => (me).id, reason => why,
@@ -203,10 +203,10 @@ begin
     drawn := gangq.new_token(base);
     update gangq.live_jobs j set state = 'running', incarnation = (me).id, token = drawn,
       light = false, attempts = j.attempts + 1, claimed_at = t, due_at = null,
-      request_id = fill_places.request_id
+      devices = nullif(p.device_ids, '{}'), request_id = fill_places.request_id
     where j.id = head.id;
     update gangq.device_holds h
-    set kind = 'job', place_id = null, job_id = head.id, token = drawn, since = t
+    set kind = 'job', place_id = null, job_id = head.id, since = t
     where h.place_id = p.id;
     update gangq.places x set job_id = head.id, token = drawn where x.id = p.id and p.refills;
     delete from gangq.places x where x.id = p.id and not p.refills;
@@ -219,14 +219,15 @@ begin
 end $$;
 comment on function gangq.fill_places is
   'Internal. Fills the open places of a worker, whose row is locked, each with the first job of '
-  'its kind; closes those that must not be filled any more, and says why in an event, unless only '
-  'nothing waits. Returns the jobs that run now.';
+  'its kind. Closes those that must not be filled any more; an event says why, unless no job '
+  'waits. Returns the jobs that run now.';
 
 -- Closing -----------------------------------------------------------------------------------------
 
--- Only a job that is done leaves its place open: a job that failed, tripped or was stopped may have
--- left a device in doubt, and the next pass decides about that room. What a pass has locked is left
--- to it. Where nothing waits, the devices are free at once, and the next pass or tick removes it.
+-- Only a job that is done leaves its place open. A job that failed, tripped or was stopped may have
+-- left its device broken, so the next pass decides. A place that a pass has locked is skipped. When
+-- no job of the kind waits, the devices are free at once, and the next pass or tick deletes the
+-- place.
 create function gangq.vacate(job_ids bigint[], tokens bigint[], t timestamptz) returns integer
 language sql volatile as $$
   with vacant as (
@@ -244,15 +245,15 @@ language sql volatile as $$
   ),
   held as (
     update gangq.device_holds h
-    set kind = 'place', place_id = v.id, job_id = null, token = null, since = t
+    set kind = 'place', place_id = v.id, job_id = null, since = t
     from vacant v
     where h.device_id = any (v.device_ids) and h.job_id = any (job_ids)
   )
   select count(*)::integer from vacant
 $$;
 comment on function gangq.vacate is
-  'Internal. These jobs are done: the places that they sat in are vacant and hold their devices, '
-  'where more jobs of their kind wait. Returns how many places.';
+  'Internal. These jobs are done. Where more jobs of their kind wait, their places become vacant '
+  'and keep the devices. Returns how many places.';
 
 create function gangq.close_places(ids bigint[], waits boolean default false) returns integer
 language plpgsql as $$
@@ -269,16 +270,8 @@ begin
   return cardinality(closed);
 end $$;
 comment on function gangq.close_places is
-  'Internal. Closes places: what nobody sits in is free at once, a job that runs there keeps its '
-  'devices until it ends. waits: also for a place that a pass renews this moment.';
-
-create function gangq.close_places_of(incarnation bigint) returns integer
-language sql volatile as $$
-  select gangq.close_places(array(
-    select p.id from gangq.places p where p.incarnation = close_places_of.incarnation))
-$$;
-comment on function gangq.close_places_of is
-  'Internal. Closes the places on a worker that takes nothing more, whose row is locked.';
+  'Internal. Closes places. A vacant one gives its devices back at once; a job that runs in one '
+  'keeps its devices until it ends. waits: wait for places that a pass has locked.';
 
 create function gangq.close_overdue(most integer default 200) returns integer
 language sql volatile as $$

@@ -1,65 +1,69 @@
--- A gang that was given no place for too long: time_out, and the trigger that says from when on it
--- waits.
--- Time in which a gang is not eligible (paused, or over a limit) does not count. It is kept as a
--- clock per kind, ineligible_s, which runs while the gangs of that kind are not eligible. held_s is
--- the reading of the clock that is in timeout_at already. Only what is overdue in a kind that is
--- eligible has its timeout_at moved: a paused queue with any number of gangs costs one look.
--- Locks: the gang, then its jobs, all with skip locked: what is busy is left to the next tick.
+-- Gangs that get no place for too long. The trigger begin_waiting sets timeout_at when a gang
+-- begins to wait; time_out, the last step of a pass, requeues, fails or splits what is overdue.
+-- Time in which a gang is not eligible (its queue is paused, or over a limit) does not count. One
+-- clock per kind, ineligible_s, runs while gangs of that kind are not eligible; timeout_at includes
+-- that time up to the reading that the gang has in its own ineligible_s. time_out moves timeout_at
+-- only of overdue gangs of eligible kinds, so a paused queue costs one look.
+-- Locks: the gang, then its jobs, with skip locked. What is busy is left to the next tick.
 
-create function gangq.holds_back(gate text) returns boolean language sql immutable as
-$$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit') $$;
-comment on function gangq.holds_back is
-  'Internal. Whether a verdict of this gate means not eligible.';
+create function gangq.makes_ineligible(gate text) returns boolean language sql immutable as
+$$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit', 'limit_key') $$;
+comment on function gangq.makes_ineligible is
+  'Internal. Whether a gang with a verdict of this gate is not eligible.';
 
 -- PL/pgSQL, because SQL with a subquery is not inlined, and each submit_gang would plan it anew.
 create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision
 language plpgsql stable as $$
-#variable_conflict use_column
 begin
   return coalesce((
-    select v.held_s + case when gangq.holds_back(v.gate)
+    select v.ineligible_s + case when gangq.makes_ineligible(v.gate)
         then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
     from gangq.verdicts v where v.kind_id = ineligible_s.kind_id and v.ask = ''), 0);
 end $$;
 comment on function gangq.ineligible_s is
-  'Internal. Seconds in which gangs of this kind were not eligible, since its verdict is kept.';
+  'Internal. For how many seconds gangs of this kind were not eligible, as far as its verdict '
+  'tells.';
 
 -- A trigger, because many verbs make a gang wait, and a gang that one of them forgot would time out
 -- for the hours in which it ran.
+--
+--   from                        to        timeout_at
+--   blocked                     reserved  + the ineligible time so far: the verdict may be deleted
+--   blocked                     blocked   in another kind: the same, by the clock of the old kind
+--   reserved, draining (no go)  blocked   runs on, but not while it backs off
+--   anything else               blocked   anew: timeout_s from now, or from when it is due
 create function gangq.begin_waiting() returns trigger language plpgsql as $$
 declare
   t timestamptz := gangq.now();
 begin
   if new.state = 'reserved' then
-    -- If it returns unclaimed, the clock of its kind may be gone: its time on hold is added now.
-    new.timeout_at := gangq.timeout_on_hold(old, gangq.ineligible_s(old.kind_id, t), t);
+    new.timeout_at := gangq.timeout_shifted(old, gangq.ineligible_s(old.kind_id, t), t);
     return new;
   elsif tg_op = 'UPDATE' and old.state = 'blocked' then
-    -- The same wait in another kind, whose clock reads otherwise.
     new.timeout_at := new.timeout_at + make_interval(secs => greatest(0,
-      gangq.ineligible_s(old.kind_id, t) - old.held_s));
+      gangq.ineligible_s(old.kind_id, t) - old.ineligible_s));
   elsif tg_op = 'UPDATE' and old.state in ('reserved', 'draining') and old.go_at is null then
-    -- It never began: it has not stopped waiting, or one whose places are never claimed would wait
-    -- for ever.
+    -- Its barrier never opened, so its timeout runs on. Otherwise a gang whose reservations are
+    -- never claimed would never time out.
     new.timeout_at := old.timeout_at + (greatest(t, new.not_before) - t);
   else
     new.timeout_at := greatest(t, new.not_before) + make_interval(secs => new.timeout_s);
   end if;
-  new.held_s := gangq.ineligible_s(new.kind_id, t);
+  new.ineligible_s := gangq.ineligible_s(new.kind_id, t);
   return new;
 end $$;
 comment on function gangq.begin_waiting is
-  'Internal. Trigger: the placement timeout runs from when a gang becomes blocked, is due, or has '
-  'backed off, until it begins: a place that was not claimed is none.';
+  'Internal. Trigger: the placement timeout begins when a gang is blocked, due, and has backed '
+  'off. It ends when the barrier opens: a reservation that is not claimed does not end it.';
 
--- Never later by more than it has waited: what was due later, or backed off, did not wait all the
--- time its kind was held.
-create function gangq.timeout_on_hold(g gangq.live_gangs, held float8, t timestamptz)
+-- The extension is at most the time the gang has waited. A gang that was due later, or had backed
+-- off, did not wait all the time in which its kind was not eligible.
+create function gangq.timeout_shifted(g gangq.live_gangs, reading float8, t timestamptz)
 returns timestamptz language sql immutable
-return (g).timeout_at + make_interval(secs => greatest(0, least(held - (g).held_s,
+return (g).timeout_at + make_interval(secs => greatest(0, least(reading - (g).ineligible_s,
   extract(epoch from t - (g).timeout_at)::float8 + (g).timeout_s)));
-comment on function gangq.timeout_on_hold is
-  'Internal. When a gang times out, if the clock of its kind reads held.';
+comment on function gangq.timeout_shifted is
+  'Internal. When a gang times out if the clock of its kind reads this much.';
 
 create trigger live_gangs_waits_from_birth before insert on gangq.live_gangs for each row
 when (new.state = 'blocked') execute function gangq.begin_waiting();
@@ -74,7 +78,6 @@ execute function gangq.begin_waiting();
 -- itself, up to the last step that all had saved.
 create function gangq.split_gang(g gangq.live_gangs, reason text, t timestamptz) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
   base constant bigint := (select b.base from gangq.id_base() b);
   ids bigint[];
@@ -105,12 +108,11 @@ begin
     where j.id = any (ids) group by j.shape_id) w;
 end $$;
 comment on function gangq.split_gang is
-  'Internal. A locked, blocked gang ends cancelled, and its members wait as single jobs with their '
-  'ids, payloads and counters.';
+  'Internal. A locked, blocked gang ends as cancelled. Its members wait as single jobs and keep '
+  'their ids, payloads and counters.';
 
 create function gangq.timed_out(g gangq.live_gangs, t timestamptz, inout too_large text)
 language plpgsql as $$
-#variable_conflict use_column
 declare
   v gangq.verdicts;
   why text;
@@ -123,7 +125,7 @@ begin
     where p.ask = 'g' || (g).id and not p.kept and p.starts_at <= t) then
     -- It waits for its turn like all others.
     update gangq.live_gangs x set timeout_at = t + make_interval(secs => x.timeout_s),
-      held_s = gangq.ineligible_s(x.kind_id, t)
+      ineligible_s = gangq.ineligible_s(x.kind_id, t)
     where x.id = (g).id;
     return;
   end if;
@@ -147,39 +149,25 @@ begin
     else
       update gangq.live_gangs x set timeouts = x.timeouts + 1, not_before = t + delay,
         timeout_at = t + delay + make_interval(secs => x.timeout_s),
-        held_s = gangq.ineligible_s(x.kind_id, t)
+        ineligible_s = gangq.ineligible_s(x.kind_id, t)
       where x.id = (g).id;
       delete from gangq.plans p where p.ask = 'g' || (g).id;
   end case;
 end $$;
 comment on function gangq.timed_out is
-  'Internal. What the timeout of a locked, blocked gang does. requeue: it gives its place in the '
-  'plan back and backs off, if its planned start is overdue or nothing known could hold it; else '
-  'it waits on. hard: it fails. soft: its members run as single jobs. too_large: why no worker '
-  'there is could hold its kind, empty if some could; null: not asked yet.';
-
-create function gangq.overdue_kinds(t timestamptz, most integer) returns integer[]
-language plpgsql stable as $$
-begin
-  return array(
-    select k.kind_id from gangq.blocked_kinds k
-    where k.timeout_at <= t and not exists (
-      select 1 from gangq.verdicts v
-      where v.kind_id = k.kind_id and v.ask = '' and gangq.holds_back(v.gate))
-    order by k.timeout_at limit most);
-end $$;
-comment on function gangq.overdue_kinds is
-  'Internal. The eligible kinds with a gang whose timeout is over, the longest overdue first.';
+  'Internal. Carries out the timeout of a locked, blocked gang. requeue: if its planned start is '
+  'overdue, or no known worker could hold it, it gives up its planned start and backs off; '
+  'otherwise it goes on waiting. hard: it fails. soft: its members run as single jobs. too_large: '
+  'why no worker could hold its kind; empty: some could; null: not asked yet.';
 
 create function gangq.time_out(most integer default 200) returns integer
 language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   kind integer;
   gang bigint;
   g gangq.live_gangs;
-  held double precision;
+  reading double precision;
   too_large text;
   n integer := 0;
   later integer;
@@ -189,26 +177,36 @@ begin
     select 1 from gangq.live_gangs x where x.state = 'blocked' and x.timeout_at <= t) then
     return 0;
   end if;
-  foreach kind in array gangq.overdue_kinds(t, most) loop
+  -- The kinds that are eligible, the longest overdue first.
+  for kind in
+    select k.kind_id from gangq.blocked_kinds k
+    where k.timeout_at <= t and not exists (
+      select 1 from gangq.verdicts v
+      where v.kind_id = k.kind_id and v.ask = '' and gangq.makes_ineligible(v.gate))
+    order by k.timeout_at limit most
+  loop
     exit when n >= most;
-    held := gangq.ineligible_s(kind, t);
+    reading := gangq.ineligible_s(kind, t);
     too_large := null;
-    update gangq.live_gangs x set held_s = held, timeout_at = gangq.timeout_on_hold(x, held, t)
+    update gangq.live_gangs x
+    set ineligible_s = reading, timeout_at = gangq.timeout_shifted(x, reading, t)
     where x.id = any (array(
       select y.id from gangq.live_gangs y
-      where y.state = 'blocked' and y.kind_id = kind and y.timeout_at <= t and y.held_s < held
+      where y.state = 'blocked' and y.kind_id = kind and y.timeout_at <= t
+        and y.ineligible_s < reading
       order by y.timeout_at limit most - n for no key update skip locked));
     get diagnostics later = row_count;
     n := n + later;
     for gang in
       select x.id from gangq.live_gangs x
-      where x.state = 'blocked' and x.kind_id = kind and x.timeout_at <= t and x.held_s >= held
+      where x.state = 'blocked' and x.kind_id = kind and x.timeout_at <= t
+        and x.ineligible_s >= reading
       order by x.timeout_at limit most - n
     loop
       continue when not gangq.try_lock_gang(gang);
       select x.* into g from gangq.live_gangs x
       where x.id = gang and x.state = 'blocked' and x.kind_id = kind and x.timeout_at <= t
-        and x.held_s >= held;
+        and x.ineligible_s >= reading;
       continue when not found;
       begin
         too_large := gangq.timed_out(g, t, too_large);

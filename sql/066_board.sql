@@ -1,22 +1,21 @@
--- What a decision is made from, as JSON: everything that waits and everything that is placed, in
--- the snapshot of the query that calls it. Its fields are those of gangq.placement.board in Python.
--- Takes no locks.
+-- board: what a decision is made from, as JSON, in one snapshot: what waits, what is placed, the
+-- workers and the queues. Its fields are those of gangq.placement.board in Python. Takes no locks.
 --
--- Moments are seconds since 1970, processors thousandths. A unit is what is placed as one and stops
--- as one: g7 a gang, j7 a job alone. An ask is what waits as one. Workers that serve the same work
--- are one class, so that who can run what is asked once a class.
+-- board first asks what waits (board_gangs, board_single_asks, board_asks) and what is to be moved
+-- (board_moves), because that says which kinds and classes of workers it shows. A unit is what is
+-- placed and stops as one: g7 is gang 7, j7 single job 7. An ask is what waits as one. Workers that
+-- serve the same work are one class. Moments are seconds since 1970, processors thousandths.
 --
--- In plpgsql, which keeps its plans: in SQL each part was planned at every pass, and that was two
--- thirds of what a small fleet's board took. Generic ones, where planning is dearer than the query.
--- In json, which is text that grows: jsonb was built part by part, copied into each larger one, and
--- made text at last, and that was half of what a board took. What has its default is left out.
+-- The functions are PL/pgSQL, because it keeps plans: SQL functions were planned at every pass, two
+-- thirds of the time of a small board. They make json, because it is text: jsonb was copied into
+-- each larger part, half of the time. A field that has its default is left out.
 
 create function gangq.seconds(at timestamptz) returns double precision language sql stable
 return date_part('epoch', at);
 comment on function gangq.seconds is 'Internal. A moment as a board tells it: seconds since 1970.';
 
--- Worker by worker: a condition on incarnation alone would read the whole backlog whenever the
--- table's statistics are older than it. Who holds jobs has a lease, ended or not.
+-- Worker by worker: with a condition on incarnation alone the planner reads the whole backlog
+-- whenever the statistics are older than it. Every worker that holds jobs has a lease.
 create function gangq.placed_jobs() returns setof gangq.live_jobs language sql stable as $$
   select j.*
   from gangq.leases l
@@ -70,10 +69,9 @@ $$;
 comment on function gangq.domains is
   'Internal. The domain of each topology level in which this worker lies; null: in none.';
 
--- A host that fails fails again, and restarts its worker each time: for ten minutes it is the last
--- choice for everything, and for an hour a gang that lost a member there goes elsewhere if it can.
--- Without this a gang was placed four times onto the one bad host beside seven idle ones, and
--- failed for good.
+-- A host that failed often fails again. For ten minutes it is the last choice for all work; for an
+-- hour a gang that lost a member there is placed elsewhere if possible. Without this a gang was
+-- placed four times on the one bad host beside seven idle ones, and failed for good.
 create function gangq.lost_hosts(t timestamptz)
 returns table (host text, doubtful boolean, gang_ids bigint[]) language sql stable as $$
   select i.host, max(e.at) > t - interval '10 min',
@@ -85,8 +83,8 @@ returns table (host text, doubtful boolean, gang_ids bigint[]) language sql stab
   group by i.host
 $$;
 comment on function gangq.lost_hosts is
-  'Internal. Hosts of which a worker died in the last hour while it held jobs; doubtful: in the '
-  'last ten minutes; the gangs whose members it had.';
+  'Internal. Hosts where a worker died in the last hour while it held jobs. doubtful: in the last '
+  'ten minutes. gang_ids: the gangs that lost members there.';
 
 create function gangq.worker_classes(kinds integer[])
 returns table (id bigint, class integer, example bigint) language plpgsql stable as $$
@@ -107,8 +105,8 @@ begin
       from gangq.incarnations i where i.ended_at is null) y);
 end $$;
 comment on function gangq.worker_classes is
-  'Internal. The class of each live worker, and a worker that stands for it. Each is its own where '
-  'one of these kinds selects workers or hosts by name.';
+  'Internal. The class of each live worker, and one worker (example) that stands for the class. '
+  'If one of these kinds selects workers or hosts by name, each worker is a class of its own.';
 
 create function gangq.board_workers(t timestamptz, ids bigint[], classes integer[]) returns json
 language plpgsql stable as $$
@@ -131,13 +129,15 @@ begin
       offset 0) f
     left join (
       select r.offered_by, json_agg(json_build_object('id', r.id, 'vram_mb', r.vram_mb,
-        'link', r.link, 'withheld', h.device_id is not null or null) order by r.vram_mb, r.index, r.id) as devices
+        'link', r.link, 'withheld', h.device_id is not null or null)
+        order by r.vram_mb, r.index, r.id) as devices
       from gangq.device_registry r
       left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine'
       where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id);
 end $$;
 comment on function gangq.board_workers is
-  'Internal. The workers of a board, with all they offer; classes: the class of each.';
+  'Internal. The workers of a board with all that they offer. ids, classes: each worker and its '
+  'class.';
 
 -- What is placed ----------------------------------------------------------------------------------
 
@@ -147,39 +147,62 @@ returns table (gang_id bigint, job_id bigint, members bigint) language sql stabl
   from (
     select j.gang_id, j.id, r.min_members,
       row_number() over (
-        partition by g.id, r.ordinal order by coalesce(j.epoch_rank, j.rank)) as nth
+        partition by g.id, r.ordinal order by gangq.rank_of(j)) as nth
     from gangq.live_gangs g
     join gangq.live_jobs j on j.gang_id = g.id and j.state = 'running'
-    join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = coalesce(j.role, 1)
+    join gangq.kind_roles r on r.kind_id = g.kind_id and r.ordinal = j.role
     where g.id = any (gang_ids) and g.state = 'running' and g.failure_policy = 'shrink'
       and g.missing_since is null and g.world_size = (
         select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state = 'running')) m
   where m.nth > m.min_members
 $$;
 comment on function gangq.surplus_members is
-  'Internal. Members without which these gangs would go on, where all of the gang runs: of each '
-  'role those beyond its least number. members: how many such the gang has.';
+  'Internal. Members that these gangs could run without: of each role those above its minimum, in '
+  'gangs of which all members run. members: how many such members the gang has.';
 
 create function gangq.drained_workers() returns setof bigint language sql stable as $$
   select i.id
   from gangq.cordons c
-  join gangq.incarnations i on i.ended_at is null
-    and case c.kind when 'host' then i.host else i.name end = c.name
+  join gangq.incarnations i on i.ended_at is null and gangq.is_at(i, c.kind, c.name)
   where c.drain
 $$;
 comment on function gangq.drained_workers is
-  'Internal. Live workers that are drained, or whose host is.';
+  'Internal. Live workers that are drained, by name or with their host.';
 
--- A member that leaves a gang which goes on without it, or could, is a unit of its own. Ends are
--- estimates: what has outrun its own ends when its budget does, and what has outrun that too, soon.
+create function gangq.movable_at(
+  state text, stops integer, max_stops integer, preemptible boolean, began timestamptz,
+  min_run_s real
+) returns timestamptz language sql immutable as $$
+  select case when state = 'running' and stops < max_stops and preemptible
+    then began + make_interval(secs => min_run_s) end
+$$;
+comment on function gangq.movable_at is
+  'Internal. When a job may first be told to stop for others; null: never.';
+
+create function gangq.expected_end(gone_at float8, estimated float8, latest float8, now_s float8)
+returns table (at float8, by text) language sql immutable as $$
+  select case
+      when gone_at is not null then greatest(gone_at, now_s + 1)
+      when estimated > now_s then estimated
+      else greatest(latest, now_s + 30) end, case
+      when gone_at is not null then 'stop'
+      when estimated > now_s and estimated < latest then 'history'
+      when estimated > now_s or latest > now_s + 30 then 'budget'
+      else 'late' end
+$$;
+comment on function gangq.expected_end is
+  'Internal. When a job ends, and by what that is known. gone_at: it was told to stop and is gone '
+  'by then. Otherwise the first of these that lies ahead: the estimate, the end of its budget '
+  '(latest), 30 s from now.';
+
+-- A member is a unit of its own if its gang runs on without it, or could.
 create function gangq.unit_parts(t timestamptz)
 returns table (
   key bigint, part_of bigint, id bigint, submitter text, priority smallint, incarnation bigint,
   queue text, gpus smallint, memory_mb bigint, cpus numeric, apart text, world_size integer,
   spared bigint, since float8, gone_at float8, ends_at float8, ends_by text, lost_s float8,
-  movable_at float8
-) language plpgsql stable set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+  movable_at float8, limit_key text
+) language plpgsql stable as $$
 declare
   now_s constant float8 := gangq.seconds(t);
 begin
@@ -199,7 +222,7 @@ begin
         select g.id from gangs g where g.failure_policy = 'shrink')) m
     ),
     shapes as materialized (
-      select s.id, b.budget_s, s.queue, s.gpus, s.memory_mb, s.cpus, q.preemptible, q.min_run_s,
+      select s.id, b.budget_s, s.queue, s.limit_key, s.gpus, s.memory_mb, s.cpus, q.preemptible, q.min_run_s,
         coalesce(b.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most,
         gangq.estimate_s(s.queue, s.task, s.gpus::integer, b.budget_s) as estimate_s
       from (select distinct j.shape_id, j.budget_s from jobs j) b
@@ -210,21 +233,14 @@ begin
     select case when j.gang_id is null or x.alone then -j.id else j.gang_id end,
       case when x.alone then j.gang_id end, j.id, j.submitter, j.priority, j.incarnation, s.queue,
       s.gpus, s.memory_mb, s.cpus, g.apart, g.world_size::integer, coalesce(v.members, 0), x.since,
-      x.gone_at, case
-        when x.gone_at is not null then greatest(x.gone_at, now_s + 1)
-        when e.estimated > now_s then e.estimated
-        else greatest(e.latest, now_s + 30) end, case
-        when x.gone_at is not null then 'stop'
-        when e.estimated > now_s and e.estimated < e.latest then 'history'
-        when e.estimated > now_s or e.latest > now_s + 30 then 'budget'
-        else 'late' end,
+      x.gone_at, e.at, e.by,
       greatest(s.gpus, 1) * (now_s - greatest(x.since, gangq.seconds((
         select max(k.saved_at) from gangq.checkpoints k
         where k.job_id = coalesce(case when g.checkpoint_mode = 'rank0' then (
           select z.id from gangq.live_jobs z where z.gang_id = j.gang_id and z.rank = 0) end,
           j.id))))),
-      case when j.state = 'running' and j.stops < c.max_stops and coalesce(g.preemptible, true)
-        and s.preemptible then x.began + s.min_run_s end
+      gangq.seconds(gangq.movable_at(j.state, j.stops, c.max_stops,
+        coalesce(g.preemptible, true) and s.preemptible, x.began_at, s.min_run_s)), s.limit_key
     from jobs j
     join shapes s on s.id = j.shape_id and s.budget_s is not distinct from j.budget_s
     cross join gangq.settings c
@@ -233,19 +249,17 @@ begin
     cross join lateral (
       select j.state = 'preempting' and g.state = 'running'
           or j.id in (select u.job_id from surplus u) as alone,
-        gangq.seconds(
-          coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end)) as began,
+        coalesce(g.go_at, case when j.gang_id is null then j.claimed_at end) as began_at,
         gangq.seconds(coalesce(g.go_at, j.claimed_at, t)) as since,
         case when j.state = 'preempting' then gangq.seconds(j.told_at) + c.grace_s end as gone_at
       offset 0) x
-    cross join lateral (
-      select coalesce(x.began, now_s) + s.estimate_s as estimated,
-        coalesce(x.began, now_s) + s.most as latest) e);
+    cross join lateral (select coalesce(gangq.seconds(x.began_at), now_s) as s) b
+    cross join lateral gangq.expected_end(x.gone_at, b.s + s.estimate_s, b.s + s.most, now_s) e);
 end $$;
 comment on function gangq.unit_parts is
-  'Internal. What is placed, job by job. key: its unit, of a gang the id, of a job alone its own, '
-  'negative; spared: how many members its gang could do without; gone_at: it was told to stop; '
-  'movable_at: when it may be told to.';
+  'Internal. Every placed job. key: its unit, the id of the gang, or of the job, negative. '
+  'spared: how many members its gang could run without. gone_at: set where it was told to stop. '
+  'movable_at: when it may first be told to stop.';
 
 -- What a unit has on one worker is one hold.
 create function gangq.board_units(t timestamptz, moves jsonb) returns json
@@ -274,13 +288,14 @@ begin
     ),
     units as materialized (
       select p.key, case when p.key < 0 then 'j' || -p.key else 'g' || p.key end as id,
-        min(p.part_of) as part_of, min(p.queue) as queue, min(p.submitter) as submitter,
+        min(p.part_of) as part_of, min(p.queue) as queue, min(p.limit_key) as limit_key,
+        min(p.submitter) as submitter,
         min(p.priority) as priority, max(p.ends_at) as ends_at,
         (array_agg(p.ends_by order by p.ends_at desc, p.id))[1] as ends_by, min(p.since) as since,
         sum(p.lost_s) as lost_s, bool_and(p.gone_at is not null) as leaving, min(p.apart) as apart,
         bool_or(p.incarnation in (select w from gangq.drained_workers() w)) as drained,
-        -- All of it runs: a gang of which a member is done could not run again. And stopping it
-        -- once more would not end it.
+        -- Movable only if all of it runs (a gang with a member that is done could not run again)
+        -- and if no member has been stopped so often that another stop would end it.
         case when bool_and(p.movable_at is not null)
             and (p.key < 0 or max(p.world_size) = count(*) + max(p.spared))
           then max(p.movable_at) end as movable_at
@@ -288,7 +303,8 @@ begin
       group by p.key
     )
     select json_agg(json_build_object(
-      'id', u.id, 'queue', nullif(u.queue, 'default'), 'submitter', u.submitter,
+      'id', u.id, 'queue', nullif(u.queue, 'default'), 'limit_key', u.limit_key,
+      'submitter', u.submitter,
       'priority', nullif(u.priority, 0), 'ends_at', u.ends_at,
       'ends_by', nullif(u.ends_by, 'budget'), 'part_of', 'g' || u.part_of, 'since', u.since,
       'lost_s', u.lost_s, 'leaving', nullif(u.leaving, false), 'drained', nullif(u.drained, false),
@@ -297,11 +313,11 @@ begin
       order by abs(u.key), u.key)
     from units u join holds h on h.key = u.key);
 end $$;
-comment on function gangq.board_units is 'Internal. All that is placed, for a board.';
+comment on function gangq.board_units is 'Internal. The units of a board.';
 
--- What is to be moved: what is placed, or about to be, on what is drained, and could be placed
--- again: not in a paused queue, nor a gang of which a member is done. One that replaces a member is
--- moved when it is whole. A job alone is of a kind of its own: its shape, negative.
+-- Work on a drained worker is moved if it could be placed again: its queue is not paused, and no
+-- member of its gang is done. A gang that is replacing a member is moved once it is whole. The kind
+-- of a single job is its shape, negative.
 create function gangq.board_moves() returns table (unit text, kind_id integer, ask jsonb)
 language sql stable as $$
   with drained as materialized (
@@ -318,7 +334,7 @@ language sql stable as $$
     cross join lateral (
       select r.ordinal, count(j.id) as placed
       from gangq.kind_roles r
-      left join gangq.live_jobs j on j.gang_id = g.id and coalesce(j.role, 1) = r.ordinal
+      left join gangq.live_jobs j on j.gang_id = g.id and j.role = r.ordinal
         and j.state in ('reserved', 'running')
       where r.kind_id = g.kind_id group by r.ordinal) m
     group by g.id, k.queue
@@ -332,7 +348,7 @@ language sql stable as $$
   from moved m where not gangq.paused(m.queue)
 $$;
 comment on function gangq.board_moves is
-  'Internal. What is to be moved off what is drained, and what each would wait as.';
+  'Internal. What is to be moved off drained workers, and the ask that each would wait as.';
 
 -- What waits --------------------------------------------------------------------------------------
 
@@ -354,14 +370,14 @@ begin
       join gangq.incarnations i on i.id = e.id
     ),
     roles as materialized (
-      select r.*, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, s.avoid, (
+      select r.*, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, s.limit_key, s.avoid, (
         select coalesce(json_agg(c.class order by c.class), '[]')
         from classes c where gangq.serves(c.example, s)) as serves
       from named r join gangq.shapes s on s.id = r.shape_id
     ),
     -- Grouped once: asked kind by kind, the roles would be read as often as there are kinds.
     told as materialized (
-      select r.kind_id, min(r.model) as model, json_agg(json_build_object(
+      select r.kind_id, min(r.model) as model, min(r.limit_key) as limit_key, json_agg(json_build_object(
         'name', nullif(r.name, ''), 'least', nullif(r.min_members, 1),
         'most', nullif(r.max_members, 1), 'strategy', nullif(r.strategy, 'pack'),
         'balanced', nullif(r.balanced, false), 'require', r.require, 'prefer', r.prefer,
@@ -374,7 +390,8 @@ begin
     )
     select json_agg(json_build_object(
       'id', k.id, 'queue', nullif(k.queue, 'default'), 'require', k.require, 'prefer', k.prefer,
-      'apart', k.apart, 'model', y.model, 'roles', y.roles) order by k.id)
+      'apart', k.apart, 'model', y.model, 'limit_key', y.limit_key, 'roles', y.roles)
+      order by k.id)
     from (
       select x.id, x.queue, x.require, x.prefer, x.apart
       from gangq.gang_kinds x where x.id = any (ids)
@@ -383,10 +400,9 @@ begin
     join told y on y.kind_id = k.id);
 end $$;
 comment on function gangq.board_kinds is
-  'Internal. The kinds of a board; examples: a worker of each class, which stands for all of them.';
+  'Internal. The kinds of a board. examples: for each class of workers one worker.';
 
--- Of each kind the first so many by its own index: how many wait makes no difference to what is
--- read.
+-- The first gangs of each kind are read from an index, however many wait.
 create function gangq.board_gangs(t timestamptz, a_kind integer, in_all integer)
 returns table (id bigint, kind_id integer, order_key bigint, most bigint) language sql stable as $$
   with kinds as materialized (
@@ -418,8 +434,8 @@ returns table (id bigint, kind_id integer, order_key bigint, most bigint) langua
       where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x))
 $$;
 comment on function gangq.board_gangs is
-  'Internal. Gangs that wait for seats: of each kind the first so many, fewer where there are many '
-  'kinds, and those that run and wait for replacements of members.';
+  'Internal. Gangs that wait: the first a_kind of each kind, fewer where there are many kinds; '
+  'and gangs that run and wait for replacements of members.';
 
 create function gangq.board_asks(t timestamptz, ids bigint[]) returns setof json
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
@@ -456,7 +472,7 @@ begin
         from gangs g
         join gangq.live_gangs w on w.id = g.id
         join gangq.kind_roles r on r.kind_id = w.kind_id
-        left join gangq.live_jobs j on j.gang_id = w.id and coalesce(j.role, 1) = r.ordinal
+        left join gangq.live_jobs j on j.gang_id = w.id and j.role = r.ordinal
         where g.state = 'running'
         group by w.id, r.ordinal) y
       group by y.id
@@ -471,7 +487,7 @@ begin
     left join lacking r on r.id = g.id
     order by g.order_key, g.id);
 end $$;
-comment on function gangq.board_asks is 'Internal. These gangs, for a board.';
+comment on function gangq.board_asks is 'Internal. The asks of these gangs.';
 
 -- One row per shape and priority, found by hopping along the index that claims read.
 create function gangq.board_single_asks(most integer)
@@ -520,13 +536,42 @@ begin
     order by h.head);
 end $$;
 comment on function gangq.board_single_asks is
-  'Internal. The single jobs that wait to be placed, for a board: of each kind and priority the '
-  'first, and how many there are, up to most, because no pass could place more.';
+  'Internal. Single jobs that wait to be placed: for each kind and priority the first job, and '
+  'how many there are. The count stops at most: no pass could place more.';
 
 -- The board ---------------------------------------------------------------------------------------
 
+create function gangq.board_kept(t timestamptz) returns json language plpgsql stable as $$
+begin
+  return (
+    select json_agg(json_build_object('ask', p.ask,
+      'starts_at', gangq.seconds(least(p.starts_at, t + make_interval(secs => c.grace_s))),
+      'holds', p.seats) order by p.ask)
+    from gangq.plans p cross join gangq.settings c
+    where p.kept and p.starts_at > t and not exists (
+      select 1 from jsonb_array_elements(p.seats) as x(value)
+      left join gangq.incarnations i
+        on i.id = (x.value ->> 'worker')::bigint and i.ended_at is null
+      where i.id is null));
+end $$;
+comment on function gangq.board_kept is
+  'Internal. Seats that are kept for an ask while others stop for it. They lapse when one of their '
+  'workers has ended.';
+
+create function gangq.board_places() returns json language plpgsql stable as $$
+begin
+  return (
+    select json_agg(json_build_object('id', p.id, 'worker', p.incarnation, 'kind', -p.shape_id,
+      'devices', p.device_ids,
+      'job', case when p.job_id is not null then coalesce('j' || j.id, 'ended') end)
+      order by p.id)
+    from gangq.places p left join gangq.live_jobs j on j.id = p.job_id and j.token = p.token);
+end $$;
+comment on function gangq.board_places is
+  'Internal. The places of a board. job: which runs there; ended: that has ended, and the place '
+  'is to be closed.';
+
 create function gangq.board() returns json language plpgsql stable as $$
-#variable_conflict use_variable
 declare
   t constant timestamptz := gangq.now();
   -- One more than could be placed: then the pass says why the rest waits.
@@ -569,26 +614,11 @@ begin
       'planned_starts', c.reservations, 'victims', c.preemptions_per_pass,
       'pass_number', (select l.runs from gangq.lock_rows l where l.name = 'pass'),
       'asked', (select d.asked from gangq.decider d), 'recorded', c.record_decisions, 'cut', cut,
-      'queues', gangq.board_queues(), 'workers', gangq.board_workers(t, workers, classes),
-      'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', (
-        -- A promise of which a worker has ended lapses.
-        select json_agg(json_build_object('ask', p.ask,
-          'starts_at', gangq.seconds(least(p.starts_at, t + make_interval(secs => c.grace_s))),
-          'holds', p.seats) order by p.ask)
-        from gangq.plans p
-        where p.kept and p.starts_at > t and not exists (
-          select 1 from jsonb_array_elements(p.seats) as x(value)
-          left join gangq.incarnations i
-            on i.id = (x.value ->> 'worker')::bigint and i.ended_at is null
-          where i.id is null)),
-      -- The job of a place has ended: nobody sits there any more, and it is closed.
-      'places', (
-        select json_agg(json_build_object('id', p.id, 'worker', p.incarnation,
-          'kind', -p.shape_id, 'devices', p.device_ids,
-          'job', case when p.job_id is not null then coalesce('j' || j.id, 'ended') end)
-          order by p.id)
-        from gangq.places p left join gangq.live_jobs j on j.id = p.job_id and j.token = p.token),
-      'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))
+      'queues', gangq.board_queues(), 'limits', (
+        select json_object_agg(k.name, k.most order by k.name) from gangq.limit_keys k),
+      'workers', gangq.board_workers(t, workers, classes),
+      'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', gangq.board_kept(t),
+      'places', gangq.board_places(), 'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))
     from gangq.settings c);
 end $$;
 comment on function gangq.board is

@@ -5,7 +5,7 @@
 --
 --   event   what the end of a single job is written as; retry instead of fail while it has attempts
 --   member  what a member or a single job pays. When the end was asked for, each member that runs
---           pays it; otherwise only the culprits do. An attempt is counted at the claim:
+--           pays it; otherwise only the payers do (100). An attempt is counted at the claim:
 --             attempt              it stays counted
 --             crash, trip, stop    it is given back, and one of these is counted
 --             nothing              it is given back
@@ -13,6 +13,7 @@
 --   ending  loss: it takes a member from a gang that did not want to stop, and the failure policy
 --           says whether the others run on. fault: a loss that also counts as the member's fault:
 --           the policy fail ends the gang. asked: anything but a loss
+--   hours   wasted: it failed or was lost, and is repeated at best. displaced: it had to make way
 --   words   what is said of a member
 --
 -- The cause of a lost host is crash, with an error of type WorkerLost: the database cannot tell a
@@ -20,28 +21,37 @@
 create view gangq.causes as
 select *
 from (values
- -- cause            event      member     gang              ending   words
-  ('fail',           'fail',    'attempt', 'attempt',        'fault', 'failed'),
-  ('crash',          'reap',    'crash',   'crash',          'fault', 'lost its worker'),
-  ('trip',           'trip',    'trip',    'trip',           'fault', 'tripped a watchdog'),
-  ('never_started',  null,      'nothing', 'never_started',  'loss',  'ended before it began'),
-  ('other_job',      'release', 'nothing', 'nothing',        'loss',  'stopped over another job'),
-  ('release',        'release', 'stop',    'nothing',        'asked', 'was handed back'),
-  ('preempt',        null,      'stop',    'preemption',     'asked', 'was displaced'),
-  ('move',           'release', 'nothing', 'nothing',        'asked', 'was moved off its host'),
-  ('cancel',         null,      'nothing', 'nothing',        'asked', 'was cancelled'),
-  ('completed',      null,      'nothing', 'nothing',        'asked', 'was not needed any more'),
-  ('no_replacement', null,      'nothing', 'nothing',        'asked', 'waited for a lost one'),
-  ('placement_miss', null,      'nothing', 'placement_miss', 'asked', 'was not claimed')
-) as c(cause, event, member, gang, ending, words);
+ -- cause            event      member     gang              ending   hours        words
+  ('fail',           'fail',    'attempt', 'attempt',        'fault', 'wasted',    'failed'),
+  ('crash',          'reap',    'crash',   'crash',          'fault', 'wasted',
+    'lost its worker'),
+  ('trip',           'trip',    'trip',    'trip',           'fault', 'wasted',
+    'tripped a watchdog'),
+  ('never_started',  null,      'nothing', 'never_started',  'loss',  'wasted',
+    'ended before it began'),
+  ('other_job',      'release', 'nothing', 'nothing',        'loss',  'wasted',
+    'stopped over another job'),
+  ('release',        'release', 'stop',    'nothing',        'asked', 'displaced',
+    'was handed back'),
+  ('preempt',        'release', 'stop',    'preemption',     'asked', 'displaced', 'was displaced'),
+  ('move',           'release', 'nothing', 'nothing',        'asked', 'displaced',
+    'was moved off its host'),
+  ('cancel',         null,      'nothing', 'nothing',        'asked', null,        'was cancelled'),
+  ('completed',      null,      'nothing', 'nothing',        'asked', null,
+    'was not needed any more'),
+  ('no_replacement', null,      'nothing', 'nothing',        'asked', 'wasted',
+    'waited for a lost one'),
+  ('placement_miss', null,      'nothing', 'placement_miss', 'asked', 'wasted',
+    'was not claimed')
+) as c(cause, event, member, gang, ending, hours, words);
 comment on view gangq.causes is
   'Why an attempt ends, and who is charged for it: a member or single job, and its gang. event: '
-  'what the end of a single job is written as. ending: fault, loss or asked.';
+  'what the end of a single job is written as. ending: fault, loss or asked. hours: what '
+  'gangq.usage counts the time of such attempts as, besides used.';
 
 create function gangq.cause_named(
   cause text, out event text, out member text, out gang text, out ending text, out words text
 ) language plpgsql immutable as $$
-#variable_conflict use_column
 begin
   select c.event, c.member, c.gang, c.ending, c.words into strict event, member, gang, ending, words
   from gangq.causes c
@@ -65,16 +75,16 @@ comment on function gangq.charge_job is
   'Internal. The counters of a job after this charge. final: all its attempts are spent.';
 
 create function gangq.charge_member(
-  j gangq.live_jobs, pays bigint[], cause text, final boolean,
+  j gangq.live_jobs, payers bigint[], cause text, final boolean,
   out attempts integer, out crashes integer, out trips integer, out stops integer
 ) language sql immutable as $$
   select m.*
   from gangq.cause_named(cause) c
   cross join gangq.charge_job(j,
-    case when j.id = any (pays) or c.ending = 'asked' then c.member else 'nothing' end, final) m
+    case when j.id = any (payers) or c.ending = 'asked' then c.member else 'nothing' end, final) m
 $$;
 comment on function gangq.charge_member is
-  'Internal. The counters of a member after this end of its gang, for which the members pays pay.';
+  'Internal. The counters of a member after this end of its gang.';
 
 create function gangq.charge_gang(
   g gangq.live_gangs, charge text, out attempts integer, out crashes integer, out trips integer,
@@ -103,6 +113,16 @@ $$;
 comment on function gangq.spends_job is
   'Internal. Whether this charge, not counted yet, is one more than the job may have.';
 
+create function gangq.state_after(state text, spent boolean, due timestamptz) returns text
+language sql immutable
+return case
+  when spent then case state when 'running' then 'failed' else 'cancelled' end
+  when due is not null then 'scheduled'
+  else 'pending' end;
+comment on function gangq.state_after is
+  'Internal. What an attempt that did not succeed leaves a single job in. state: it ran, or was '
+  'told to stop; spent: it has no further attempt; due: until when it must wait.';
+
 create function gangq.spends_gang(g gangq.live_gangs, charge text) returns boolean
 language sql immutable as $$
   select case charge
@@ -114,21 +134,21 @@ language sql immutable as $$
 $$;
 comment on function gangq.spends_gang is 'Internal. As spends_job, for a gang.';
 
-create function gangq.cause_charged(g gangq.live_gangs, culprits bigint[], cause text) returns text
+create function gangq.cause_charged(g gangq.live_gangs, stopped bigint[], cause text) returns text
 language sql stable as $$
   select case
     when (gangq.cause_named(cause)).ending = 'fault' and (
       g.go_at is null
-      or culprits <> '{}' and not exists (
+      or stopped <> '{}' and not exists (
         select 1 from gangq.live_jobs j
-        where j.id = any (culprits)
+        where j.id = any (stopped)
           and (g.missing_since is null or j.claimed_at <= g.missing_since)))
       then 'never_started'
     else cause end
 $$;
 comment on function gangq.cause_charged is
   'Internal. The cause that a gang is charged for. A fault becomes never_started when the code of '
-  'no culprit had begun: before the barrier opened, or when every culprit is a replacement whose '
+  'no stopped member had begun: before the barrier opened, or when each is a replacement whose '
   'barrier has not opened.';
 
 create function gangq.cause_of_loss(i gangq.incarnations) returns text language sql immutable as $$

@@ -1,9 +1,11 @@
--- A job ends, or is handed back. complete and complete_and_claim go through finish. fail, requeue,
--- release and ack_preempted go through report, which lets one attempt end: a single job's here
--- (end_attempt), a member's in 100_drain. leave is the one door into history.
+-- How an attempt ends by its worker's word. complete and complete_and_claim call finish; fail,
+-- requeue, release and ack_preempted call report. A single job ends in end_attempt or leaves with
+-- leave, the one way from live_jobs into history; a member's end is told to its gang (100_drain).
 -- Who pays for which cause: gangq.causes (078).
+-- A repeated report succeeds silently: was_final knows the token of the last attempt. An attempt
+-- that was taken from its worker (taken_token, set in 110) is stale instead.
 -- Locks: gangs by id, jobs by id; complete_and_claim also the row 'wake' of lock_rows, with skip
--- locked. Never a worker row: those who give capacity back must not meet those who take it.
+-- locked. Never a worker row: what gives capacity back must not wait for what takes it.
 
 -- Moves jobs out of live_jobs into history: single jobs to the state given, gang members with the
 -- state they have. Pairs whose token is not the present one stay.
@@ -11,8 +13,9 @@
 -- 1. One statement deletes the jobs and writes their history, so none is lost or kept twice. The
 --    setting gangq.leaving lets this statement alone delete (trigger live_jobs_leave).
 -- 2. Learn the run times. This step could stand anywhere.
--- 3. vacate gives the devices of a job to its place. The delete after it frees all others.
--- 4. clear_behind looks for dependents in statements that begin after step 1 has locked the jobs:
+-- 3. Record the attempts that held devices. What else ends here has been recorded by its caller.
+-- 4. vacate gives the devices of a job to its place. The delete after it frees all others.
+-- 5. clear_behind looks for dependents in statements that begin after step 1 has locked the jobs:
 --    settle_dependents counts on that. settle reads the history that step 1 wrote.
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz,
@@ -26,10 +29,10 @@ declare
   held boolean;
   ran integer[];
   runs double precision[];
+  attempts gangq.attempt_history[];
   -- In a caller's REPEATABLE READ transaction a row that another session has changed since would
   -- fail it: there no run time is learned, and a place is closed.
-  at_once boolean := current_setting('transaction_isolation')
-    in ('read committed', 'read uncommitted');
+  at_once boolean := gangq.reads_committed();
   marker text;
 begin
   vacant := 0;
@@ -53,15 +56,17 @@ begin
       coalesce(leave.new_state, j.state) as ends_as, coalesce(j.finished_at, leave.t) as ended_at
   ),
   kept as (
-    insert into gangq.history (job_id, token, gang_id, submitted_at, claimed_at, finished_at,
-      incarnation, shape_id, rank, budget_s, priority, attempts, max_attempts, crashes, max_crashes,
-      trips, max_trips, stops, state, retention, submitter, login, parent, payload, result, error)
-    select g.id, coalesce(g.token, g.final_token), g.gang_id, g.submitted_at, g.claimed_at,
-      g.ended_at, coalesce(g.incarnation, g.ran_on), g.shape_id, g.rank, g.budget_s, g.priority,
-      g.attempts, g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips, g.stops,
-      g.ends_as, case coalesce(leave.retain_as, g.ends_as)
+    insert into gangq.history (job_id, token, taken_token, gang_id, submitted_at, claimed_at,
+      finished_at, incarnation, shape_id, rank, budget_s, priority, attempts, max_attempts, crashes,
+      max_crashes, trips, max_trips, stops, state, retention, submitter, login, parent, payload,
+      awaited, wants, unmet, result, error)
+    select g.id, coalesce(g.token, g.final_token), g.taken_token, g.gang_id, g.submitted_at,
+      g.claimed_at, g.ended_at, coalesce(g.incarnation, g.ran_on), g.shape_id, g.rank, g.budget_s,
+      g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips,
+      g.stops, g.ends_as, case coalesce(leave.retain_as, g.ends_as)
         when 'done' then q.retention_done else q.retention_failed end, g.submitter, g.login,
-      g.parent, g.payload, coalesce(g.new_result, g.result), coalesce(leave.new_error, g.error)
+      g.parent, g.payload, g.awaited, g.wants, g.unmet, coalesce(g.new_result, g.result),
+      coalesce(leave.new_error, g.error)
     from gone g join gangq.queues_table q on q.name = g.queue
   )
   -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is
@@ -69,8 +74,11 @@ begin
   select coalesce(array_agg(g.id), '{}'), array_agg(g.token) filter (where g.state = 'running'),
     min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
     array_agg(g.shape_id) filter (where g.learned),
-    array_agg(extract(epoch from g.ended_at - g.claimed_at)) filter (where g.learned)
-  into left_ids, vacated, lowest, highest, held, ran, runs
+    array_agg(extract(epoch from g.ended_at - g.claimed_at)) filter (where g.learned),
+    array_agg(row(g.id, g.token, null, g.incarnation, g.claimed_at, g.ended_at, g.shape_id, null,
+      null, null, null, 'done', g.submitter, g.devices)::gangq.attempt_history)
+      filter (where g.gpus > 0 and leave.new_state = 'done')
+  into left_ids, vacated, lowest, highest, held, ran, runs, attempts
   from (
     select x.*, (x.gang_id is not null or x.gpus > 0) and x.ends_as = 'done'
       and x.claimed_at is not null as learned
@@ -84,13 +92,17 @@ begin
     perform gangq.learn_runtimes(ran, runs, t);
   end if;
   -- 3.
+  if attempts is not null then
+    perform gangq.record_attempts(attempts);
+  end if;
+  -- 4.
   if held then
     if at_once and leave.new_state = 'done' then
       vacant := gangq.vacate(left_ids, vacated, t);
     end if;
     delete from gangq.device_holds h where h.job_id = any (left_ids);
   end if;
-  -- 4. Most jobs leave nothing of these, nor do those submitted beside them: one look costs less
+  -- 5. Most jobs leave nothing of these, nor do those submitted beside them: one look costs less
   -- than four writes that find nothing. If the ids are far apart the look would read rows of
   -- unrelated jobs.
   if not at_once or highest - lowest > 10 * cardinality(left_ids)
@@ -103,13 +115,12 @@ begin
   end if;
 end $$;
 comment on function gangq.leave is
-  'Internal. The one way out of live_jobs. retain_as: the state that chooses the retention class; '
-  'members are kept as long as their gang. left_ids: those that left; vacant: how many left a '
-  'place.';
+  'Internal. The one way out of live_jobs. retain_as: the state that chooses the retention class, '
+  'because members are kept as long as their gang. left_ids: the jobs that left; vacant: how many '
+  'places they left.';
 
 create function gangq.clear_behind(ids bigint[], new_state text, at_once boolean) returns void
-language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
-as $$
+language plpgsql as $$
 begin
   delete from gangq.progress p where p.job_id = any (ids);
   delete from gangq.dependencies d where d.job_id = any (ids);
@@ -133,50 +144,23 @@ end $$;
 comment on function gangq.clear_behind is
   'Internal, for leave. Removes what these jobs have in other tables, and tells their dependents.';
 
--- A member that a done gang could spare (its completion rule, an elastic role) is cancelled and
--- lets nobody down.
-create function gangq.ended_as(job_id bigint) returns text language sql stable as $$
-  select case when h.state = 'cancelled' and h.gang_id is not null and (
-      select k.state from gangq.gang_history k
-      where k.gang_id = h.gang_id order by k.finished_at desc limit 1) = 'done'
-    then 'done' else h.state end
-  from gangq.history h where h.job_id = ended_as.job_id order by h.finished_at desc limit 1
-$$;
-comment on function gangq.ended_as is
-  'Internal. How this job''s latest ending counts for its dependents; null: it has not ended.';
-
-create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
-  -- Whether an ending that is no longer in history was a success is not known.
-  update gangq.dependencies d set outcome = coalesce(gangq.ended_as(d.on_job_id), 'cancelled')
-  where d.ctid = any (array(
-    select z.ctid from gangq.dependencies z
-    where z.on_job_id = any (settle.ended) and z.outcome is null
-    order by z.on_job_id, z.job_id for update skip locked))
-$$;
-comment on function gangq.settle is
-  'Internal. Tells the dependents of these jobs how they ended, but for rows that another '
-  'transaction holds: see gangq.unsettled.';
-
 create function gangq.was_final(job_id bigint, token bigint, as_done boolean default false)
 returns boolean language sql stable as $$
-  select (
-      exists (
-        select 1 from gangq.live_jobs j
-        where j.id = was_final.job_id and j.final_token = was_final.token
-          and (j.state = 'done' or not as_done))
-      or exists (
-        select 1 from gangq.history h
-        where h.job_id = was_final.job_id and h.token = was_final.token
-          and (h.state = 'done' or not as_done)))
-    and not exists (
-      select 1 from gangq.events e
-      where e.job_id = was_final.job_id and e.token = was_final.token
-        and e.kind in ('reap', 'dead', 'force', 'lost'))
+  select exists (
+    select 1
+    from (
+      select j.final_token, j.taken_token, j.state
+      from gangq.live_jobs j where j.id = was_final.job_id
+      union all
+      select h.token, h.taken_token, h.state
+      from gangq.history h where h.job_id = was_final.job_id) x
+    where x.final_token = was_final.token and x.taken_token is distinct from was_final.token
+      and (x.state = 'done' or not as_done))
 $$;
 comment on function gangq.was_final is
-  'Internal. Whether its worker ended the attempt of this token: the same call again then succeeds '
-  'silently. An attempt that was taken away is stale. as_done: whether it was completed. A caller '
-  'whose own writes hang on that answer must not commit them for an attempt that failed.';
+  'Internal. Whether the worker itself ended the attempt of this token: then the same call '
+  'succeeds silently. An attempt that was taken from its worker is stale. as_done: whether it was '
+  'completed. A caller whose own writes depend on that must not commit them for a failed attempt.';
 
 -- Viewers read events: what a program printed or held in its variables stays with the job.
 create function gangq.for_events(error jsonb) returns jsonb language sql immutable as $$
@@ -185,97 +169,28 @@ create function gangq.for_events(error jsonb) returns jsonb language sql immutab
 $$;
 comment on function gangq.for_events is 'Internal. An error without its traceback and log.';
 
--- Locks -------------------------------------------------------------------------------------------
-
--- For the tick: a frozen client that holds one row of a gang (an uncommitted checkpoint of a member
--- is enough) must not make all maintenance wait, so the gang is stepped over as a whole.
-create function gangq.try_lock_gang(gang_id bigint) returns boolean language plpgsql as $$
-#variable_conflict use_column
-begin
-  perform from gangq.live_gangs g where g.id = try_lock_gang.gang_id for update skip locked;
-  return found and (
-    select count(*) from gangq.live_jobs j where j.gang_id = try_lock_gang.gang_id) = (
-    select count(*) from (
-      select from gangq.live_jobs j
-      where j.gang_id = try_lock_gang.gang_id order by j.id for update skip locked) l);
-end $$;
-comment on function gangq.try_lock_gang is
-  'Internal. Locks a gang and all its members without waiting; false: one is locked already.';
-
-create function gangq.lock_jobs(job_ids bigint[], gang_ids bigint[]) returns void
-language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
-#variable_conflict use_column
-begin
-  perform from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
-  perform from gangq.live_jobs j where j.id = any (job_ids) or j.gang_id = any (gang_ids)
-  order by j.id for update;
-end $$;
-comment on function gangq.lock_jobs is 'Internal. Locks these jobs, and these gangs as a whole.';
-
-create function gangq.lock_job(job_id bigint, host boolean default false) returns gangq.live_jobs
-language plpgsql as $$
-declare
-  j gangq.live_jobs;
-begin
-  perform gangq.lock_jobs(array[lock_job.job_id],
-    array(select x.gang_id from gangq.live_jobs x where x.id = lock_job.job_id));
-  select x.* into j from gangq.live_jobs x where x.id = lock_job.job_id;
-  perform gangq.check_login(j.incarnation, lock_job.host);
-  return j;
-end $$;
-comment on function gangq.lock_job is
-  'Internal. For the verbs of its worker: locks a job, or its gang as a whole; returns the job. '
-  'Raises 42501 if another login''s worker holds it. host: the bouncer of its host may, too.';
-
-create function gangq.lock_free(job_ids bigint[], gang_ids bigint[]) returns bigint[]
-language plpgsql as $$
-#variable_conflict use_column
-declare
-  free_jobs bigint[];
-  free_gangs bigint[] := array(
-    select g.id from unnest(lock_free.gang_ids) as g(id) where gangq.try_lock_gang(g.id));
-begin
-  free_jobs := array(
-    select j.id from gangq.live_jobs j
-    where j.id = any (lock_free.job_ids) and j.gang_id is null order by j.id
-    for update skip locked);
-  return array(
-    select j.id from gangq.live_jobs j
-    where j.id = any (lock_free.job_ids) and case when j.gang_id is null
-      then j.id <> all (free_jobs) else j.gang_id <> all (free_gangs) end);
-end $$;
-comment on function gangq.lock_free is
-  'Internal. Of these jobs, which are in these gangs or in none, locks those that are free, with '
-  'their gangs, and returns the others. Never waits.';
-
 -- Done --------------------------------------------------------------------------------------------
 
--- The work of complete and of complete_and_claim: the ids that are done now, and what became of
--- each pair that was not plainly the caller's to finish. waited_for: placed work waits and has more
--- room now. Verbs call it by assignment, which costs no query.
+-- The work of complete and complete_and_claim. done: the single jobs that this call has ended;
+-- others, outcomes: every other pair. waited_for: placed work waits, and has more room now. Verbs
+-- call it by assignment, which costs no query.
 create function gangq.finish(
   job_ids bigint[], tokens bigint[], results jsonb[], strict boolean,
   out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean
 ) language plpgsql as $$
-#variable_conflict use_column
 declare
   t timestamptz := gangq.now();
   look record;
   gone record;
   rest record;
 begin
+  -- Cheap tests first: the total size is an upper bound for each result.
   if coalesce(cardinality(finish.job_ids), 0) = 0
     or cardinality(finish.job_ids) <> coalesce(cardinality(finish.tokens), 0)
     or cardinality(finish.results) <> cardinality(finish.job_ids)
+    or pg_column_size(finish.results) > 1024
   then
-    perform gangq.refuse('GQ001',
-      'complete needs as many tokens (and results, if any) as job ids, and at least one',
-      'Pass arrays of one length.');
-  end if;
-  -- What all of them have is more than any of them has, and costs nothing to ask.
-  if pg_column_size(finish.results) > 1024 then
-    perform gangq.check_results(finish.job_ids, finish.results);
+    perform gangq.check_results(finish.job_ids, finish.tokens, finish.results);
   end if;
   select coalesce(m.gang_ids, '{}') as gang_ids, m.placed, m.touched, (
       select i.id from gangq.incarnations i
@@ -293,7 +208,7 @@ begin
     perform gangq.refuse_login(look.foreign);
   end if;
   if not strict and (look.touched or look.gang_ids <> '{}') then
-    -- What one caller's open transaction holds must not keep the others of the batch waiting.
+    -- A job that another open transaction holds must not hold up the rest of the batch.
     others := gangq.lock_free(finish.job_ids, look.gang_ids);
     outcomes := array_fill('busy'::text, array[cardinality(others)]);
     if others <> '{}' then
@@ -318,11 +233,17 @@ begin
   waited_for := look.placed > gone.vacant and gangq.placed_waits();
 end $$;
 comment on function gangq.finish is
-  'Internal. Ends these jobs as done. others: gang members, repeated, stale and busy pairs.';
+  'Internal. Ends these jobs as done. others: gang members, and repeated, stale and busy pairs.';
 
-create function gangq.check_results(job_ids bigint[], results jsonb[]) returns void
-language plpgsql as $$
+create function gangq.check_results(job_ids bigint[], tokens bigint[], results jsonb[])
+returns void language plpgsql as $$
 begin
+  perform gangq.refuse('GQ001',
+    'complete needs as many tokens (and results, if any) as job ids, and at least one',
+    'Pass arrays of one length.')
+  where coalesce(cardinality(job_ids), 0) = 0
+    or cardinality(job_ids) <> coalesce(cardinality(tokens), 0)
+    or cardinality(results) <> cardinality(job_ids);
   perform gangq.refuse('GQ007', format('result of job %s has %s bytes, queue %L takes %s',
       r.id, pg_column_size(r.result), q.name, q.max_payload_bytes),
     'Store it elsewhere and return its address.')
@@ -333,13 +254,13 @@ begin
   where pg_column_size(r.result) > greatest(1024, q.max_payload_bytes);
 end $$;
 comment on function gangq.check_results is
-  'Internal, for finish. Raises GQ007 for a result larger than its queue takes.';
+  'Internal, for finish. Raises GQ001 for arrays of different lengths, GQ007 for a result larger '
+  'than its queue takes.';
 
 create function gangq.finish_rest(
   job_ids bigint[], tokens bigint[], results jsonb[], done bigint[], strict boolean, t timestamptz,
   out others bigint[], out outcomes text[], out vacant integer
 ) language plpgsql as $$
-#variable_conflict use_column
 declare
   p record;
   outcome text;
@@ -358,8 +279,8 @@ begin
       perform gangq.finish_member(p.id, p.result, t);
       outcome := 'done';
     elsif p.ours then
-      -- It got another shape while its row was waited for (unquarantine), and was not found with
-      -- the one it had. The row is locked by now.
+      -- Its shape changed (unquarantine) while leave waited for its row, so the join with the old
+      -- shape missed it. The row is locked by now.
       vacant := vacant + (
         gangq.leave(array[p.id], array[p.token], 'done', array[p.result], null, t)).vacant;
       outcome := 'done';
@@ -375,11 +296,10 @@ begin
   end loop;
 end $$;
 comment on function gangq.finish_rest is
-  'Internal, for finish. What becomes of each of these pairs that is no single job done by leave.';
+  'Internal, for finish. The outcomes of pairs that leave has not ended as single jobs.';
 
 create function gangq.finish_member(job_id bigint, result jsonb, t timestamptz) returns void
 language plpgsql as $$
-#variable_conflict use_column
 declare
   g gangq.live_gangs;
   j gangq.live_jobs;
@@ -393,12 +313,13 @@ begin
       'Wait until gangq.barrier says go: no member''s code may begin before every member has been '
       'claimed.');
   end if;
+  perform gangq.record_attempts(array[gangq.attempt_of(j, 'done', t)]);
   update gangq.live_jobs x set state = 'done', result = finish_member.result, finished_at = t,
     final_token = x.token, token = null, incarnation = null, told_at = null, stop_reason = null
   where x.id = j.id;
   delete from gangq.device_holds h where h.job_id = j.id;
   perform gangq.log_event(t, 'done', g.id, g.epoch, j.id, j.token, j.ran_on,
-    data => jsonb_build_object('rank', coalesce(j.epoch_rank, j.rank)));
+    data => jsonb_build_object('rank', gangq.rank_of(j)));
   if g.state = 'draining' then
     perform gangq.complete_drain(g.id);
   else
@@ -406,14 +327,13 @@ begin
   end if;
 end $$;
 comment on function gangq.finish_member is
-  'Internal, for finish. A member of a locked gang is done; it may complete the drain of its gang, '
-  'or fulfil it. Raises GQ004.';
+  'Internal, for finish. A member of a locked gang is done. That may complete the drain of its '
+  'gang, or end the gang as done. Raises GQ004.';
 
 create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
 ) returns table (job_id bigint, outcome text)
 language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
-#variable_conflict use_column
 declare
   finished record;
 begin
@@ -436,7 +356,7 @@ comment on function gangq.complete is
   'gang''s barrier is shut), GQ007, 42501 (another login''s worker holds one: a member of that '
   'login may complete it in a transaction of its own).';
 
--- What a worker that runs one job after another calls most: one commit instead of two.
+-- A worker that runs one job after another calls this most: one commit instead of two.
 create function gangq.complete_and_claim(
   incarnation bigint, job_ids bigint[], tokens bigint[], results jsonb[] default null,
   strict boolean default true, request_id uuid default null, max_jobs integer default 1,
@@ -517,10 +437,8 @@ begin
     perform gangq.refuse('GQ004', format('job %s was not told to stop', j.id),
       'Use gangq.release to hand it back, gangq.fail if it failed, gangq.complete if it is done.');
   elsif cause = 'trip' then
-    perform gangq.log_event(t, 'trip', j.gang_id,
-      (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token,
-      j.incarnation, error ->> 'type',
-      gangq.for_events(error) || jsonb_build_object('trips',
+    perform gangq.log_job(t, 'trip', j, error ->> 'type', gangq.for_events(error)
+      || jsonb_build_object('trips',
         (gangq.charge_job(j, (gangq.cause_named(cause)).member)).trips));
   end if;
   if j.gang_id is not null then
@@ -533,31 +451,30 @@ begin
     j.order_key := gangq.order_key(j.priority,
       gangq.front_pos((select b.base from gangq.id_base() b)));
   end if;
-  return gangq.end_attempt(j, cause, error, reason, t, final => final, due_at => (
+  return gangq.end_attempt(j, cause, error, reason, t, final => final, retry_at => (
     select t + coalesce(make_interval(secs => delay_s),
       gangq.backoff(q.backoff_s, q.backoff_max_s, j.attempts))
     from gangq.shapes s join gangq.queues_table q on q.name = s.queue
     where s.id = j.shape_id and cause = 'fail'));
 end $$;
 comment on function gangq.report is
-  'Internal. The one door of fail, requeue, release and ack_preempted: the attempt of this token '
-  'has ended without success. cause: of gangq.causes; null: only a stop that was asked for. front: '
-  'a single job goes to the front of its priority. final: it does not run again. Returns the '
-  'state, repeated, or (strict => false) stale.';
+  'Internal. fail, requeue, release and ack_preempted all go through it: the attempt of this '
+  'token has ended without success. cause: of gangq.causes; null: it must have been told to stop. '
+  'front: a single job goes to the front of its priority. final: it does not run again. Returns '
+  'the state, repeated, or (strict => false) stale.';
 
--- An attempt of a single job is over. The row says where the job goes on: its order_key and shape
--- may have been changed.
+-- The order_key and shape_id of j may differ from the stored row: with them the job goes on.
 create function gangq.end_attempt(
   j gangq.live_jobs, cause text, error jsonb, reason text, t timestamptz,
-  due_at timestamptz default null, final boolean default false, kind text default null
+  gone_at timestamptz default null, retry_at timestamptz default null,
+  final boolean default false, kind text default null
 ) returns text language plpgsql as $$
 declare
   c record := gangq.cause_named(cause);
   charge text := c.member;
   spent boolean := final or gangq.spends_job(j, charge);
-  next_state text := case
-    when spent then case j.state when 'running' then 'failed' else 'cancelled' end
-    when due_at is not null then 'scheduled' else 'pending' end;
+  due timestamptz := coalesce(retry_at, gone_at);
+  next_state text := gangq.state_after(j.state, spent, due);
 begin
   error := case
     when c.event = 'reap' then jsonb_build_object('type', 'WorkerLost', 'message', reason,
@@ -566,24 +483,29 @@ begin
       'handed back or told to stop ' || gangq.counted(j.stops + 1, 'time'))
     else error end;
   if c.event <> 'trip' then  -- its event has more to tell, and is written before
-    perform gangq.log_event(t, coalesce(kind,
+    perform gangq.log_job(t, coalesce(kind,
         case when c.event = 'fail' and not spent then 'retry' else c.event end),
-      job_id => j.id, token => j.token, incarnation => j.incarnation, reason => reason,
-      data => case when cause = 'fail' then jsonb_strip_nulls(jsonb_build_object(
+      j, reason, case when cause = 'fail' then jsonb_strip_nulls(jsonb_build_object(
         'attempts', j.attempts, 'retryable', case when spent then not final end,
-        'due_at', case when not spent then due_at end)) end);
+        'due_at', case when not spent then due end)) end);
   end if;
+  perform gangq.record_attempts(array[gangq.attempt_of(j,
+    case cause when 'release' then coalesce(j.stop_reason, cause) else cause end, t)]);
   if spent then
     update gangq.live_jobs x
     set (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge))
     where x.id = j.id;
+    if next_state = 'failed' then
+      perform gangq.tell('job_failed', t, null, null, j.id, j.incarnation, reason,
+        jsonb_build_object('cause', cause, 'attempts', j.attempts,
+          'error', gangq.for_events(error)));
+    end if;
     perform gangq.leave(array[j.id], array[j.token], next_state, '{}', coalesce(error, '{}'), t);
     return next_state;
   end if;
-  update gangq.live_jobs x set state = next_state, due_at = end_attempt.due_at,
+  update gangq.live_jobs x set state = next_state, due_at = due,
     (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge)),
-    -- A failure waits for its backoff, all others for the process to be gone.
-    ran_on = case when end_attempt.due_at is not null and cause <> 'fail' then x.incarnation end,
+    ran_on = case when gone_at is not null then x.incarnation end,
     order_key = j.order_key, shape_id = j.shape_id, final_token = x.token, token = null,
     incarnation = null, request_id = null, told_at = null, stop_reason = null,
     error = coalesce(end_attempt.error, x.error)
@@ -595,9 +517,9 @@ begin
   return next_state;
 end $$;
 comment on function gangq.end_attempt is
-  'Internal. Charges a single job for its attempt, and returns it to pending, or to scheduled '
-  'until due_at. If its budget is spent it fails, or is cancelled when it was told to stop. kind: '
-  'of the event. Returns the state.';
+  'Internal. Charges a single job for its attempt and returns it to pending, or to scheduled '
+  'until its process is gone (gone_at) or its backoff is over (retry_at). If it has no attempt '
+  'left it fails; if it was told to stop it is cancelled. kind: of the event. Returns the state.';
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true,
@@ -612,7 +534,8 @@ begin
   end if;
   if not (retry_in_s >= 0 and retry_in_s <= 1e7) then
     perform gangq.refuse('GQ001', format('retry_in_s is %s', retry_in_s),
-      'It is how long to wait before the next attempt: 0 to 1e7 seconds; null: the queue''s backoff.');
+      'It is how long to wait before the next attempt: 0 to 1e7 seconds; null: the queue''s '
+      'backoff.');
   end if;
   outcome := gangq.report(fail.job_id, fail.token,
     case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
@@ -649,7 +572,6 @@ comment on function gangq.requeue is
 create function gangq.release(job_ids bigint[], tokens bigint[], reason text default null)
 returns table (job_id bigint, outcome text)
 language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 begin
   perform gangq.refuse_larger('the reason', octet_length(release.reason), 4000);
   if coalesce(cardinality(release.job_ids), 0) <> coalesce(cardinality(release.tokens), 0) then
@@ -683,92 +605,3 @@ comment on function gangq.ack_preempted is
   'A worker confirms that a job told to stop is stopped: its whole process tree is gone. Returns '
   'preempted, cancelled, pending (a single job, to be run again) or repeated. Raises GQ002, GQ003, '
   'GQ004 (it was not told to stop), 42501.';
-
--- Output ------------------------------------------------------------------------------------------
-
-create function gangq.append_log(
-  job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]
-) returns void
-language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
-declare
-  -- A chunk counts as 64 bytes more than it has, for its row. The smallest has one byte: a worker
-  -- that keeps to log_bytes never comes here.
-  most bigint := (select 65::bigint * c.log_bytes from gangq.settings c);
-  said record;
-  held record;
-  other bigint;
-  last record;
-  total bigint;
-  -- So that no partition of later days is read.
-  until timestamptz := gangq.now() + interval '1 hour';
-begin
-  if (
-    select count(distinct coalesce(cardinality(a.list), 0))
-    from (values (append_log.job_ids::text[]), (append_log.tokens::text[]),
-      (append_log.seqs::text[]), (append_log.chunks)) as a(list)) > 1
-    or array_position(append_log.seqs, null) is not null
-    or array_position(append_log.chunks, null) is not null or 0 > any (append_log.seqs)
-  then
-    perform gangq.refuse('GQ001',
-      'append_log needs as many tokens, numbers and chunks as job ids, and numbers from 0 on',
-      'Pass arrays of one length, without nulls in seqs and chunks.');
-  end if;
-  perform gangq.refuse_larger('a chunk', max(octet_length(c.chunk)), 1048576)
-  from unnest(append_log.chunks) as c(chunk);
-  perform gangq.require_read_committed('append_log');
-  for said in
-    select l.id, l.token, array_agg(l.seq order by l.seq) as seqs,
-      array_agg(l.chunk order by l.seq) as chunks
-    from unnest(append_log.job_ids, append_log.tokens, append_log.seqs, append_log.chunks)
-      as l(id, token, seq, chunk)
-    group by l.id, l.token order by l.id, l.token
-  loop
-    select j.incarnation, j.submitted_at, j.token is not distinct from said.token as present
-    into held from gangq.live_jobs j
-    where j.id = said.id and (j.token = said.token or j.final_token = said.token);
-    continue when not found;
-    -- An attempt that is over has left its job's row: the event of its end says where it ran.
-    other := (
-      select i.id from gangq.incarnations i
-      where i.id = any (case when held.present then array[held.incarnation] else array(
-          select e.incarnation from gangq.events e
-          where e.job_id = said.id and e.token = said.token) end)
-        and not gangq.may_report(i.login) limit 1);
-    if other is not null then
-      perform gangq.refuse_login(other);
-    end if;
-    -- Two appends at once would each count without the other. So appends of one attempt wait for
-    -- each other: at its first row, and while there is none at the row of its job, unless that runs
-    -- as another attempt.
-    perform from gangq.logs x
-    where x.job_id = said.id and x.token = said.token
-      and x.at between held.submitted_at and until
-    order by x.seq limit 1 for no key update;
-    if not found then
-      perform from gangq.live_jobs j
-      where j.id = said.id
-        and (j.token = said.token or j.token is null and j.final_token = said.token)
-      for no key update;
-      continue when not found;
-      perform from gangq.logs x
-      where x.job_id = said.id and x.token = said.token
-        and x.at between held.submitted_at and until
-      order by x.seq limit 1 for no key update;
-    end if;
-    select x.seq, x.upto into last from gangq.logs x
-    where x.job_id = said.id and x.token = said.token and x.at between held.submitted_at and until
-    order by x.seq desc limit 1;
-    select coalesce(last.upto, 0) + sum(octet_length(c.chunk) + 64) into total
-    from unnest(said.seqs, said.chunks) as c(seq, chunk) where last.seq is null or c.seq > last.seq;
-    perform gangq.refuse_larger(
-      format('the output of this attempt of job %s, with its rows,', said.id), total, most);
-    insert into gangq.logs (job_id, token, seq, at, chunk, upto)
-    select said.id, said.token, c.seq, gangq.now(), c.chunk, total
-    from unnest(said.seqs, said.chunks) as c(seq, chunk) where last.seq is null or c.seq > last.seq;
-  end loop;
-end $$;
-comment on function gangq.append_log is
-  'Output of claims, in chunks numbered from 0 per attempt. Stale pairs and numbers that are not '
-  'above the last are dropped silently; the worker bounds the total (settings.log_bytes). Raises '
-  'GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes more for each '
-  'chunk), 42501 if another login''s worker holds or held one of the claims.';

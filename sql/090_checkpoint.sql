@@ -38,7 +38,6 @@ comment on function gangq.own_claim is
 create function gangq.save_checkpoint(
   job_id bigint, token bigint, step bigint, data bytea, epoch integer default null
 ) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
 declare
   j gangq.live_jobs;
   g gangq.live_gangs;
@@ -66,14 +65,15 @@ begin
   -- from an older epoch. Combined with what the replaced member saves after its restore, it would
   -- complete a step out of two histories.
   if g.checkpoint_mode = 'rank0'
-      and (coalesce(j.epoch_rank, j.rank) <> 0 or not gangq.in_epoch(j, g))
+      and (gangq.rank_of(j) <> 0 or not gangq.in_epoch(j, g))
     or g.checkpoint_mode = 'each' and save_checkpoint.epoch < g.epoch
   then
     return;
   end if;
   insert into gangq.checkpoints (job_id, step, gang_id, saved_at, data)
   values (j.id, save_checkpoint.step, j.gang_id, gangq.now(), save_checkpoint.data)
-  on conflict (job_id, step) do update set saved_at = excluded.saved_at, data = excluded.data;
+  on conflict on constraint checkpoints_pkey do update
+  set saved_at = excluded.saved_at, data = excluded.data;
   if j.gang_id is null then
     delete from gangq.checkpoints c where c.job_id = j.id and c.step < save_checkpoint.step;
     return;
@@ -85,7 +85,7 @@ begin
   then
     perform gangq.refuse('GQ004',
       format('rank %s of gang %s has saved more than 64 steps that other ranks have not',
-        coalesce(j.epoch_rank, j.rank), g.id),
+        gangq.rank_of(j), g.id),
       'In checkpoint mode each a step counts when every rank saved it. If rank 0 saves for all, '
       'submit with checkpoint_mode => ''rank0''.');
   end if;
@@ -103,7 +103,6 @@ comment on function gangq.save_checkpoint is
 
 create function gangq.load_checkpoint(job_id bigint, token bigint)
 returns table (step bigint, data bytea) language plpgsql stable as $$
-#variable_conflict use_column
 declare
   j gangq.live_jobs := gangq.own_claim(load_checkpoint.job_id, load_checkpoint.token);
   g gangq.live_gangs;

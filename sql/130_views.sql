@@ -1,6 +1,7 @@
--- What people and dashboards read. Payloads, results, errors, output and evidence are shown to the
--- submitter of a job, to the login whose live worker holds it, and to admins; in a shared queue to
--- all submitters.
+-- The views of jobs, gangs, workers, devices, queues and their history, and the functions that only
+-- views call. They take no locks. violations, last, lists broken invariants and is always empty.
+-- Payloads, results, errors, output and evidence are shown to the submitter of a job, to the login
+-- whose live worker holds it, and to admins; in a shared queue to all submitters (readable).
 
 create function gangq.queue_load()
 returns table (
@@ -44,7 +45,7 @@ comment on function gangq.queue_load is
   'its children, and what waits there to be placed.';
 
 create view gangq.queues as
-select q.name, q.paused, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q.backoff_s,
+select q.name, q.paused, q.paused_until, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q.backoff_s,
   q.backoff_max_s, q.budget_s, q.max_payload_bytes, q.retention_done, q.retention_failed,
   q.created_at, l.depth, l.paused_by, q.draining, q.guaranteed, q.maximum, q.weight,
   q.max_running_gangs, q.max_running_jobs, q.submitter_maximum, q.placement_timeout_s,
@@ -74,9 +75,8 @@ comment on view gangq.tasks is
   'it ran on; null: the installation''s number. declared: the options with which the newest worker '
   'that runs it declares it; submit applies them where a caller says nothing.';
 
--- What these two look up for each row is in functions, because it makes a query of many days of
--- history look so dear that PostgreSQL compiles it, which takes seconds, where it would read a
--- handful of rows.
+-- role_of and hosts_of are functions: as subqueries they would raise the estimated cost of a query
+-- over many days of history, and PostgreSQL would JIT-compile it, which takes seconds.
 create function gangq.role_of(gang_id bigint, rank integer) returns text
 language plpgsql stable as $$
 begin
@@ -135,7 +135,7 @@ from (
 join gangq.shapes s on s.id = k.shape_id
 left join gangq.incarnations i on i.id = k.incarnation
 left join gangq.progress p on p.job_id = k.id and p.token = k.token
--- What is asked about the caller is asked once a query; of a row only columns are compared.
+-- Questions about the caller are asked once per query; per row only columns are compared.
 cross join lateral (
   select (select gangq.is_admin())
     or k.login = session_user
@@ -242,16 +242,14 @@ language sql stable as $$
       where h.waited_s >= idle_beside_work.waited_s and gangq.serves(i, h.shape)
         and gangq.room(h.shape,
           case when gangq.is_placed(h.shape, h.placed) then f.slots else f.light end,
-          f.memory_mb, f.cpus, (
-            select count(*) from unnest(f.device_ids, f.vrams) as d(id, vram)
-            where d.vram >= (h.shape).vram_mb
-              and ((h.shape).avoid is null or d.id <> all ((h.shape).avoid)))) > 0
+          f.memory_mb, f.cpus,
+          cardinality(gangq.usable(h.shape, f.device_ids, f.vrams))) > 0
         and not exists (
           select 1 from gangq.plans p
           where p.seats @> jsonb_build_array(jsonb_build_object('worker', i.id)))
       order by h.waited_s desc limit 1)) w
   where coalesce(b.why = 'passed over', true)
-    and i.registered_at <= n.t - make_interval(secs => idle_beside_work.waited_s)
+    and extract(epoch from n.t - i.registered_at) >= idle_beside_work.waited_s
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
   order by 1
 $$;
@@ -300,8 +298,8 @@ comment on view gangq.devices is
   'tripped on it is proven gone), or quarantined. trips_day: jobs that tripped on it within a day, '
   'as its quarantine counts them. reading: the latest one a worker brought.';
 
--- The case: a reader's own condition may be asked of a row before `readable` is, and one that fails
--- quotes what it sees.
+-- The case hides the chunk from a reader's own condition: PostgreSQL may evaluate that before
+-- `readable`, and the error message of a condition quotes what it reads.
 create view gangq.job_logs as
 select l.job_id, l.token, l.seq, l.at, case when j.readable then l.chunk end as chunk
 from gangq.jobs j join gangq.logs l on l.job_id = j.id

@@ -1,14 +1,14 @@
--- Why is it not running: explain_gang, explain_job, and the view waiting. They take no locks and
--- decide nothing. Of what a decision places they repeat what the last pass found (gangq.verdicts),
--- with how long ago that was. Light jobs are claimed by any worker that has room: only for them it
--- is counted here what a claim would find.
+-- Why is it not running: explain_gang, explain_job, and the view waiting. They decide nothing and
+-- take no locks. Each answer is a list of rows of gangq.reason; every explain_* function below
+-- makes one or more of them.
+-- Of placed work the answer repeats what the last pass found (gangq.verdicts), and how long ago.
+-- A light job is taken by any worker with room, so explain_claim counts what a claim would find.
 
 create type gangq.reason as (gate text, ok boolean, detail text, numbers jsonb);
 comment on type gangq.reason is
   'One row of an explanation, with its numbers; ok false marks what holds the job or gang.';
 
--- Workers
--- ---------------------------------------------------------------------------------------------
+-- Workers -----------------------------------------------------------------------------------------
 
 create function gangq.explain_workers(s gangq.shapes, t timestamptz) returns setof gangq.reason
 language sql stable as $$
@@ -53,8 +53,8 @@ $$;
 comment on function gangq.explain_workers is
   'Internal. How many live workers may take jobs of this shape now, and what rules out the others.';
 
--- What would fit, of one thing it asks for at a time: the most of it with which that many members
--- fit on idle workers.
+-- One request is varied at a time: the largest value with which that many members fit on idle
+-- workers.
 create function gangq.nearest_feasible(s gangq.shapes, members integer) returns jsonb
 language sql stable as $$
   with idle as (
@@ -98,8 +98,8 @@ language sql stable as $$
     group by z.asked) r
 $$;
 comment on function gangq.nearest_feasible is
-  'Internal. {"members": how many fit on idle workers, "gpus", "vram_mb", "memory_mb", "cpus": the '
-  'most each may ask for, the rest as it is, so that all fit}.';
+  'Internal. members: how many fit on idle workers. gpus, vram_mb, memory_mb, cpus: the most that '
+  'each may ask for, all else unchanged, so that all members fit.';
 
 create function gangq.explain_hardware(s gangq.shapes, members integer)
 returns setof gangq.reason language sql stable as $$
@@ -112,7 +112,7 @@ returns setof gangq.reason language sql stable as $$
   where w.why is not null
 $$;
 comment on function gangq.explain_hardware is
-  'Internal. Where idle workers could not hold so many members: why, and what they could.';
+  'Internal. If idle workers could not hold so many members: why, and what they could hold.';
 
 create function gangq.explain_avoided(s gangq.shapes, members integer)
 returns setof gangq.reason language sql stable as $$
@@ -130,7 +130,7 @@ returns setof gangq.reason language sql stable as $$
   having s.avoid is not null
 $$;
 comment on function gangq.explain_avoided is
-  'Internal. The devices it avoids, if any; ok: idle workers could hold it without these.';
+  'Internal. The devices that it avoids. ok: idle workers could hold it without these.';
 
 create function gangq.explain_needs(s gangq.shapes, members integer, t timestamptz)
 returns setof gangq.reason language sql stable as $$
@@ -141,7 +141,7 @@ returns setof gangq.reason language sql stable as $$
   select * from gangq.explain_avoided(s, members)
 $$;
 comment on function gangq.explain_needs is
-  'Internal. The workers for so many members of this shape, and what they lack.';
+  'Internal. The workers for so many members of this shape, and what is lacking.';
 
 create function gangq.explain_roles(kind_id integer, t timestamptz) returns setof gangq.reason
 language sql stable as $$
@@ -154,15 +154,14 @@ language sql stable as $$
   cross join lateral gangq.explain_needs(r.s, r.min_members, explain_roles.t) x
 $$;
 comment on function gangq.explain_roles is
-  'Internal. The same for each role of a kind of gang, by its least members.';
+  'Internal. explain_needs for the minimum of each role of a kind of gang.';
 
--- What was decided
--- ------------------------------------------------------------------------------------
+-- What was decided --------------------------------------------------------------------------------
 
 create function gangq.in_s(at timestamptz, t timestamptz) returns numeric
 language sql immutable
 return ceil(extract(epoch from at - t));
-comment on function gangq.in_s is 'Internal. In how many whole seconds a moment is, rounded up.';
+comment on function gangq.in_s is 'Internal. Whole seconds from t to this moment, rounded up.';
 
 create function gangq.verdict_of(kind_id integer, ask text) returns gangq.verdicts
 language sql stable as $$
@@ -171,9 +170,10 @@ language sql stable as $$
   order by v.ask desc limit 1
 $$;
 comment on function gangq.verdict_of is
-  'Internal. What the last pass found of a gang or of single jobs, else of the first of the kind.';
+  'Internal. The verdict of the last pass on this ask; without one, that on the first ask of its '
+  'kind.';
 
--- since: from when on it could have been judged.
+-- since: when it could first have been judged.
 create function gangq.explain_verdict(v gangq.verdicts, since timestamptz, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select coalesce((v).gate, 'verdict'), (v).gate is null and n.fresh,
@@ -197,9 +197,8 @@ returns setof gangq.reason language sql stable as $$
     from gangq.decider d) n
 $$;
 comment on function gangq.explain_verdict is
-  'Internal. A verdict (null: none) in words, with its age.';
+  'Internal. A verdict in words, with its age. v null: there is none.';
 
--- What the moments of estimated ends rest on.
 create function gangq.told_by_history(ends jsonb, t timestamptz) returns text
 language sql stable as $$
   select string_agg(format('; %s: 90%% of %s of task %s took %s s at most, learned %s s ago',
@@ -215,7 +214,7 @@ language sql stable as $$
   join gangq.runtimes r on r.queue = s.queue and r.task = s.task
 $$;
 comment on function gangq.told_by_history is
-  'Internal. Of ends that are estimates: from how many runs, and how old.';
+  'Internal. For ends that are estimates: from how many runs they come, and how old these are.';
 
 create function gangq.explain_start(v gangq.verdicts, ask text, t timestamptz)
 returns setof gangq.reason language sql stable as $$
@@ -240,7 +239,7 @@ returns setof gangq.reason language sql stable as $$
       else '' end, 'the next pass'), null
 $$;
 comment on function gangq.explain_start is
-  'Internal. When it is planned to start, what that rests on, and what would help.';
+  'Internal. When it is planned to start, which ends that depends on, and what would help.';
 
 create function gangq.explain_line(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
@@ -276,11 +275,26 @@ language sql stable as $$
   from line l group by l.name, l.policy
 $$;
 comment on function gangq.explain_line is
-  'Internal. How many gangs of its queue that could be judged now are before this one in the order '
-  'of the queue.';
+  'Internal. The place of a gang in the order of its queue, among the gangs that could start now.';
 
--- The answers
--- -----------------------------------------------------------------------------------------
+-- The answers -------------------------------------------------------------------------------------
+
+create function gangq.explain_awaited(job_id bigint) returns text language sql stable as $$
+  select 'waits for ' || string_agg(format('%s %s to %s',
+      case when w.jobs = 1 then 'job' else 'jobs' end,
+      w.ids || case when w.jobs > 20 then format(' and %s more', w.jobs - 20) else '' end,
+      case w.wants when 'done' then 'be done' when 'any' then 'end' else 'fail' end),
+    ', ' order by w.wants = 'done' desc, w.wants)
+  from (
+    select d.wants, count(*) as jobs,
+      string_agg(d.on_job_id::text, ', ' order by d.on_job_id) filter (where d.n <= 20) as ids
+    from (
+      select x.*, row_number() over (partition by x.wants order by x.on_job_id) as n
+      from gangq.dependencies x where x.job_id = explain_awaited.job_id) d
+    group by d.wants) w
+$$;
+comment on function gangq.explain_awaited is
+  'Internal. Which jobs this one waits for, and for which outcome of each.';
 
 create function gangq.explain_state(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
@@ -296,24 +310,25 @@ language sql stable as $$
         'draining since %s (%s): waits until %s confirmed to have stopped', (g).drain_started_at,
         (g).drain_cause, gangq.counted(n.preempting, 'member')
           || case when n.preempting = 1 then ' has' else ' have' end)
-      when 'waiting' then format('waits for %s to be done', gangq.counted(n.waits_on, 'job'))
+      when 'waiting' then gangq.explain_awaited(n.waiting)
       else format('blocked for %s s: waits to be placed', gangq.in_s(t, (g).submitted_at))
         -- With requeue a gang that waits for capacity notices nothing.
         || coalesce(case (g).timeout_style
           when 'hard' then '; fails unless it is placed by '
           when 'soft' then '; its members run as single jobs unless it is placed by '
           end || ((g).timeout_at + make_interval(secs =>
-            greatest(0, gangq.ineligible_s((g).kind_id, t) - (g).held_s))), '') end,
+            greatest(0, gangq.ineligible_s((g).kind_id, t) - (g).ineligible_s))), '') end,
     to_jsonb(n) || jsonb_build_object('ask', 'g' || (g).id, 'epoch', (g).epoch, 'size', (g).size,
       'world_size', (g).world_size)
   from (
     select count(*) filter (where j.state = 'reserved') as reserved,
       count(*) filter (where j.state = 'running') as running,
       count(*) filter (where j.state = 'preempting') as preempting,
-      count(*) filter (where j.state = 'done') as done, max(j.waits_on) as waits_on
+      count(*) filter (where j.state = 'done') as done, max(j.waits_on) as waits_on,
+      min(j.id) filter (where j.state = 'waiting') as waiting
     from gangq.live_jobs j where j.gang_id = (g).id) n
 $$;
-comment on function gangq.explain_state is 'Internal. In which state a gang is, and since when.';
+comment on function gangq.explain_state is 'Internal. The state of a gang, and since when.';
 
 create function gangq.explain_backoff(g gangq.live_gangs, t timestamptz)
 returns setof gangq.reason language sql stable as $$
@@ -333,9 +348,9 @@ returns setof gangq.reason language sql stable as $$
   where (g).state in ('blocked', 'waiting')
     and (not n.ok or (g).placement_misses + (g).timeouts + (g).never_started > 0)
 $$;
-comment on function gangq.explain_backoff is 'Internal. What a gang backs off for, and until when.';
+comment on function gangq.explain_backoff is 'Internal. Why a gang backs off, and until when.';
 
--- The others run, and wait for it at a barrier: to those who ask it stands still.
+-- The other members run, but wait at a barrier: to its submitter the gang seems to stand still.
 create function gangq.explain_missing(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   select 'missing', false,
@@ -351,7 +366,7 @@ language sql stable as $$
     jsonb_build_object('since', (g).missing_since, 'until', h.until, 'blocked', h.blocked,
       'not_before', (g).not_before)
   from (
-    select string_agg(coalesce(j.epoch_rank, j.rank)::text, ', ' order by j.rank) as ranks,
+    select string_agg(gangq.rank_of(j)::text, ', ' order by j.rank) as ranks,
       count(*) filter (where j.state = 'blocked') as blocked, min(j.deadline_at) as deadline_at,
       (g).missing_since + make_interval(secs => (g).timeout_s) as until
     from gangq.live_jobs j
@@ -359,7 +374,28 @@ language sql stable as $$
   where (g).missing_since is not null
 $$;
 comment on function gangq.explain_missing is
-  'Internal. Which members a gang that runs lacks, and what becomes of that.';
+  'Internal. Which members a running gang lacks, and what happens next.';
+
+create function gangq.explain_ended(what text, id bigint) returns setof gangq.reason
+language plpgsql stable as $$
+begin
+  return query
+  select 'state', h.state = 'done',
+    format('it is %s since %s%s', h.state, h.finished_at, coalesce(': ' || h.why, '')),
+    jsonb_build_object('attempts', h.attempts)
+  from (
+    select g.state, g.finished_at, g.reason as why, g.attempts
+    from gangq.gang_history g where what = 'gang' and g.gang_id = explain_ended.id
+    union all
+    select j.state, j.finished_at, j.error ->> 'type', j.attempts
+    from gangq.history j where what = 'job' and j.job_id = explain_ended.id) h
+  order by h.finished_at desc limit 1;
+  if not found then
+    perform gangq.refuse_missing(what, id::text);
+  end if;
+end $$;
+comment on function gangq.explain_ended is
+  'Internal. How a gang or job that is not live has ended. Raises GQ002.';
 
 create function gangq.explain_gang(gang_id bigint) returns setof gangq.reason
 language plpgsql stable as $$
@@ -371,16 +407,7 @@ declare
 begin
   select x.* into g from gangq.live_gangs x where x.id = explain_gang.gang_id;
   if not found then
-    return query
-      select 'state', h.state = 'done',
-        format('it is %s since %s%s', h.state, h.finished_at, coalesce(': ' || h.reason, '')),
-        jsonb_build_object('epoch', h.epoch, 'attempts', h.attempts)
-      from gangq.gang_history h
-      where h.gang_id = explain_gang.gang_id order by h.finished_at desc limit 1;
-    if not found then
-      perform gangq.refuse('GQ002', format('gang %s does not exist',
-        coalesce(explain_gang.gang_id::text, 'null')), 'Gang ids are in gangq.gangs.');
-    end if;
+    return query select * from gangq.explain_ended('gang', explain_gang.gang_id);
     return;
   end if;
   return query
@@ -405,7 +432,8 @@ begin
   end if;
   return query select * from gangq.explain_roles(g.kind_id, t);
   return query select *, null::jsonb from (values
-    ('start', true, case g.state when 'waiting' then 'once the jobs it waits for are done'
+    ('start', true, case g.state
+      when 'waiting' then 'once the jobs it waits for have ended as wanted'
       else format('not before %s', g.not_before) end),
     ('unblock', true, case g.state when 'waiting' then 'the end of those jobs'
       else format('%s s more', gangq.in_s(g.not_before, t)) end)) r;
@@ -473,20 +501,12 @@ declare
 begin
   select x.* into j from gangq.live_jobs x where x.id = explain_job.job_id;
   if not found then
-    return query
-      select 'state', h.state = 'done', format('it is %s since %s%s', h.state, h.finished_at,
-        coalesce(': ' || (h.error ->> 'type'), '')), jsonb_build_object('attempts', h.attempts)
-      from gangq.history h
-      where h.job_id = explain_job.job_id order by h.finished_at desc limit 1;
-    if not found then
-      perform gangq.refuse('GQ002', format('job %s does not exist',
-        coalesce(explain_job.job_id::text, 'null')), 'Job ids are in gangq.jobs.');
-    end if;
+    return query select * from gangq.explain_ended('job', explain_job.job_id);
     return;
   end if;
   if j.gang_id is not null then
     return query
-      select 'gang', true, format('rank %s of gang %s', coalesce(j.epoch_rank, j.rank), j.gang_id),
+      select 'gang', true, format('rank %s of gang %s', gangq.rank_of(j), j.gang_id),
         jsonb_build_object('gang_id', j.gang_id, 'state', j.state)
       union all select * from gangq.explain_gang(j.gang_id);
     return;
@@ -500,9 +520,7 @@ begin
         round(extract(epoch from t - j.told_at), 1))
       when 'scheduled' then format('due in %s s%s', round(extract(epoch from j.due_at - t), 1),
         coalesce(', after: ' || (j.error ->> 'type'), ''))
-      when 'waiting' then format('waits for jobs %s', (
-        select string_agg(d.on_job_id::text, ', ' order by d.on_job_id)
-        from gangq.dependencies d where d.job_id = j.id))
+      when 'waiting' then gangq.explain_awaited(j.id)
       else 'pending' end,
     jsonb_build_object('ask', ask, 'state', j.state, 'attempts', j.attempts, 'crashes', j.crashes,
       'trips', j.trips);
@@ -523,8 +541,7 @@ comment on function gangq.explain_job is
   'Why is this job not running, row by row, with numbers, as explain_gang says it; for a member: '
   'its gang. Of a job that nobody decides about: what a claim needs. Raises GQ002.';
 
--- Sequential scans are off: however much of live_jobs is scheduled, the rest of it is not read for
--- that.
+-- Without sequential scans: the rows are read from indexes, however many there are.
 create function gangq.waiting_later()
 returns table (
   shape_id integer, state text, priority smallint, jobs integer, since timestamptz, due timestamptz)

@@ -1,6 +1,7 @@
--- What if: the changes that gangq plan makes to a board, checked, and with what only the database
--- knows of them: what a submission would be as a kind of gang, and which work a new worker would
--- serve. Takes no locks and writes nothing, so it also works on a standby.
+-- What if: preview checks the changes that gangq plan makes to a board, and adds what only the
+-- database knows: preview_gang the kind of gang that a submission would be, preview_workers the
+-- work that new workers would serve, preview_change what else a change touches. Takes no locks and
+-- writes nothing, so it works on a standby, too.
 
 create type gangq.board_change as (
   submit jsonb, remove_host text, priority jsonb, cancel jsonb, quota jsonb, add_workers gangq.few,
@@ -17,8 +18,8 @@ comment on type gangq.board_change is
 create type gangq.changed_work as (gang bigint, job bigint, value gangq.priority);
 comment on type gangq.changed_work is 'What a change of a priority, or a cancellation, is about.';
 
--- A gang that is not there, as submit_gang would make it: behind all that wait. Its kind's number
--- and its workers' are such that no sequence gets there.
+-- The gang that submit_gang would make, behind all that wait. No sequence reaches the numbers that
+-- its kind and new workers get.
 create function gangq.preview_gang(
   spec jsonb, nth integer, out kind jsonb, out ask jsonb, out shapes gangq.shapes[]
 ) language plpgsql stable as $$
@@ -58,7 +59,7 @@ begin
       from unnest(shapes) s));
 end $$;
 comment on function gangq.preview_gang is
-  'Internal. A gang of this spec as it would be on a board; serves: the workers that serve each '
+  'Internal. The gang of this spec as a board would show it. serves: the workers that serve each '
   'role. Raises what read_gang raises.';
 
 create function gangq.preview_change(c gangq.board_change, nth integer) returns jsonb
@@ -87,8 +88,7 @@ begin
       perform gangq.refuse('GQ001', format('%s: value must be -1000 to 1000', c.priority),
         'For example {"priority": {"gang": 7, "value": 50}}.');
     elsif not exists (select 1 from gangq.live_gangs g where g.id = w.gang) then
-      perform gangq.refuse('GQ002', format('gang %s is not live', coalesce(w.gang::text, 'null')),
-        'It has ended or never existed: select * from gangq.gangs.');
+      perform gangq.refuse_missing('gang', w.gang::text, true);
     end if;
     -- It may wait behind all that a board shows.
     answer := coalesce((
@@ -122,11 +122,10 @@ begin
   return answer;
 end $$;
 comment on function gangq.preview_change is
-  'Internal. Checks a change of what there is; of a cancelled job how it holds its slot.';
+  'Internal. Checks a change to existing work. Of a cancelled job it returns which lane it holds.';
 
 create function gangq.preview(changes jsonb, kinds integer[]) returns jsonb
 language plpgsql stable as $$
-#variable_conflict use_variable
 declare
   change jsonb;
   c gangq.board_change;
@@ -194,8 +193,7 @@ begin
   if w."like" is not null then
     select x.* into i from gangq.incarnations x where x.name = w."like" order by x.id desc limit 1;
     if i.id is null then
-      perform gangq.refuse('GQ002', format('worker %L does not exist', w."like"),
-        'Workers by name: select name from gangq.workers.');
+      perform gangq.refuse_missing('worker', w."like");
     end if;
     vrams := array(
       select r.vram_mb from gangq.device_registry r
@@ -234,4 +232,4 @@ begin
   return found;
 end $$;
 comment on function gangq.preview_workers is
-  'Internal. The new workers as they would be on a board, and which (kind, role) each serves.';
+  'Internal. The new workers as a board would show them, and which (kind, role) each serves.';

@@ -1,10 +1,11 @@
 -- Who may do what. Nobody but the owner writes a table: the functions are the door. gangq_viewer
 -- reads views; gangq_submitter also submits, cancels, retries; gangq_worker also works; gangq_host
--- is for the bouncer of a host; gangq_admin may do all.
+-- is for the bouncer of a host; gangq_notifier delivers notifications; gangq_admin may do all.
 
 do $$
 declare
-  roles text[] := '{gangq_viewer,gangq_submitter,gangq_worker,gangq_host,gangq_admin}';
+  roles text[] := '{gangq_viewer,gangq_submitter,gangq_worker,gangq_host,gangq_notifier,'
+    'gangq_admin}';
   missing text[] := array(
     select r.name from unnest(roles) with ordinality as r(name, n)
     where not exists (select 1 from pg_catalog.pg_roles p where p.rolname = r.name)
@@ -30,14 +31,15 @@ revoke all on schema gangq from public;
 revoke all on all tables in schema gangq from public;
 revoke all on all sequences in schema gangq from public;
 revoke all on all functions in schema gangq from public;
-grant usage on schema gangq to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
+grant usage on schema gangq
+to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_notifier, gangq_admin;
 
 grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting,
   gangq.timeline, gangq.drains, gangq.preemptions, gangq.places_open, gangq.trips,
   gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned,
-  gangq.capacity, gangq.violations, gangq.queues, gangq.tasks, gangq.retention, gangq.events,
-  gangq.settings, gangq.transitions, gangq.causes, gangq.migrations, gangq.tick_state,
-  gangq.lock_rows
+  gangq.capacity, gangq.violations, gangq.queues, gangq.limits, gangq.tasks, gangq.schedules, gangq.retention,
+  gangq.events, gangq.settings, gangq.transitions, gangq.causes, gangq.migrations, gangq.tick_state,
+  gangq.lock_rows, gangq.attempts, gangq.notifications, gangq.undelivered, gangq.notification_kinds
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 grant select on gangq.passes to gangq_admin;
 -- The doors: every function that a role may call. Each runs with its owner's rights, and is what
@@ -52,25 +54,32 @@ begin
     from (values
       ('submit submit_gang submit_unique submit_unique_gang', 'submitter', '2s'),
       ('set_priority cancel retry', 'submitter', '2s'),
+      ('set_schedule pause_schedule resume_schedule', 'submitter', '2s'),
+      ('run_schedule_now forget_schedule declare_schedules', 'submitter', '2s'),
       ('claim barrier complete complete_and_claim fail requeue release ack_preempted', 'worker',
         '2s'),
-      ('heartbeat save_checkpoint load_checkpoint append_log', 'worker', '2s'),
+      ('heartbeat save_checkpoint load_checkpoint inputs append_log', 'worker', '2s'),
       ('learn_gap suspect watch_terms', 'worker', '2s'),
       ('submit_child submit_child_gang register_worker', 'worker', '2s'),
       ('apply', 'worker', '100ms'),
-      ('open_place reserve_gang reserve_members rollback_gang complete_drain', 'worker', '2s'),
+      ('unplanned_schedules plan_schedules', 'worker host', '2s'),
+      ('open_place reserve_gang rollback_gang complete_drain', 'worker', '2s'),
       ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced tick',
         'worker host', '2s'),
       -- Steps of a tick.
       ('promote_due reap_expired time_out', 'worker', '100ms'),
       ('flag_dead_workers', 'worker host', '100ms'),
       ('keep_partitions', '', '100ms'),
-      ('configure set_queue set_task quarantine unquarantine set_taints cordon uncordon', '', '2s'),
+      ('configure set_queue set_limit set_task quarantine unquarantine set_taints', '', '2s'),
+      ('cordon uncordon', '', '2s'),
       ('preempt_gang shrink_gang displace_job', '', '2s'),
-      ('schema_version explain_gang explain_job board preview', every, '2s'),
+      ('add_notification remove_notification test_notification retry_notifications', '', '2s'),
+      ('fetch_notification acknowledge_notification', 'notifier', '2s'),
+      ('schema_version', every || ' notifier', '2s'),
+      ('explain_gang explain_job board preview usage', every, '2s'),
       -- What views call.
       ('shared_queues role_of hosts_of capacity_of queue_load waiting_later', every, '2s'),
-      ('idle_beside_work infeasible kept_by_day', every, '2s')
+      ('key_usage idle_beside_work infeasible kept_by_day', every, '2s')
     ) as d(verbs, roles, waits)
     cross join string_to_table(d.verbs, ' ') as v(name)
     left join pg_catalog.pg_proc p on p.oid = ('gangq.' || v.name)::regproc

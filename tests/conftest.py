@@ -2,7 +2,7 @@
 
 What is about SQL is shared out between the oldest and the newest PostgreSQL found (the system's, the
 wheel's), half of the files on each. With `GANGQ_TEST_EVERY_SERVER=1` all of it runs on all of them. The
-rest runs on the first. `GANGQ_TEST_PG_BINDIR` chooses one (a directory with initdb and postgres).
+rest runs on the newest. `GANGQ_TEST_PG_BINDIR` chooses one (a directory with initdb and postgres).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MEMORY = Path("/dev/shm")
 _TEMPLATE = "gangq_template"
 SEVERAL_SERVERS = {"interleaving", "schema", "sql"}
 """Rooms whose tests are about what PostgreSQL itself does, and may differ from one major to the next."""
-KEEP_DATABASES = {"acceptance", "interleaving", "property", "sql"}
-"""Rooms whose tests call the SQL functions. Elsewhere programs do, over connections of their own."""
+KEEP_DATABASES = {"acceptance", "cli", "client", "interleaving", "property", "sql"}
+"""Rooms whose tests call the SQL functions. Elsewhere programs do, and some may outlive their test."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,27 @@ def _servers() -> list[Binaries]:
         return find_binaries()
 
 
-def pytest_configure() -> None:
+_of_the_session = ExitStack()
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C and the end of a terminal reach what the tests start: what runs in the background of a shell, or
-    under nohup, ignores them, and passes that on.
+    under nohup, ignores them, and passes that on. Remove at the end what workers that were killed have left.
     """
+    if not hasattr(config, "workerinput"):
+        # For all processes of this session. Short, because sockets are in it; for every user, as /tmp is.
+        runtime = _of_the_session.enter_context(
+            tempfile.TemporaryDirectory(prefix="gq-", ignore_cleanup_errors=True)
+        )
+        Path(runtime).chmod(0o1777)
+        os.environ["XDG_RUNTIME_DIR"] = runtime
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def pytest_unconfigure() -> None:
+    _of_the_session.close()
 
 
 @pytest.hookimpl(trylast=True)
@@ -79,15 +93,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of the rooms in SEVERAL_SERVERS on one of two servers or on all, all others on the first."""
+    """Run the tests of the rooms in SEVERAL_SERVERS on one of two servers or on all, all others on the newest."""
     if "server" in metafunc.fixturenames:
-        found = _servers()
+        chosen = sorted(_servers(), key=lambda binaries: binaries.version)
         parts = metafunc.definition.path.relative_to(Path(__file__).parent).parts
-        chosen = found[:1]
-        if parts[0] in SEVERAL_SERVERS:
-            chosen = sorted(found, key=lambda binaries: binaries.major)
-            if os.environ.get("GANGQ_TEST_EVERY_SERVER") != "1":
-                chosen = [chosen[-(zlib.crc32(parts[-1].encode()) % 2)]]
+        if parts[0] not in SEVERAL_SERVERS:
+            chosen = chosen[-1:]
+        elif os.environ.get("GANGQ_TEST_EVERY_SERVER") != "1":
+            chosen = [chosen[-(zlib.crc32(parts[-1].encode()) % 2)]]
         names = [f"{binaries.source}{binaries.major}" for binaries in chosen]
         metafunc.parametrize("server", chosen, ids=names, indirect=True, scope="session")
 
@@ -119,7 +132,12 @@ class Running:
 
     def get(self, binaries: Binaries) -> Server:
         if binaries.bindir not in self._servers:
-            settings = {"max_connections": "200", "max_prepared_transactions": "5"}
+            # Autovacuum would find hundreds of databases that are about to be dropped, or a kept one in use.
+            settings = {
+                "max_connections": "200",
+                "max_prepared_transactions": "5",
+                "autovacuum_naptime": "1h",
+            }
             throwaway = Server.temporary(binaries=binaries, settings=settings)
             with pytest.MonkeyPatch.context() as patch:
                 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
@@ -193,8 +211,8 @@ def database(
     databases = running.databases(server)
     room = request.path.relative_to(Path(__file__).parent).parts[0]
     own = request.node.get_closest_marker("own_database") is not None
-    if room in KEEP_DATABASES and "clock" in request.fixturenames and not own:
-        with databases.kept(template) as kept:
+    if room in KEEP_DATABASES and not own:
+        with databases.kept(template, "clock" in request.fixturenames) as kept:
             yield Database(kept.dsn, kept)
     else:
         with databases.own(template) as dsn:

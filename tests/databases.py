@@ -1,9 +1,9 @@
 """The databases of the tests: a copy of the template for one test, or one that many tests use in turn.
 
 Most of what an SQL test costs is a new backend: it compiles and plans each function of the schema again, 100 of
-160 ms. So most SQL tests get a *kept* database, with a test's clock, and a connection into it that stays open.
-After each test `Kept.put_back` puts the template's rows back. A change that it cannot put back it notices: then the
-database is dropped, and the next test gets a new one.
+160 ms. So most SQL tests get a *kept* database, and a connection into it that stays open. There is one with a test's
+clock and one without. After each test `Kept.put_back` puts the template's rows back. A change that it cannot put back
+it notices: then the database is dropped, and the next test gets a new one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Databases:
         # One connection for each would cost a fifth of making a database.
         self._maker = self._open.enter_context(psycopg.connect(server.dsn("postgres"), autocommit=True))
         self._strategy = "strategy file_copy" if server.binaries.major >= 15 else ""
-        self._kept: Kept | None = None
+        self._kept: dict[bool, Kept] = {}
 
     def make(self, template: str) -> str:
         """Make a copy of `template`; return its name."""
@@ -99,37 +99,38 @@ class Databases:
         self.drop(name)
 
     @contextmanager
-    def kept(self, template: str) -> Iterator[Kept]:
-        """The kept copy of `template`, dropped afterwards where it cannot be put back."""
-        if self._kept is None:
+    def kept(self, template: str, clock: bool = True) -> Iterator[Kept]:
+        """The kept copy of `template` with or without a test's clock, dropped afterwards if it cannot be put back."""
+        if clock not in self._kept:
             name = self.make(template)
-            self._kept = Kept(name, self._server.dsn(name))
-        yield self._kept
-        if self._kept.put_back() is not None:
-            self._drop_kept()
+            self._kept[clock] = Kept(name, self._server.dsn(name), clock)
+        yield self._kept[clock]
+        if self._kept[clock].put_back() is not None:
+            self._drop_kept(clock)
 
-    def _drop_kept(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-            self.drop(self._kept.name)
-            self._kept = None
+    def _drop_kept(self, clock: bool) -> None:
+        kept = self._kept.pop(clock)
+        kept.close()
+        self.drop(kept.name)
 
     def close(self) -> None:
-        self._drop_kept()
+        for clock in list(self._kept):
+            self._drop_kept(clock)
         self._open.close()
 
 
 class Kept:
-    """A copy of the template, with a clock, that many tests use in turn."""
+    """A copy of the template that many tests use in turn, with a test's clock or without."""
 
-    def __init__(self, name: str, dsn: str) -> None:
+    def __init__(self, name: str, dsn: str, clock: bool) -> None:
         self.name = name
         self.dsn = dsn
         self._tests = 0
         self._lent: Connection | None = None
         # Of its own: setting session_replication_role throws all plans of a session away.
         self._keeper: Connection = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
-        Clock.install(self._keeper)
+        if clock:
+            Clock.install(self._keeper)
         _install(self._keeper)
 
     def connection(self) -> Connection:

@@ -84,6 +84,8 @@ create domain gangq.amount as numeric check (value between 0 and 1e15);
 create domain gangq.whole as numeric check (value between 0 and 1e15 and value = trunc(value));
 -- A text of 1 to 200 characters.
 create domain gangq.name as text check (value <> '' and length(value) <= 200);
+-- 1 to 100 letters, digits and . _ @ : - (not first).
+create domain gangq.target_name as text check (value ~ '^[A-Za-z0-9._@:][A-Za-z0-9._@:-]{0,99}$');
 -- A text of 1 to 100 characters.
 create domain gangq.role_name as text check (value <> '' and length(value) <= 100);
 -- A JSON object; labels are {"gpu": "h100"}, each with one value.
@@ -91,6 +93,8 @@ create domain gangq.object as jsonb check (jsonb_typeof(value) = 'object');
 -- priority, fifo, fair or largest_first.
 create domain gangq.policy as text check (value in ('priority', 'fifo', 'fair', 'largest_first'));
 create domain gangq.others as text check (value in ('owner', 'shared')); -- owner or shared.
+-- skip, last or all.
+create domain gangq.catch_up as text check (value in ('skip', 'last', 'all'));
 -- short, long or forever.
 create domain gangq.retention_class as text check (value in ('short', 'long', 'forever'));
 -- A text like "7 days", 0 to 100 years; a queue's retention_done "forever" has no end.
@@ -196,6 +200,7 @@ insert into gangq.settings default values;
 create table gangq.queues_table (
   name text primary key check (name <> '' and length(name) <= 100), -- a.b is a child of a
   paused boolean not null default false, -- Nothing new starts from it; running work goes on
+  paused_until timestamptz, -- When a tick opens it again; null: only somebody does
   draining boolean not null default false, -- Takes no submissions; what it has is worked off
   -- priority (then age), fifo (age alone), fair (priority, then the submitter and the child queue
   -- with the least dominant share), largest_first (priority, then size)
@@ -232,7 +237,8 @@ create table gangq.queues_table (
   max_payload_bytes gangq.bytes not null default 1048576, -- Largest payload or result
   retention_done gangq.retention_class not null default 'short', -- Class of done jobs
   retention_failed gangq.retention_class not null default 'long', -- Class of the other jobs
-  created_at timestamptz not null default clock_timestamp() -- When the queue was made
+  created_at timestamptz not null default clock_timestamp(), -- When the queue was made
+  check (paused or paused_until is null)
 );
 insert into gangq.queues_table (name) values ('default');
 -- What a claim must know of the queues: nothing at all, as a rule.
@@ -264,6 +270,8 @@ create table gangq.task_options (
   selector jsonb, -- Conditions on the worker, as shapes keep them
   tolerates text[], -- Taints it may run in spite of, as shapes keep them
   model gangq.name, -- What it needs loaded
+  limit_key gangq.name, -- What limits it beside its queue
+  "limit" gangq.count, -- The limit of that key
   budget_s gangq.budget, -- Wall-clock budget of an attempt, seconds
   max_attempts gangq.few, -- Attempts it may spend
   max_crashes gangq.few, -- How often its worker may be lost
@@ -273,6 +281,17 @@ create table gangq.task_options (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- What work asks for ------------------------------------------------------------------------------
+
+-- Of the jobs that name one, in whatever queue, so many may be placed at once. Made by the first
+-- submission that names it; change with gangq.set_limit().
+create table gangq.limit_keys (
+  name gangq.name primary key, -- As submissions name it
+  most gangq.count not null, -- Its limit
+  -- An administrator has set it: submissions that say another one are not refused
+  pinned boolean not null default false,
+  login text not null, -- The login that made it
+  made_at timestamptz not null default clock_timestamp() -- When
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- Every distinct requirement of a job ever submitted. Not unique on purpose: two transactions that
 -- meet a new one both add it, so that neither waits for the other.
@@ -290,10 +309,12 @@ create table gangq.shapes (
   avoid bigint[], -- Devices it must not run on, because an attempt of it tripped there; null: any
   selector jsonb check (jsonb_typeof(selector) = 'array'), -- Conditions on labels, all to hold
   tolerates text[], -- Taints it may run in spite of: key, key=value, or *; null: none
+  limit_key text references gangq.limit_keys (name), -- What limits it beside its queue; null: nothing
   selects jsonpath, -- selector and tolerates as one predicate; null: neither
   submitter text, -- Whose single jobs, where its queue tells submitters apart; null: anybody's
   -- Needs a slot and nothing else
-  plain boolean not null generated always as (gpus = 0 and memory_mb = 0 and cpus = 0) stored,
+  plain boolean not null generated always as (
+    gpus = 0 and memory_mb = 0 and cpus = 0 and limit_key is null) stored,
   -- A worker that could run it has been known; false: submit looks
   fits boolean not null default false,
   digest bytea not null, -- SHA-256 of everything it asks for
@@ -435,7 +456,6 @@ create index device_claimants_incarnation on gangq.device_claimants (incarnation
 -- The latest reading of each device that a worker samples, brought by heartbeats.
 create table gangq.device_readings (
   device_id bigint primary key references gangq.device_registry (id) on delete cascade, -- Of which
-  incarnation bigint not null, -- Who read it
   at timestamptz not null, -- When it reached the database
   data jsonb not null -- gpu_pct, used_mb, power_w, throttle, ...; null: the driver does not say
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
@@ -486,9 +506,9 @@ create table gangq.live_gangs (
   claim_deadline_s real not null, -- Seconds its reserved members may wait to be claimed
   timeout_s real not null, -- Seconds it may wait for placement while eligible
   timeout_style gangq.timeout_style not null default 'requeue', -- What happens then
-  timeout_at timestamptz, -- When that strikes; what comes after held_s is added
+  timeout_at timestamptz, -- When that strikes; what comes after ineligible_s is added
   timeouts integer not null default 0, -- How often it has timed out
-  held_s double precision not null default 0, -- Seconds ineligible when timeout_at was set
+  ineligible_s double precision not null default 0, -- Seconds ineligible when timeout_at was set
   master_host text, -- Host of rank 0 in this epoch
   master_addr text, -- Address where members find rank 0
   master_port integer, -- Port that rank 0's worker holds for the rendezvous
@@ -530,6 +550,7 @@ create table gangq.live_jobs (
   order_key bigint not null, -- Priority and first-in-first-out position in one ascending key
   token bigint, -- Fencing token of the present claim; null unless running or preempting
   final_token bigint, -- Token of the last attempt that ended: its final call may be repeated
+  taken_token bigint, -- Token of the last attempt that was taken from its worker: it is stale
   incarnation bigint, -- Where it is placed: set while reserved, running or preempting
   -- Member: its last attempt's worker. Single job that tripped: the worker that must be gone first
   ran_on bigint,
@@ -546,7 +567,7 @@ create table gangq.live_jobs (
   rank integer, -- Its place in the gang at its largest, from 0; see epoch_rank
   epoch_rank integer, -- Elastic: its rank in this epoch; null: rank, or not in it
   budget_s real, -- Wall-clock budget, seconds; null: the worker's default
-  waits_on integer not null default 0, -- Jobs that must be done first
+  waits_on integer not null default 0, -- How many jobs it waits for still
   priority smallint not null, -- -1000 to 1000, higher first
   attempts smallint not null default 0, -- Attempts charged; counted at claim
   max_attempts smallint not null, -- How many it may spend
@@ -555,7 +576,7 @@ create table gangq.live_jobs (
   trips smallint not null default 0, -- Watchdog trips
   max_trips smallint not null, -- So many trips are sent back; the next one ends it
   stops smallint not null default 0, -- Handed back or told to stop without fault
-  role smallint, -- Ordinal of its role; null: the first
+  role smallint, -- A member's: ordinal of its role
   -- Pending or placed after its submission: it may stand before older claims
   returned boolean not null default false,
   state text not null, -- As in transitions
@@ -564,6 +585,11 @@ create table gangq.live_jobs (
   submitter text not null, -- The role: shares and limits per submitter count by it
   login text not null default session_user, -- The login that submitted it, whatever role it had set
   payload jsonb, -- Arguments for the task
+  devices bigint[], -- What its present or last attempt was given; null: no device
+  awaited bigint[], -- The jobs it was submitted to wait for; null: none
+  -- The outcome it wants of each of awaited, as in dependencies; null: done of all
+  wants text[],
+  unmet bigint, -- The awaited job that ended otherwise than wanted: that cancels this one
   result jsonb, -- What a done member returned
   error jsonb -- The last error: type, message, traceback, host, log tail
 ) with (
@@ -586,6 +612,7 @@ set search_path = pg_catalog, pg_temp as $$
 begin
   return (j.incarnation is not null) = (j.state in ('running', 'reserved', 'preempting'))
     and (j.token is not null) = (j.state in ('running', 'preempting'))
+    and (j.role is null) = (j.gang_id is null)
     and case j.state
       when 'pending' then j.gang_id is null
       when 'running' then j.claimed_at is not null
@@ -616,6 +643,8 @@ alter table gangq.live_jobs add constraint live_jobs_state check (
 create table gangq.dependencies (
   job_id bigint not null, -- The one that waits
   on_job_id bigint not null, -- The one it waits for
+  -- done, failed, or any: with another outcome the one that waits is cancelled
+  wants text not null default 'done' check (wants in ('done', 'any', 'failed')),
   outcome text check (outcome in ('done', 'failed', 'cancelled')), -- How the awaited job ended
   -- It was visible while nothing ended the awaited job: whoever ends that sees it
   settled boolean not null default false,
@@ -637,7 +666,6 @@ create table gangq.device_holds (
   -- quarantine; place: open and not filled
   kind text not null check (kind in ('job', 'place', 'quarantine')),
   job_id bigint, -- The job that holds it, from reservation or claim until it is proven stopped
-  token bigint, -- That job's claim; null while only reserved
   place_id bigint, -- The open place that holds it while no job sits there
   reason text, -- Why it is quarantined
   since timestamptz not null, -- Since when
@@ -731,6 +759,46 @@ create table gangq.unique_keys (
   primary key (key, task, queue, login)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
+-- Schedules ---------------------------------------------------------------------------------------
+
+-- What is submitted again and again, and when next. Read the view schedules.
+create table gangq.schedules_table (
+  name gangq.name primary key, -- As its owner made it
+  cron text, -- Five fields; null: every
+  every interval, -- Time between two due times; null: cron
+  tz text, -- The time zone of cron
+  task gangq.name not null, -- What is submitted: the task
+  payload jsonb not null, -- ... and its arguments
+  work gangq.object not null, -- The other arguments and options of submit or submit_gang
+  catch_up gangq.catch_up not null, -- Which due times that were missed are run
+  skip_if_running boolean not null, -- Nothing is submitted while the last one has not ended
+  due_as gangq.name, -- The key of payload that is given the due time; null: none
+  submitter text not null, -- Who stored it: whose rights its submissions have
+  login text not null, -- The login that stored it, whatever role it had set
+  set_at timestamptz not null, -- When it was last changed
+  counts_from timestamptz not null, -- every: its due times are so many times every after this
+  after_at timestamptz not null, -- Due times up to here are settled: none of them is run again
+  due_at timestamptz, -- The next due time; null: not computed, or paused without an end
+  planned_at timestamptz, -- cron: when due_at was computed, or could not be
+  problem text, -- Why it could not be
+  paused_at timestamptz, -- Since when it is paused; null: it is not
+  paused_until timestamptz, -- The end of the pause; null: none
+  last_due timestamptz, -- The last due time for which something was submitted
+  last_at timestamptz, -- When something was last submitted, by hand or when due
+  last_job_id bigint, -- The job submitted then; of a gang, rank 0
+  last_gang_id bigint, -- The gang submitted then
+  -- A due time for which nothing was submitted, the last such one known
+  passed_over timestamptz,
+  why text, -- Why not
+  source text, -- The program that declares it; null: none does
+  undeclared_at timestamptz, -- Since when source does not declare it any more
+  check ((cron is null) <> (every is null)),
+  check ((cron is null) = (tz is null)),
+  check (due_at > after_at)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+create index schedules_due on gangq.schedules_table (due_at) where due_at is not null;
+create index schedules_unplanned on gangq.schedules_table (name) where due_at is null;
+
 -- Placement ---------------------------------------------------------------------------------------
 
 -- A planned start of what waits, or seats kept for it until others have stopped. Written by apply.
@@ -741,7 +809,6 @@ create table gangq.plans (
   place integer, -- Its place among the planned starts, from 1; null: others stop for it
   -- When its seats are free if estimates hold; kept: when the promise lapses
   starts_at timestamptz not null,
-  decided_at timestamptz not null, -- When this was last found
   pass bigint not null, -- The last pass that planned it, or could not carry out what it decided
   seats jsonb not null check (jsonb_typeof(seats) = 'array'), -- A seat each: worker, devices, ...
   check (kept = (place is null))
@@ -753,7 +820,7 @@ create table gangq.verdicts (
   ask text not null default '', -- As on a board (see plans); empty: all others of the kind
   gate text not null, -- The check that refused it: paused, quota, room, ...
   since timestamptz not null, -- Since when it is this one
-  held_s double precision not null default 0, -- Seconds its gangs were ineligible before
+  ineligible_s double precision not null default 0, -- Seconds its gangs were ineligible before
   why text, -- Why it waits, in words
   unblocks text, -- What would let it start, in words
   follows text, -- Whose end its planned start follows, in words
@@ -786,7 +853,9 @@ create index passes_at on gangq.passes (at);
 -- Jobs that have ended, one row per ending. Append-only; whole days are dropped.
 create table gangq.history (
   job_id bigint not null, -- The job; a retried job has one row per ending
-  token bigint, gang_id bigint, parent bigint, submitted_at timestamptz not null,
+  token bigint,
+  taken_token bigint, -- As in live_jobs
+  gang_id bigint, parent bigint, submitted_at timestamptz not null,
   claimed_at timestamptz, finished_at timestamptz not null, incarnation bigint,
   shape_id integer not null, -- What it needed
   rank integer, budget_s real, priority smallint not null, attempts smallint not null,
@@ -794,7 +863,8 @@ create table gangq.history (
   trips smallint not null, max_trips smallint not null, stops smallint not null,
   state text not null check (state in ('done', 'failed', 'cancelled')), -- How it ended
   retention text not null, -- short, long or forever
-  submitter text not null, login text not null, payload jsonb,
+  submitter text not null, login text not null, payload jsonb, awaited bigint[], wants text[],
+  unmet bigint, -- The awaited job whose end cancelled it; of a gang only one member has it
   result jsonb, -- What it returned
   error jsonb
 ) partition by list (retention);
@@ -809,6 +879,8 @@ comment on table gangq.history_forever is 'History that is never dropped.';
 create index history_job on gangq.history (job_id);
 create index history_gang on gangq.history (gang_id, rank) where gang_id is not null;
 create index history_not_done on gangq.history (job_id) where state <> 'done';
+create index history_unmet on gangq.history using gin (awaited) with (fastupdate = off)
+  where unmet is not null;
 
 -- Gangs that have ended, one row per ending. Append-only; whole days are dropped.
 create table gangq.gang_history (
@@ -863,10 +935,33 @@ create table gangq.retried (
   job_id bigint, -- The job retried
   gang_id bigint, -- The gang retried
   finished_at timestamptz not null, -- Which of its endings was overtaken
+  followed boolean not null default false, -- What this ending of a job had cancelled is revived
   check ((job_id is null) <> (gang_id is null)),
   unique (job_id, finished_at),
   unique (gang_id, finished_at)
 );
+create index retried_unfollowed on gangq.retried (job_id)
+  where job_id is not null and not followed;
+
+-- Attempts that have ended, a row each: see 127_usage.sql. Read the view attempts. Append-only.
+create table gangq.attempt_history (
+  job_id bigint not null, -- The job
+  token bigint not null, -- Its claim
+  gang_id bigint, -- Its gang
+  incarnation bigint not null, -- Where it ran
+  started_at timestamptz not null, -- When it was claimed
+  ended_at timestamptz not null, -- When it ended: its work was proven stopped, or its lease was over
+  shape_id integer not null, -- What it needed: queue, task, number of devices
+  epoch integer, -- Member: the epoch that it began in
+  rank integer, -- Member: its place in the gang at its largest
+  worker text, -- The worker's name
+  host text, -- Its host
+  cause text not null, -- done, or one of gangq.causes
+  submitter text not null, -- Whose
+  devices bigint[] -- Which devices it was given; null: none
+) partition by range (ended_at);
+create index attempt_history_job on gangq.attempt_history (job_id);
+create index attempt_history_gang on gangq.attempt_history (gang_id) where gang_id is not null;
 
 -- Every abnormal transition and every step of a gang. Append-only.
 create table gangq.events (
@@ -914,6 +1009,44 @@ create table gangq.logs (
   upto bigint not null -- What the attempt had printed by then: bytes, and 64 for each chunk
 ) partition by range (at);
 create index logs_job on gangq.logs (job_id, token, seq);
+
+-- Notifications -----------------------------------------------------------------------------------
+
+-- Who is told of what: see 126_outbox.sql. No address is kept here. Read the view notifications.
+create table gangq.notification_targets (
+  id integer generated always as identity primary key, -- Key; one made anew under a name is another
+  name gangq.target_name not null unique, -- As gangq notify run names it
+  kinds text[] not null, -- What it is told of: kinds of notification_kinds
+  queue text, -- Only of jobs and gangs in this queue and those below it; null: any
+  submitter text, -- Only of this submitter's; null: anybody's
+  task text, -- Only of this task; null: any
+  max_attempts gangq.few not null, -- Deliveries of one notification before it is given up
+  created_at timestamptz not null, -- When it was added
+  created_by text not null, -- The login that added it or changed it last
+  failures integer not null default 0, -- Failed deliveries since the last that succeeded
+  paused_until timestamptz, -- After a failure: nothing is given out before
+  delivered bigint not null default 0, -- How many were delivered
+  delivered_at timestamptz, -- When the last one was
+  dropped bigint not null default 0, -- How many were dropped undelivered: too old, or too many
+  dropped_at timestamptz, -- When the last one was
+  error text -- Why the last delivery failed; null: it succeeded
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+-- What targets are still to be told, a row for each target. Written in the transaction of what
+-- happened, deleted when it was delivered.
+create table gangq.outbox (
+  id bigint generated by default as identity, -- Number of the notification
+  target_id integer not null, -- Who is told
+  at timestamptz not null, -- When it happened
+  kind text not null, -- One of notification_kinds, or test
+  body jsonb not null, -- What is told
+  attempts smallint not null default 0, -- Deliveries begun; the present one has this number
+  due_at timestamptz not null, -- Given out then: once a delivery in progress, or a backoff, is over
+  dead_at timestamptz, -- When it was given up; null: it was not
+  error text, -- Why the last delivery failed
+  primary key (target_id, id)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200);
+create index outbox_due on gangq.outbox (target_id, due_at, id) where dead_at is null;
 
 -- Maintenance -------------------------------------------------------------------------------------
 

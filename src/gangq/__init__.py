@@ -17,132 +17,74 @@ if TYPE_CHECKING:
 
     __version__: str
 
-    from gangq.app import App, AsyncApp, AsyncTask, Task, TaskOptions
-    from gangq.client import AsyncClient, Client
-    from gangq.client.roles import Role
-    from gangq.client.selectors import parse_selector
-    from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Peer, current
-    from gangq.errors import (
-        Busy,
-        DatabaseUnreachable,
-        Fail,
-        GangqError,
-        IncarnationEnded,
-        InvalidInput,
-        JobCancelled,
-        JobFailed,
-        NotAllowed,
-        NotFound,
-        NotSerializable,
-        ResultNotStored,
-        RetryLater,
-        SchemaMismatch,
-        StaleToken,
-        Stopped,
-        TooLarge,
-        Unfit,
-        UnknownTask,
-        WaitTimeout,
-        WorkerNameTaken,
-        WrongIsolation,
-        WrongState,
-    )
-    from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
-    from gangq.retry import Retry
+    from gangq.app import App as App
+    from gangq.app import AsyncApp as AsyncApp
+    from gangq.client import AsyncClient as AsyncClient
+    from gangq.client import Client as Client
+    from gangq.client.roles import Role as Role
+    from gangq.client.selectors import parse_selector as parse_selector
+    from gangq.context import Checkpoint as Checkpoint
+    from gangq.context import Context as Context
+    from gangq.context import DeviceInfo as DeviceInfo
+    from gangq.context import GangInfo as GangInfo
+    from gangq.context import JobInfo as JobInfo
+    from gangq.context import Peer as Peer
+    from gangq.context import current as current
+    from gangq.errors import Busy as Busy
+    from gangq.errors import DatabaseUnreachable as DatabaseUnreachable
+    from gangq.errors import Fail as Fail
+    from gangq.errors import GangqError as GangqError
+    from gangq.errors import IncarnationEnded as IncarnationEnded
+    from gangq.errors import InvalidInput as InvalidInput
+    from gangq.errors import JobCancelled as JobCancelled
+    from gangq.errors import JobFailed as JobFailed
+    from gangq.errors import NotAllowed as NotAllowed
+    from gangq.errors import NotFound as NotFound
+    from gangq.errors import NotSerializable as NotSerializable
+    from gangq.errors import ResultNotStored as ResultNotStored
+    from gangq.errors import RetryLater as RetryLater
+    from gangq.errors import SchemaMismatch as SchemaMismatch
+    from gangq.errors import StaleToken as StaleToken
+    from gangq.errors import Stopped as Stopped
+    from gangq.errors import TooLarge as TooLarge
+    from gangq.errors import Unfit as Unfit
+    from gangq.errors import UnknownTask as UnknownTask
+    from gangq.errors import WaitTimeout as WaitTimeout
+    from gangq.errors import WorkerNameTaken as WorkerNameTaken
+    from gangq.errors import WrongIsolation as WrongIsolation
+    from gangq.errors import WrongState as WrongState
+    from gangq.handles import AsyncGang as AsyncGang
+    from gangq.handles import AsyncJob as AsyncJob
+    from gangq.handles import Gang as Gang
+    from gangq.handles import Job as Job
+    from gangq.handles import as_completed as as_completed
+    from gangq.retry import Retry as Retry
+    from gangq.task_options import TaskOptions as TaskOptions
+    from gangq.tasks import AsyncTask as AsyncTask
+    from gangq.tasks import GangTask as GangTask
+    from gangq.tasks import Task as Task
 
 _HOME = {
-    "App": "gangq.app",
-    "AsyncApp": "gangq.app",
-    "AsyncClient": "gangq.client",
-    "AsyncGangHandle": "gangq.handles",
-    "AsyncHandle": "gangq.handles",
-    "AsyncTask": "gangq.app",
-    "Busy": "gangq.errors",
-    "Checkpoint": "gangq.context",
-    "Client": "gangq.client",
-    "Context": "gangq.context",
-    "DatabaseUnreachable": "gangq.errors",
-    "DeviceInfo": "gangq.context",
-    "Fail": "gangq.errors",
-    "GangHandle": "gangq.handles",
-    "GangInfo": "gangq.context",
-    "GangqError": "gangq.errors",
-    "Handle": "gangq.handles",
-    "IncarnationEnded": "gangq.errors",
-    "InvalidInput": "gangq.errors",
-    "JobCancelled": "gangq.errors",
-    "JobFailed": "gangq.errors",
-    "JobInfo": "gangq.context",
-    "NotAllowed": "gangq.errors",
-    "NotFound": "gangq.errors",
-    "NotSerializable": "gangq.errors",
-    "Peer": "gangq.context",
-    "ResultNotStored": "gangq.errors",
-    "Retry": "gangq.retry",
-    "RetryLater": "gangq.errors",
-    "Role": "gangq.client.roles",
-    "SchemaMismatch": "gangq.errors",
-    "StaleToken": "gangq.errors",
-    "Stopped": "gangq.errors",
-    "Task": "gangq.app",
-    "TaskOptions": "gangq.app",
-    "TooLarge": "gangq.errors",
-    "Unfit": "gangq.errors",
-    "UnknownTask": "gangq.errors",
-    "WaitTimeout": "gangq.errors",
-    "WorkerNameTaken": "gangq.errors",
-    "WrongIsolation": "gangq.errors",
-    "WrongState": "gangq.errors",
-    "current": "gangq.context",
-    "parse_selector": "gangq.client.selectors",
+    name: module
+    for module, names in {
+        "gangq.app": "App AsyncApp",
+        "gangq.client": "AsyncClient Client",
+        "gangq.client.roles": "Role",
+        "gangq.client.selectors": "parse_selector",
+        "gangq.context": "Checkpoint Context DeviceInfo GangInfo JobInfo Peer current",
+        "gangq.errors": (
+            "Busy DatabaseUnreachable Fail GangqError IncarnationEnded InvalidInput JobCancelled JobFailed "
+            "NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch StaleToken Stopped "
+            "TooLarge Unfit UnknownTask WaitTimeout WorkerNameTaken WrongIsolation WrongState"
+        ),
+        "gangq.handles": "AsyncGang AsyncJob Gang Job as_completed",
+        "gangq.retry": "Retry",
+        "gangq.task_options": "TaskOptions",
+        "gangq.tasks": "AsyncTask GangTask Task",
+    }.items()
+    for name in names.split()
 }
-
-__all__ = [
-    "App",
-    "AsyncApp",
-    "AsyncClient",
-    "AsyncGangHandle",
-    "AsyncHandle",
-    "AsyncTask",
-    "Busy",
-    "Checkpoint",
-    "Client",
-    "Context",
-    "DatabaseUnreachable",
-    "DeviceInfo",
-    "Fail",
-    "GangHandle",
-    "GangInfo",
-    "GangqError",
-    "Handle",
-    "IncarnationEnded",
-    "InvalidInput",
-    "JobCancelled",
-    "JobFailed",
-    "JobInfo",
-    "NotAllowed",
-    "NotFound",
-    "NotSerializable",
-    "Peer",
-    "ResultNotStored",
-    "Retry",
-    "RetryLater",
-    "Role",
-    "SchemaMismatch",
-    "StaleToken",
-    "Stopped",
-    "Task",
-    "TaskOptions",
-    "TooLarge",
-    "Unfit",
-    "UnknownTask",
-    "WaitTimeout",
-    "WorkerNameTaken",
-    "WrongIsolation",
-    "WrongState",
-    "current",
-    "parse_selector",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

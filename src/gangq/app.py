@@ -11,306 +11,56 @@ train.submit(epochs=10).result()
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
 import os
+import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from gangq.client import Client
-from gangq.client.encoding import as_object, awaited_ids
-from gangq.client.options import GANG_ONLY
-from gangq.client.roles import Role, as_role
-from gangq.client.selectors import Selector, as_selector
 from gangq.context import Context, find_current
-from gangq.errors import InvalidInput, NotFound, UnknownTask
-from gangq.handles import AsyncGangHandle, AsyncHandle, GangHandle, Handle
+from gangq.durations import Duration
+from gangq.errors import InvalidInput, UnknownTask
+from gangq.handle_steps import member_ids
+from gangq.handles import AsyncGang, AsyncJob, Gang, Job
 from gangq.retry import Retry
-from gangq.signatures import misfit, require_plain
+from gangq.signatures import require_plain
+from gangq.task_options import TaskGangOptions, TaskOptions, WatchOptions, changed
+from gangq.tasks import AsyncTask, Task
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
+    from gangq.schedules import Schedule, ScheduleDeclaration
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", bound="Client | AsyncClient")
 
 COMMAND = "command"
 
 
-@dataclass(frozen=True)
-class TaskOptions:
-    """How jobs of a task are submitted. None means: as the workers declare the task, then as usual.
+class _Clients(Generic[C]):
+    """The clients of an App, made at first use: of its database, and inside a job one that submits through it."""
 
-    Workers publish what their tasks are declared with: it also holds for what is submitted from SQL and the command
-    line.
+    def __init__(self, app: App, kind: Callable[[], type[C]], made: C | None = None) -> None:
+        self._app = app
+        self._kind = kind
+        self._inside: C | None = None
+        self.made = made
 
-    - `queue`: where they wait. `priority`: -1000 to 1000, higher first.
-    - `gpus` (whole devices), `vram_mb` (MiB on each), `memory_mb` (MiB), `cpus` (may be fractional), `labels`
-      (which the worker must carry): what one job, or one member of a gang, needs.
-    - `budget`: wall-clock seconds an attempt may take.
-    - `selector`: conditions on the worker, "gpu=h100,zone!=eu,!spot" (see `gangq.parse_selector`); `tolerates`:
-      taints it may run in spite of.
-    - `model`: what it needs loaded; of jobs of one priority and about one age a worker takes those first whose
-      model it has.
-    - `max_attempts`, `max_crashes` (lost workers), `max_trips` (watchdog trips): then it is failed.
-    - `due_at`: not before then; a datetime with a time zone.
-    - `after`: what must be done first: handles of jobs or gangs, or ids of jobs (a number is always a job).
-    - `wait_for_hardware`: take it though no known worker could ever run it, because one is still to come.
-    - `request_id`: a UUID for this one submission, so that it can be repeated safely within an hour [a new one].
-    - `connection`: submit inside this connection's transaction; see `Client`.
-    """
-
-    queue: str | None = None
-    priority: int | None = None
-    gpus: int | None = None
-    vram_mb: int | None = None
-    memory_mb: int | None = None
-    cpus: float | None = None
-    labels: Mapping[str, Any] | None = None
-    selector: Selector | None = None
-    tolerates: Sequence[str] | None = None
-    budget: float | None = None
-    model: str | None = None
-    max_attempts: int | None = None
-    max_crashes: int | None = None
-    max_trips: int | None = None
-    due_at: datetime | None = None
-    after: Sequence[Handle | AsyncHandle | GangHandle | AsyncGangHandle | int] = ()
-    wait_for_hardware: bool = False
-    request_id: UUID | str | None = None
-    connection: object | None = None
-
-    def __post_init__(self) -> None:
-        # What cannot be read is said where it is written, not at the first submit.
-        as_selector(self.selector)
-        _require_seconds("budget", self.budget, 1e9)
-
-    def changed(self, options: Mapping[str, Any]) -> TaskOptions:
-        """Return a copy with `options` in place. Raises `InvalidInput` for a name that is no option."""
-        known = {field.name for field in dataclasses.fields(self)}
-        unknown = sorted(set(options) - known)
-        if unknown:
-            raise InvalidInput(f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}")
-        return dataclasses.replace(self, **options)
-
-    def arguments(self) -> dict[str, Any]:
-        """Return them as keyword arguments of `Client.submit`."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given["budget_s"] = given.pop("budget")
-        given["after"] = awaited_ids(self.after)
-        return given
-
-    def declared(self) -> dict[str, Any]:
-        """Return what a worker publishes of them: the options that say what a job needs, and are given."""
-        given = {**self.arguments(), "selector": as_selector(self.selector)}
-        kept = given.keys() - {"after", "connection", "due_at", "request_id", "wait_for_hardware"}
-        return {key: given[key] for key in sorted(kept) if given[key] is not None}
-
-
-@dataclass(frozen=True)
-class WatchOptions:
-    """How patient the watchdogs are with a task, in seconds. None: as `gangq task set` says, else learned or
-    the installation's default.
-
-    - `stall_timeout`: once it beats, how long the next beat may take [5 times the longest gap seen, at least
-      120].
-    - `load_grace`: how long it may load before an idle GPU counts against it [1200].
-    - `health_window`: how long the GPU may then do nothing at all, with nothing else moving [300].
-    - `long_phase`: how long one phase "long" is exempt from `stall_timeout` [3600].
-    """
-
-    stall_timeout: float | None = None
-    load_grace: float | None = None
-    health_window: float | None = None
-    long_phase: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            _require_seconds(name, value, 1e7)
-
-
-def _require_seconds(name: str, value: object, most: float) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
-    if value is not None and not number:
-        raise InvalidInput(f"{name} is {value!r}: a number of seconds greater than 0, {most:g} at most")
-
-
-_GANG_OPTIONS = GANG_ONLY - {"payloads", "request_id"}
-_RESOURCES = ("gpus", "vram_mb", "memory_mb", "cpus", "labels", "selector", "tolerates", "model", "budget_s")
-"""What a role has of its task."""
-_NO_NEEDS: dict[str, Any] = {"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0}
-"""What a task needs that is declared without."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Declaration(Generic[P, R]):
-    """What a task is, whoever submits it."""
-
-    app: App
-    name: str
-    function: Callable[Concatenate[Context, P], R] | None
-    defaults: TaskOptions
-    isolate: bool = False
-    watch: WatchOptions | None = None
-    retry: Retry | None = None
-
-    def _jobs(self, payloads: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        listed = [self._payload(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
-        return {"task": self.name, "payloads": listed, **self.defaults.arguments()}
-
-    def _gang(
-        self,
-        size: int | None,
-        payload: Mapping[str, Any] | None,
-        payloads: Sequence[Mapping[str, Any]] | None,
-        options: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        one = None if payload is None else as_object(payload, "payload")
-        each = None if payloads is None else [as_object(p, f"payloads[{i}]") for i, p in enumerate(payloads)]
-        if options.get("roles") is None:
-            for given_to in [one or {}] if each is None else each:
-                self._check(given_to)
-        gang = {key: value for key, value in options.items() if key in _GANG_OPTIONS}
-        members = {key: value for key, value in options.items() if key not in _GANG_OPTIONS}
-        if gang.get("roles") is not None:
-            gang["roles"] = [
-                self._role(as_role(role, n), members, one) for n, role in enumerate(gang["roles"])
-            ]
-        return {
-            "task": self.name,
-            "size": size,
-            "payload": one,
-            "payloads": each,
-            **gang,
-            **self.defaults.changed(members).arguments(),
-        }
-
-    def _payload(self, payload: object, what: str) -> dict[str, Any]:
-        """The payload as a dict that the function, where it is known, can be called with."""
-        given = as_object(payload, what)
-        self._check(given)
-        return given
-
-    def _check(self, payload: Mapping[str, Any]) -> None:
-        why = None if self.function is None else misfit(self.function, payload)
-        if why is not None:
-            raise InvalidInput(f"the arguments do not fit task {self.name!r}: {why}")
-
-    def _role(self, role: Role, options: Mapping[str, Any], payload: Mapping[str, Any] | None) -> Role:
-        """The role with what its task was declared with, where neither it nor the call says."""
-        task = self.name if role.task is None else role.task
-        declared = task if isinstance(task, _Declaration) else self.app.tasks.get(task)
-        if declared is None:
-            return role
-        for given_to in role.payloads or [role.payload or payload or {}]:
-            declared._check(given_to)
-        if role.task is None:
-            return role
-        # Not what the gang needs: that is declared with another task.
-        theirs = {**_NO_NEEDS, **declared.defaults.declared()}
-        unsaid = (key for key in _RESOURCES if getattr(role, key) is None)
-        # The option budget is the argument budget_s.
-        filled: dict[str, Any] = {
-            key: theirs.get(key) for key in unsaid if key.removesuffix("_s") not in options
-        }
-        return dataclasses.replace(role, **filled)
-
-
-@dataclass(frozen=True, eq=False)
-class Task(_Declaration[P, R]):
-    """A task of an App: call it as the plain function it is, or submit it.
-
-    `name`; `function` (None when it is implemented elsewhere); `defaults`, its options; `isolate`: run it in
-    a child process; `watch`: how patient the watchdogs are (None: as for any task); `retry`: which errors are
-    tried again, and when (None: all, as the queue says). `aio` is the same task with awaitable methods.
-    """
-
-    def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now; no queue is involved."""
-        if self.function is None:
-            raise InvalidInput(
-                f"task {self.name!r} is implemented elsewhere: submit it, or import what implements it"
-            )
-        return self.function(ctx, *args, **kwargs)
-
-    @property
-    def aio(self) -> AsyncTask[P, R]:
-        """The same task with awaitable methods."""
-        return AsyncTask(
-            self.app, self.name, self.function, self.defaults, self.isolate, self.watch, self.retry
-        )
-
-    def options(self, **options: Any) -> Task[P, R]:
-        """Return the task with other options (see `TaskOptions`); this one stays as it is."""
-        return dataclasses.replace(self, defaults=self.defaults.changed(options))
-
-    def submit(self, /, **payload: Any) -> Handle:
-        """Submit one job; `payload` becomes the function's keyword arguments (SQL: gangq.submit).
-
-        Raises `InvalidInput` when the function is known here and cannot be called with them.
-        """
-        return self.submit_many([payload])[0]
-
-    def submit_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Handle]:
-        """Submit one job per payload in one statement; return their handles in order."""
-        arguments = self._jobs(payloads)
-        if not arguments["payloads"]:
-            return []
-        return [self.app.job(id) for id in self.app.client.submit(**arguments)]
-
-    def submit_gang(
-        self,
-        size: int | None = None,
-        payload: Mapping[str, Any] | None = None,
-        *,
-        payloads: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
-    ) -> GangHandle:
-        """Submit `size` members, or those of `roles`, that start together or not at all (SQL: gangq.submit_gang).
-
-        `payload` goes to every member, or `payloads` one to each rank. `options` are those of the task, per member
-        (`TaskOptions`), and those of the gang (`gangq.client.options.SubmitGangOptions`). A role whose task is a task
-        of the App, or its name, needs what that was declared with, unless the role says otherwise.
-        """
-        made = self.app.client.submit_gang(**self._gang(size, payload, payloads, options))
-        return GangHandle(self.app._client, made.gang_id, made.job_ids, made.note)
-
-
-@dataclass(frozen=True, eq=False)
-class AsyncTask(_Declaration[P, R]):
-    """`Task` for asyncio: the same methods, awaited."""
-
-    def options(self, **options: Any) -> AsyncTask[P, R]:
-        """Return the task with other options (see `TaskOptions`); this one stays as it is."""
-        return dataclasses.replace(self, defaults=self.defaults.changed(options))
-
-    async def submit(self, /, **payload: Any) -> AsyncHandle:
-        """Submit one job; `payload` becomes the function's keyword arguments (SQL: gangq.submit)."""
-        return (await self.submit_many([payload]))[0]
-
-    async def submit_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[AsyncHandle]:
-        """Submit one job per payload in one statement; return their handles in order."""
-        arguments = self._jobs(payloads)
-        if not arguments["payloads"]:
-            return []
-        return [self.app.aio.job(id) for id in await self.app.aio.client.submit(**arguments)]
-
-    async def submit_gang(
-        self,
-        size: int | None = None,
-        payload: Mapping[str, Any] | None = None,
-        *,
-        payloads: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
-    ) -> AsyncGangHandle:
-        """Submit `size` members that start together or not at all; see `Task.submit_gang`."""
-        made = await self.app.aio.client.submit_gang(**self._gang(size, payload, payloads, options))
-        return AsyncGangHandle(self.app.aio._client, made.gang_id, made.job_ids, made.note)
+    def get(self) -> C:
+        app, job = self._app, self._app._job()
+        with app._lock:
+            if job is not None:
+                if self._inside is None or self._inside.through is not job:
+                    self._inside = self._kind()(through=job)
+                return self._inside
+            if self.made is None:
+                self.made = self._kind()(app.dsn)
+            return self.made
 
 
 class App:
@@ -329,10 +79,10 @@ class App:
         self.given_dsn = client.target.conninfo if client else dsn
         """What it was made with; None: GANGQ_DSN, or inside a job its worker. It may hold a password."""
         self._dsn = client.target.conninfo if client else None
-        self._made = client
-        self._inside: Client | None = None
         self._lock = threading.RLock()
+        self._clients = _Clients(self, lambda: Client, client)
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._schedules: dict[str, Schedule] = {}
         self.aio = AsyncApp(self)
 
     def __enter__(self) -> App:
@@ -343,10 +93,17 @@ class App:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        for place in variables(self):
+            return _find, place
+        raise pickle.PicklingError(
+            "an App can be pickled where it is a variable of a module: other processes find it there"
+        )
+
     def close(self) -> None:
         """Close the client's connections; a later call connects again."""
-        if self._made is not None:
-            self._made.close()
+        if self._clients.made is not None:
+            self._clients.made.close()
 
     @property
     def dsn(self) -> str:
@@ -362,15 +119,7 @@ class App:
     @property
     def client(self) -> Client:
         """The client, made at first use; inside a job without a database, one that submits through the worker."""
-        job = self._job()
-        with self._lock:
-            if job is not None:
-                if self._inside is None or self._inside.through is not job:
-                    self._inside = Client(through=job)
-                return self._inside
-            if self._made is None:
-                self._made = Client(self.dsn)
-            return self._made
+        return self._clients.get()
 
     def _client(self) -> Client:
         return self.client
@@ -397,11 +146,11 @@ class App:
         name: str | None = None,
         isolate: bool = False,
         retry: Retry | None = None,
-        stall_timeout: float | None = None,
-        load_grace: float | None = None,
-        health_window: float | None = None,
-        long_phase: float | None = None,
-        **options: Any,
+        stall_timeout: Duration | None = None,
+        load_grace: Duration | None = None,
+        health_window: Duration | None = None,
+        long_phase: Duration | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
 
     def task(
@@ -412,26 +161,30 @@ class App:
         name: str | None = None,
         isolate: bool = False,
         retry: Retry | None = None,
-        stall_timeout: float | None = None,
-        load_grace: float | None = None,
-        health_window: float | None = None,
-        long_phase: float | None = None,
-        **options: Any,
+        stall_timeout: Duration | None = None,
+        load_grace: Duration | None = None,
+        health_window: Duration | None = None,
+        long_phase: Duration | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Any:
         """Declare a function as a task; it stays callable. With or without parentheses.
 
         It is called as `f(ctx, **payload)` and returns JSON. `async def` and generator functions are refused.
         `name`: default the function's. `isolate`: run it in a child process. `retry`: which errors are tried again,
         and when; its `attempts` are the option `max_attempts`. `stall_timeout`, `load_grace`, `health_window`,
-        `long_phase`: seconds, see `WatchOptions`. `options`: see `TaskOptions`.
+        `long_phase`: see `WatchOptions`. `options`: see `TaskOptions`.
         """
         if retry is not None and retry.attempts is not None:
             if "max_attempts" in options:
                 raise InvalidInput("both retry and max_attempts say how many attempts: leave one of them out")
             options["max_attempts"] = retry.attempts
-        defaults = TaskOptions().changed(options)
-        given = WatchOptions(stall_timeout, load_grace, health_window, long_phase)
-        watch = None if given == WatchOptions() else given
+        defaults = changed({}, options)
+        watch = WatchOptions.of(
+            stall_timeout=stall_timeout,
+            load_grace=load_grace,
+            health_window=health_window,
+            long_phase=long_phase,
+        )
 
         def declare(function: Callable[Concatenate[Context, P], R]) -> Task[P, R]:
             called = name or function.__name__
@@ -440,9 +193,9 @@ class App:
 
         return declare if function is None else declare(function)
 
-    def declare_task(self, name: str, **options: Any) -> Task[..., Any]:
+    def declare_task(self, name: str, **options: Unpack[TaskOptions]) -> Task[..., Any]:
         """Declare a task that is implemented elsewhere, so that it can be submitted from here."""
-        return self._add(Task(self, name, None, TaskOptions().changed(options)))
+        return self._add(Task(self, name, None, changed({}, options)))
 
     def _add(self, task: Task[P, R]) -> Task[P, R]:
         if not task.name or task.name == COMMAND:
@@ -473,6 +226,81 @@ class App:
                 "correct the name"
             ) from None
 
+    # Schedules
+
+    @overload
+    def schedule(
+        self, cron: str | None = None, **options: Unpack[ScheduleDeclaration]
+    ) -> Callable[[Task[P, R]], Task[P, R]]: ...
+
+    @overload
+    def schedule(
+        self, cron: str, task: Task[..., Any], **options: Unpack[ScheduleDeclaration]
+    ) -> Schedule: ...
+
+    @overload
+    def schedule(self, *, task: Task[..., Any], **options: Unpack[ScheduleDeclaration]) -> Schedule: ...
+
+    def schedule(
+        self,
+        cron: str | None = None,
+        task: Task[..., Any] | None = None,
+        **options: Unpack[ScheduleDeclaration],
+    ) -> Any:
+        """Declare that a task is submitted again and again: above `@app.task`, or with a task.
+
+            @app.schedule("0 3 * * *", tz="Europe/Oslo", payload={"days": 1})
+            @app.task
+            def report(ctx, days): ...
+
+            retrain = app.schedule(task=train, every="6h", name="retrain", size=4)
+
+        Workers store it when they start, where their login is a submitter too; the newest declaration wins. Each due
+        time is submitted once, with the task's options and on behalf of that login.
+
+        `cron`: minute, hour, day of month, month, day of week; `gangq.due` says what happens when a clock is changed.
+        `options`: see `gangq.schedules.ScheduleDeclaration`.
+        """
+        from gangq import schedules
+
+        def declare(scheduled: Task[P, R]) -> Schedule:
+            if not isinstance(scheduled, Task):
+                raise InvalidInput(
+                    f"{scheduled!r} is no task: @app.schedule stands above @app.task, or takes a task"
+                )
+            made = schedules.make(self, scheduled, cron, **options)
+            if made.name in self._schedules:
+                raise InvalidInput(
+                    f"schedule {made.name!r} is declared twice in this App: give one of them another name, "
+                    "@app.schedule(..., name=...)"
+                )
+            self._schedules[made.name] = made
+            return made
+
+        def decorate(scheduled: Task[P, R]) -> Task[P, R]:
+            declare(scheduled)
+            return scheduled
+
+        return decorate if task is None else declare(task)
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedules by name; a copy."""
+        return dict(self._schedules)
+
+    def store_schedules(self, source: str) -> list[str]:
+        """Store the schedules as a worker does when it starts: from a login that is a submitter, if theirs is not.
+
+        `source` names this program ("tasks:app"). Returns schedules that it declared before and does not any more:
+        they go on until `Client.forget_schedule`. Raises the first refusal, after all others are stored.
+        """
+        from gangq import schedules
+
+        refused, undeclared = self.client.execute(schedules.store(self._schedules.values(), source))
+        for problem in refused.values():
+            raise problem
+        return undeclared
+
     # Work
 
     @overload
@@ -484,8 +312,8 @@ class App:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         gang: None = None,
-        **options: Any,
-    ) -> Handle: ...
+        **options: Unpack[TaskOptions],
+    ) -> Job[Any]: ...
 
     @overload
     def submit_command(
@@ -496,8 +324,8 @@ class App:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         gang: int,
-        **options: Any,
-    ) -> GangHandle: ...
+        **options: Unpack[TaskGangOptions],
+    ) -> Gang[Any]: ...
 
     def submit_command(
         self,
@@ -508,31 +336,26 @@ class App:
         cwd: str | None = None,
         gang: int | None = None,
         **options: Any,
-    ) -> Handle | GangHandle:
+    ) -> Job[Any] | Gang[Any]:
         """Submit a command, or with `gang` that many members of it.
 
         `argv`: the program and its arguments; with `shell` one string for /bin/sh. `env` is added to the
         worker's environment and is stored in the database: no secrets. `cwd`: default the worker's.
-        `options`: as of `Task.submit_gang`, but no roles.
+        `options`: as of `Task.gang`, but no roles.
         """
         payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
-        task: Task[..., Any] = Task(self, COMMAND, None, TaskOptions())
+        task: Task[..., Any] = Task(self, COMMAND, None, {})
         if gang is None:
             return task.options(**options).submit(**payload)
-        return task.submit_gang(gang, payload, **options)
+        return task.gang(gang, **options).submit(**payload)
 
-    def job(self, id: int) -> Handle:
+    def job(self, id: int) -> Job[Any]:
         """Return a handle for the job with this id; nothing is asked yet."""
-        return Handle(self._client, id)
+        return Job(self._client, id)
 
-    def gang(self, id: int) -> GangHandle:
+    def gang(self, id: int) -> Gang[Any]:
         """Return a handle for the gang with this id. Raises `NotFound`."""
-        members = sorted(self.client.jobs(gang_id=id, limit=None), key=lambda job: job.rank or 0)
-        if not members:
-            raise NotFound(
-                f"gang {id} does not exist: never committed, past its retention, or another database"
-            )
-        return GangHandle(self._client, id, [member.id for member in members])
+        return Gang(self._client, id, self.client.execute(member_ids(id)))
 
     def run_worker(self, **options: Any) -> int:
         """Run a worker for these tasks in this process until it is told to stop; return its exit code.
@@ -558,8 +381,7 @@ class AsyncApp:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._made: AsyncClient | None = None
-        self._inside: AsyncClient | None = None
+        self._clients: _Clients[AsyncClient] = _Clients(app, _async_client)
 
     async def __aenter__(self) -> AsyncApp:
         return self
@@ -571,22 +393,13 @@ class AsyncApp:
 
     async def close(self) -> None:
         """Close the async client's connections; a later call connects again."""
-        if self._made is not None:
-            await self._made.close()
+        if self._clients.made is not None:
+            await self._clients.made.close()
 
     @property
     def client(self) -> AsyncClient:
         """The async client, made at first use; inside a job as `App.client`."""
-        from gangq.client.aio import AsyncClient
-
-        job = self._app._job()
-        if job is not None:
-            if self._inside is None or self._inside.through is not job:
-                self._inside = AsyncClient(through=job)
-            return self._inside
-        if self._made is None:
-            self._made = AsyncClient(self._app.dsn)
-        return self._made
+        return self._clients.get()
 
     def _client(self) -> AsyncClient:
         return self.client
@@ -609,8 +422,8 @@ class AsyncApp:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         gang: None = None,
-        **options: Any,
-    ) -> AsyncHandle: ...
+        **options: Unpack[TaskOptions],
+    ) -> AsyncJob[Any]: ...
 
     @overload
     async def submit_command(
@@ -621,8 +434,8 @@ class AsyncApp:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         gang: int,
-        **options: Any,
-    ) -> AsyncGangHandle: ...
+        **options: Unpack[TaskGangOptions],
+    ) -> AsyncGang[Any]: ...
 
     async def submit_command(
         self,
@@ -633,26 +446,39 @@ class AsyncApp:
         cwd: str | None = None,
         gang: int | None = None,
         **options: Any,
-    ) -> AsyncHandle | AsyncGangHandle:
+    ) -> AsyncJob[Any] | AsyncGang[Any]:
         """Submit a command, or with `gang` that many members of it; see `App.submit_command`."""
         payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
-        task: AsyncTask[..., Any] = AsyncTask(self._app, COMMAND, None, TaskOptions())
+        task: AsyncTask[..., Any] = AsyncTask(self._app, COMMAND, None, {})
         if gang is None:
             return await task.options(**options).submit(**payload)
-        return await task.submit_gang(gang, payload, **options)
+        return await task.gang(gang, **options).submit(**payload)
 
-    def job(self, id: int) -> AsyncHandle:
+    def job(self, id: int) -> AsyncJob[Any]:
         """Return a handle for the job with this id; nothing is asked yet."""
-        return AsyncHandle(self._client, id)
+        return AsyncJob(self._client, id)
 
-    async def gang(self, id: int) -> AsyncGangHandle:
+    async def gang(self, id: int) -> AsyncGang[Any]:
         """Return a handle for the gang with this id. Raises `NotFound`."""
-        members = sorted(await self.client.jobs(gang_id=id, limit=None), key=lambda job: job.rank or 0)
-        if not members:
-            raise NotFound(
-                f"gang {id} does not exist: never committed, past its retention, or another database"
-            )
-        return AsyncGangHandle(self._client, id, [member.id for member in members])
+        return AsyncGang(self._client, id, await self.client.execute(member_ids(id)))
+
+
+def _async_client() -> type[AsyncClient]:
+    from gangq.client.aio import AsyncClient
+
+    return AsyncClient
+
+
+def variables(app: object) -> Iterator[tuple[str, str]]:
+    """The names of the modules, and of the variables in them, that hold this App."""
+    for name, module in list(sys.modules.items()):
+        for variable, value in list(getattr(module, "__dict__", {}).items()):
+            if value is app:
+                yield name, variable
+
+
+def _find(module: str, variable: str) -> Any:
+    return getattr(importlib.import_module(module), variable)
 
 
 def command_payload(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from gangq.durations import Duration
 from gangq.errors import GangqError, Stopped
 
 if TYPE_CHECKING:
@@ -144,6 +145,17 @@ class Context(ABC):
 
     @property
     @abstractmethod
+    def inputs(self) -> Mapping[int, Any]:
+        """What came of the jobs that this one was submitted to wait for, by id: the result of each.
+
+        In place of a result stands, as a value, `JobFailed`, `JobCancelled`, `ResultNotStored`, or `NotAllowed` where
+        the submitter of this job may not read it. A gang is there by its members. A job that history has dropped, or
+        that has not ended because this one was retried by hand, is missing. Asked for once, when first used.
+        SQL: gangq.inputs. Raises `StaleToken` when the claim is over, and `TooLarge` for more than 16 MiB.
+        """
+
+    @property
+    @abstractmethod
     def log(self) -> Logger:
         """A logger that adds job, token, gang and rank to every record."""
 
@@ -174,8 +186,8 @@ class Context(ABC):
         """True once this job has been told to stop: save what you need and return or raise `Stopped`."""
 
     @abstractmethod
-    def wait_stopping(self, timeout: float | None = None) -> bool:
-        """Sleep until told to stop, at most `timeout` seconds (None: for ever); return `stopping`."""
+    def wait_stopping(self, timeout: Duration | None = None) -> bool:
+        """Sleep until told to stop, or `timeout` (seconds, "90s", a timedelta; None: for ever); return `stopping`."""
 
     def raise_if_stopping(self) -> None:
         """Raise `Stopped` once this job has been told to stop: the short way out of a deep loop."""

@@ -1,418 +1,216 @@
 """What submit returns: handles that wait for a job or gang, fetch what came of it, and stop it.
 
-Each method is written once as a generator of steps (a query, or seconds to wait); `Handle` runs them, `AsyncHandle`
-awaits them.
+Each method is written once, in `gangq.handle_steps`; `Job` carries its steps out, `AsyncJob` awaits them.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
-import random
-import time
-from collections.abc import Callable, Coroutine
+import html
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from gangq import handle_steps as steps
 from gangq.client import Client
-from gangq.client.rows import EventRow, GangRow, JobRow, TimelineRow
-from gangq.client.verb import Steps, Verb, show_answer
-from gangq.client.verbs import Verbs
-from gangq.errors import (
-    WHO_READS,
-    GangqError,
-    JobCancelled,
-    JobFailed,
-    NotAllowed,
-    NotFound,
-    ResultNotStored,
-    WaitTimeout,
-)
+from gangq.client.verb import Steps, show_answer
+from gangq.durations import Duration
+from gangq.errors import GangqError, InvalidInput
+from gangq.handle_steps import Handle, Limit, first_ended
+from gangq.status import Status
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
 
-logger = logging.getLogger("gangq.handles")
-
 P = ParamSpec("P")
 R = TypeVar("R")
-
-ENDED = frozenset({"done", "failed", "cancelled"})
-# Polling starts fast enough for a job of milliseconds and ends slow enough for a thousand waiters.
-_FIRST_POLL_S = 0.02
-_LAST_POLL_S = 0.5
-# Whoever waits for hours should not be woken by a database restart.
-_OUTAGE_TOLERATED_S = 300.0
-
-
-def _poll(states: Verb[..., dict[int, str]], kind: str, id: int, timeout: float | None) -> Steps[str]:
-    deadline = None if timeout is None else time.monotonic() + timeout
-    delay, state, lost_at = _FIRST_POLL_S, "not seen yet", None
-    while True:
-        try:
-            found = yield from states(ids=[id])
-            lost_at = None
-        except GangqError as e:
-            lost_at = lost_at or time.monotonic()
-            if not e.retryable or time.monotonic() - lost_at > _OUTAGE_TOLERATED_S:
-                raise
-            logger.warning(
-                "waiting for %s %s: %s", kind, id, e, extra={"event": "wait_retry", f"{kind}_id": id}
-            )
-        else:
-            if id not in found:
-                raise NotFound(
-                    f"{kind} {id} does not exist: the transaction that submitted it is not committed (or was "
-                    "rolled back), it is older than its retention, or this is another database"
-                )
-            state = str(found[id])
-            if state in ENDED:
-                return state
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            raise WaitTimeout(f"{kind} {id} has not ended within {timeout:g} s; it is {state}")
-        # Half of it random: a thousand waiters must not ask in step.
-        pause = delay * random.uniform(0.5, 1.0)
-        yield pause if left is None else min(pause, left)
-        delay = min(delay * 1.5, _LAST_POLL_S)
-
-
-def _failure(what: str, job: JobRow | None, reason: str | None = None) -> JobFailed:
-    error = (job.error if job else None) or {}
-    said = ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
-    text = f"{what} failed"
-    if job is not None and job.gang_id is None:
-        text += f" after {job.attempts} of {job.max_attempts} attempts"
-    for part in (reason, said):
-        text += f": {part}" if part else ""
-    return JobFailed(text, job.id if job else None, error)
-
-
-def _may_read(job: JobRow, what: str) -> None:
-    """Raise `NotAllowed` if what belongs to this job is None only because it is not shown to this login."""
-    if not job.readable:
-        raise NotAllowed(f"this login may not read {what} of job {job.id} (task {job.task}). {WHO_READS}")
-
-
-def _stored(job: JobRow) -> Any:
-    _may_read(job, "the result")
-    match job.result:
-        case {ResultNotStored.KEY: str(note), **others} if not others:
-            raise ResultNotStored(
-                f"job {job.id} (task {job.task}) is done, its result is not stored: {note}", job.id
-            )
-    return job.result
-
-
-# Steps of a job ---------------------------------------------------------------------------------------------
-
-
-def wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
-    """Wait until the job has ended; return its state: done, failed or cancelled.
-
-    `timeout` is seconds, None for ever; then `WaitTimeout`. A database outage of up to five minutes is
-    waited out.
-    """
-    return (yield from _poll(Verbs.job_states, "job", handle.id, timeout))
-
-
-def result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
-    """Wait, and return what the handler returned (for a command: its exit status, as stored).
-
-    Raises `JobFailed` (with the last error), `JobCancelled`, `WaitTimeout`, `NotAllowed` (this login may not read
-    it), or `ResultNotStored`: it is done, and what it returned was no JSON or too large.
-    """
-    state = yield from wait(handle, timeout)
-    job = yield from Verbs.job(id=handle.id)
-    if state == "done":
-        return _stored(job)
-    if state == "failed":
-        why = None if job.readable else "this login may not read its error"
-        raise _failure(f"job {job.id} (task {job.task})", job, why)
-    reason = yield from _cancelled_because(job, (job.error or {}).get("message"))
-    raise JobCancelled(f"job {job.id} (task {job.task}) was cancelled" + _because(reason), job.id, reason)
-
-
-def _cancelled_because(ended: JobRow | GangRow, otherwise: str | None) -> Steps[str | None]:
-    """Why it was cancelled: in the words of who did it, else `otherwise`. A member is cancelled with its gang."""
-    gang_id = ended.id if isinstance(ended, GangRow) else ended.gang_id
-    job_id = ended.id if gang_id is None else None
-    events = yield from Verbs.events(job_id=job_id, gang_id=gang_id, kind="cancel", limit=None)
-    said = [event.reason for event in events if event.reason]
-    return said[-1] if said else otherwise
-
-
-def cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
-    """Cancel the job; return its state now: `preempting` while it is being stopped."""
-    changed = yield from Verbs.cancel(job_ids=[handle.id], reason=reason)
-    return str(changed[0].state)
-
-
-def retry(handle: _HasId) -> Steps[str]:
-    """Run a job that has ended, done ones included, again under the same id; return its state now.
-
-    `gangq.jobs` then shows the new ending; the old one stays in `gangq.history`.
-    """
-    changed = yield from Verbs.retry(job_ids=[handle.id])
-    return str(changed[0].state)
-
-
-def state(handle: _HasId) -> Steps[str]:
-    """Return the job's state now."""
-    return (yield from row(handle)).state
-
-
-def row(handle: _HasId) -> Steps[JobRow]:
-    """Return the job as `gangq.jobs` shows it."""
-    return (yield from Verbs.job(id=handle.id))
-
-
-def events(handle: _HasId) -> Steps[list[EventRow]]:
-    """Return what happened to the job out of the ordinary, in order."""
-    return (yield from Verbs.events(job_id=handle.id, limit=None))
-
-
-def logs(handle: _HasId) -> Steps[str]:
-    """Return the output kept of its latest attempt. Raises `NotAllowed`.
-
-    Of a handler inside the worker that is what it printed or logged to `sys.stdout` and `sys.stderr`, and its
-    threads too; what a subprocess or a C library wrote is in the worker's own output only.
-    """
-    _may_read((yield from row(handle)), "the output")
-    kept = yield from Verbs.logs(job_id=handle.id)
-    latest = max((chunk.token for chunk in kept), default=0)
-    return "".join(chunk.chunk for chunk in kept if chunk.token == latest)
-
-
-# Steps of a gang --------------------------------------------------------------------------------------------
-
-
-def gang_wait(handle: _HasId, timeout: float | None = None) -> Steps[str]:
-    """Wait until the gang has ended; return its state: done, failed or cancelled.
-
-    `timeout` is seconds, None for ever; then `WaitTimeout`. A database outage of up to five minutes is
-    waited out.
-    """
-    return (yield from _poll(Verbs.gang_states, "gang", handle.id, timeout))
-
-
-def gang_results(handle: _HasId, timeout: float | None = None) -> Steps[list[Any]]:
-    """Wait, and return what each member returned, by rank.
-
-    Raises `JobFailed` (with the error of a member that failed), `JobCancelled`, `WaitTimeout`, `NotAllowed` or
-    `ResultNotStored`, as `result` of a job does.
-    """
-    ended = yield from gang_wait(handle, timeout)
-    gang = yield from Verbs.gang(id=handle.id)
-    members = yield from _members(handle)
-    if ended == "done":
-        return [_stored(member) for member in members]
-    if ended == "failed":
-        culprit = next((m for m in members if m.state == "failed" and m.error), None)
-        culprit = culprit or next((m for m in members if m.error), None)
-        raise _failure(f"gang {gang.id} (task {gang.task})", culprit, gang.reason)
-    reason = yield from _cancelled_because(gang, gang.reason)
-    raise JobCancelled(f"gang {gang.id} (task {gang.task}) was cancelled" + _because(reason), reason=reason)
-
-
-def _because(reason: str | None) -> str:
-    return f": {reason}" if reason else ""
-
-
-def gang_result(handle: _HasId, timeout: float | None = None) -> Steps[Any]:
-    """Wait, and return what rank 0 returned; raises as `results` does."""
-    return (yield from gang_results(handle, timeout))[0]
-
-
-def gang_cancel(handle: _HasId, reason: str | None = None) -> Steps[str]:
-    """Cancel the gang; return its state now: `draining` while its members are being stopped."""
-    yield from Verbs.cancel(gang_ids=[handle.id], reason=reason)
-    return (yield from gang_state(handle))
-
-
-def gang_retry(handle: _HasId) -> Steps[str]:
-    """Run a failed or cancelled gang again under the same id; return its state now."""
-    yield from Verbs.retry(gang_ids=[handle.id])
-    return (yield from gang_state(handle))
-
-
-def gang_state(handle: _HasId) -> Steps[str]:
-    """Return the gang's state now."""
-    return (yield from gang_row(handle)).state
-
-
-def gang_row(handle: _HasId) -> Steps[GangRow]:
-    """Return the gang as `gangq.gangs` shows it."""
-    return (yield from Verbs.gang(id=handle.id))
-
-
-def gang_events(handle: _HasId) -> Steps[list[EventRow]]:
-    """Return every event of the gang, in order."""
-    return (yield from Verbs.events(gang_id=handle.id, limit=None))
-
-
-def gang_timeline(handle: _HasId) -> Steps[list[TimelineRow]]:
-    """Return the gang's life in order, by epoch."""
-    return (yield from Verbs.timeline(gang_id=handle.id))
-
-
-def gang_logs(handle: _HasId) -> Steps[list[str]]:
-    """Return the output kept of each member's latest attempt, by rank."""
-    found = []
-    for member in (yield from _members(handle)):
-        found.append((yield from logs(_HasId(member.id))))
-    return found
-
-
-def _members(handle: _HasId) -> Steps[list[JobRow]]:
-    found = yield from Verbs.jobs(gang_id=handle.id, limit=None)
-    return sorted(found, key=lambda member: member.rank or 0)
-
-
-# Handles ----------------------------------------------------------------------------------------------------
-
-
-class _HasId:
-    """A job or gang by its id."""
-
-    def __init__(self, id: int) -> None:
-        self.id = id
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id}>"
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, _HasId) and other.id == self.id
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.id))
-
-
-class _Sync(_HasId):
-    def __init__(self, client: Callable[[], Client], id: int) -> None:
-        super().__init__(id)
-        self._client = client
-
-    def _run(self, steps: Steps[R]) -> R:
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class _OfJob(Handle[R]):
+    kind = "job"
+
+    def __init__(
+        self, client: Callable[[], Any], id: int, existed: bool = False, replaced: bool = False
+    ) -> None:
+        super().__init__(client, id, existed)
+        self.replaced = replaced
+
+    @property
+    def job_ids(self) -> list[int]:
+        """The one job, for `after`."""
+        return [self.id]
+
+
+class _OfGang(Handle[R]):
+    kind = "gang"
+
+    def __init__(
+        self,
+        client: Callable[[], Any],
+        id: int,
+        job_ids: list[int],
+        note: str | None = None,
+        existed: bool = False,
+    ) -> None:
+        super().__init__(client, id, existed)
+        self.job_ids = job_ids
+        self.note = note
+
+
+class _Sync:
+    _client: Callable[[], Client]
+    phrase: str
+    status: Callable[[], Status]
+
+    def _run(self, steps: Steps[T]) -> T:
         return self._client().execute(steps)
 
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        # For IPython, which shows what it is now.
+        try:
+            printer.text(f"<{self.status()}>")
+        except GangqError as problem:
+            printer.text(f"<{self.phrase.capitalize()}: {problem}>")
 
-class _Async(_HasId):
-    def __init__(self, client: Callable[[], AsyncClient], id: int) -> None:
-        super().__init__(id)
-        self._client = client
+    def _repr_html_(self) -> str:
+        try:
+            return self.status()._repr_html_()
+        except GangqError as problem:
+            return f"<div><b>{html.escape(self.phrase.capitalize())}</b> {html.escape(str(problem))}</div>"
 
-    async def _run(self, steps: Steps[R]) -> R:
+
+class _Async:
+    _client: Callable[[], AsyncClient]
+
+    async def _run(self, steps: Steps[T]) -> T:
         return await self._client().execute(steps)
 
 
-def _now(steps: Callable[Concatenate[_HasId, P], Steps[R]]) -> Callable[Concatenate[_Sync, P], R]:
-    show_answer(steps)
+def now(written: Callable[Concatenate[S, P], Steps[R]]) -> Callable[Concatenate[S, P], R]:
+    """Make a method that carries out these steps; `help` and `inspect` know it as such."""
+    show_answer(written)
 
-    @functools.wraps(steps)
-    def method(self: _Sync, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._run(steps(self, *args, **kwargs))
-
-    return method
-
-
-def _later(
-    steps: Callable[Concatenate[_HasId, P], Steps[R]],
-) -> Callable[Concatenate[_Async, P], Coroutine[Any, Any, R]]:
-    show_answer(steps)
-
-    @functools.wraps(steps)
-    async def method(self: _Async, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._run(steps(self, *args, **kwargs))
+    @functools.wraps(written)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._run(written(self, *args, **kwargs))
+        return result
 
     return method
 
 
-class Handle(_Sync):
-    """A submitted job: `id`, and the methods below. Made by submit, or by `App.job(id)`."""
+def later(
+    written: Callable[Concatenate[S, P], Steps[R]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """Make a method that is awaited; see `now`."""
+    show_answer(written)
+
+    @functools.wraps(written)
+    async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = await self._run(written(self, *args, **kwargs))
+        return result
+
+    return method
+
+
+class Job(_Sync, _OfJob[R]):
+    """A submitted job, which returns R: `id`, and the methods below. Made by submit, or by `App.job(id)`.
+
+    `existed`: it was submitted before, and its unique key stood for it; `replaced`: it has the new payload.
+    """
+
+    wait = now(steps.wait)
+    result = now(steps.result)
+    cancel = now(steps.cancel)
+    retry = now(steps.retry)
+    state = now(steps.state)
+    row = now(steps.row)
+    status = now(steps.status)
+    events = now(steps.events)
+    logs = now(steps.logs)
+
+
+class AsyncJob(_Async, _OfJob[R]):
+    """`Job` for asyncio: the same methods, awaited; awaited itself it is its result."""
+
+    wait = later(steps.wait)
+    result = later(steps.result)
+    cancel = later(steps.cancel)
+    retry = later(steps.retry)
+    state = later(steps.state)
+    row = later(steps.row)
+    status = later(steps.status)
+    events = later(steps.events)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.result().__await__()
+
+    logs = later(steps.logs)
+
+
+class Gang(_Sync, _OfGang[R]):
+    """A submitted gang, of whose members each returns R: `id`, their `job_ids` by rank, `note` (why no registered
+    worker set could hold it, else None), `existed` (as of a `Job`), and the methods below. Made by submitting
+    `Task.gang`, or by `App.gang(id)`.
+    """
 
     @property
-    def job_ids(self) -> list[int]:
-        """The one job, for `after`."""
-        return [self.id]
-
-    wait = _now(wait)
-    result = _now(result)
-    cancel = _now(cancel)
-    retry = _now(retry)
-    state = _now(state)
-    row = _now(row)
-    events = _now(events)
-    logs = _now(logs)
-
-
-class AsyncHandle(_Async):
-    """`Handle` for asyncio: the same methods, awaited."""
-
-    @property
-    def job_ids(self) -> list[int]:
-        """The one job, for `after`."""
-        return [self.id]
-
-    wait = _later(wait)
-    result = _later(result)
-    cancel = _later(cancel)
-    retry = _later(retry)
-    state = _later(state)
-    row = _later(row)
-    events = _later(events)
-    logs = _later(logs)
-
-
-class GangHandle(_Sync):
-    """A submitted gang: `id`, its members' `job_ids` by rank, `note` (why no registered worker set could hold
-    it, else None), and the methods below. Made by submit_gang, or by `App.gang(id)`."""
-
-    def __init__(
-        self, client: Callable[[], Client], id: int, job_ids: list[int], note: str | None = None
-    ) -> None:
-        super().__init__(client, id)
-        self.job_ids = job_ids
-        self.note = note
-
-    @property
-    def members(self) -> list[Handle]:
+    def members(self) -> list[Job[R]]:
         """A handle for each member, by rank."""
-        return [Handle(self._client, id) for id in self.job_ids]
+        return [Job(self._client, id) for id in self.job_ids]
 
-    wait = _now(gang_wait)
-    result = _now(gang_result)
-    results = _now(gang_results)
-    cancel = _now(gang_cancel)
-    retry = _now(gang_retry)
-    state = _now(gang_state)
-    row = _now(gang_row)
-    events = _now(gang_events)
-    timeline = _now(gang_timeline)
-    logs = _now(gang_logs)
+    wait = now(steps.wait)
+    result = now(steps.gang_result)
+    results = now(steps.gang_results)
+    cancel = now(steps.gang_cancel)
+    retry = now(steps.gang_retry)
+    state = now(steps.gang_state)
+    row = now(steps.gang_row)
+    status = now(steps.gang_status)
+    events = now(steps.gang_events)
+    timeline = now(steps.gang_timeline)
+    logs = now(steps.gang_logs)
 
 
-class AsyncGangHandle(_Async):
-    """`GangHandle` for asyncio: the same methods, awaited."""
-
-    def __init__(
-        self, client: Callable[[], AsyncClient], id: int, job_ids: list[int], note: str | None = None
-    ) -> None:
-        super().__init__(client, id)
-        self.job_ids = job_ids
-        self.note = note
+class AsyncGang(_Async, _OfGang[R]):
+    """`Gang` for asyncio: the same methods, awaited."""
 
     @property
-    def members(self) -> list[AsyncHandle]:
+    def members(self) -> list[AsyncJob[R]]:
         """A handle for each member, by rank."""
-        return [AsyncHandle(self._client, id) for id in self.job_ids]
+        return [AsyncJob(self._client, id) for id in self.job_ids]
 
-    wait = _later(gang_wait)
-    result = _later(gang_result)
-    results = _later(gang_results)
-    cancel = _later(gang_cancel)
-    retry = _later(gang_retry)
-    state = _later(gang_state)
-    row = _later(gang_row)
-    events = _later(gang_events)
-    timeline = _later(gang_timeline)
-    logs = _later(gang_logs)
+    wait = later(steps.wait)
+    result = later(steps.gang_result)
+    results = later(steps.gang_results)
+    cancel = later(steps.gang_cancel)
+    retry = later(steps.gang_retry)
+    state = later(steps.gang_state)
+    row = later(steps.gang_row)
+    status = later(steps.gang_status)
+    events = later(steps.gang_events)
+    timeline = later(steps.gang_timeline)
+    logs = later(steps.gang_logs)
+
+
+H = TypeVar("H", Job[Any], Gang[Any], "Job[Any] | Gang[Any]")
+
+
+def as_completed(jobs: Iterable[H], *, timeout: Duration | None = None) -> Iterator[H]:
+    """Yield jobs and gangs of one App as they end, whichever ends first; done or not.
+
+    `timeout`: how long all of it may take, as in `wait`; then `WaitTimeout`. For async handles there is
+    `asyncio.as_completed`.
+    """
+    given: list[Any] = [*jobs]
+    for handle in given:
+        if not isinstance(handle, _Sync) or handle._client != given[0]._client:
+            raise InvalidInput(
+                f"as_completed takes jobs and gangs of one App; for async ones see asyncio.as_completed: {handle!r}"
+            )
+    waiting = [*dict.fromkeys(given)]
+    limit = Limit(timeout)
+    while waiting:
+        ended: dict[Any, str] = waiting[0]._run(first_ended(waiting, limit))
+        waiting = [handle for handle in waiting if handle not in ended]
+        yield from ended

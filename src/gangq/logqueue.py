@@ -3,7 +3,7 @@
 Standard error may be a pipe that nobody reads any more. A write into it then never returns, and the thread that logs
 would stop: the one that renews the lease, a watchdog, an event loop. So a worker's lines go into a queue, and the
 thread ``gangq-log`` hands each of them to the handlers that would have got it. No thread waits for that one, but the
-end of the process does for a moment (:func:`flush`). When the queue is full, further lines are dropped, and the next
+end of the process does for a moment (``flush``). When the queue is full, further lines are dropped, and the next
 line that is kept says how many, as ``lines_lost``.
 
 Where lines are queued:
@@ -37,6 +37,7 @@ WATCHDOGS = ("gangq.watchdogs",)
 WORKER = (
     *WATCHDOGS,
     "gangq.client",
+    "gangq.decider",
     "gangq.embedded",
     "gangq.gpu",
     "gangq.schema",
@@ -110,7 +111,14 @@ class LogQueue:
 
 
 class _QueueHandler(QueueHandler):
-    """Stands in for the handlers of one logger and of those above it."""
+    """Stands in for the handlers of one logger and of those above it.
+
+    1. In the thread that logs, a line passes the levels and filters of its logger, and comes to :meth:`handle`.
+    2. There it becomes text (:meth:`prepare`) and is queued (:meth:`enqueue`), or is dropped if the queue is full.
+    3. In ``gangq-log`` it goes to the handlers that the logger and those above it have then (:meth:`_write`).
+
+    Where a line is lost, ``LogQueue.lost`` counts it.
+    """
 
     def __init__(self, owner: LogQueue, logger: logging.Logger) -> None:
         super().__init__(owner._due)
@@ -173,77 +181,73 @@ class _QueueHandler(QueueHandler):
             logger = logger.parent if logger.propagate else None
 
 
-_lock = threading.Lock()
-_users = 0
-_queue: LogQueue | None = None
+class _Shared:
+    """The one queue of a process, however many workers and watchdogs it has: it exists while somebody uses it."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._queue: LogQueue | None = None
+        os.register_at_fork(after_in_child=self._after_fork)
 
-def start(*loggers: str) -> None:
-    """Queue the lines of these loggers until as many calls of :func:`stop` have come.
+    def start(self, *loggers: str) -> None:
+        """Queue the lines of these loggers until as many calls of :meth:`stop` have come.
 
-    A process has one queue, however many workers and watchdogs it has.
+        Raises:
+            RuntimeError: no thread can be started; nothing has changed.
+        """
+        with self._lock:
+            if self._queue is None:
+                self._queue = LogQueue()
+            self._queue.attach(*loggers)
+            self._users += 1
 
-    Raises:
-        RuntimeError: no thread can be started; nothing has changed.
-    """
-    global _queue, _users
-    with _lock:
-        if _queue is None:
-            _queue = LogQueue()
-        _queue.attach(*loggers)
-        _users += 1
+    def stop(self) -> None:
+        """Take one :meth:`start` back. The last one gives the loggers back what they had, and waits for a moment
+        until the lines are written.
+        """
+        with self._lock:
+            queue = self._queue
+            if queue is None:
+                return  # This is a fork, and it is its parent that has called start().
+            self._users -= 1
+            if self._users:
+                return
+            self._queue = None
+            queue.detach()
+        queue.close()
 
-
-def stop() -> None:
-    """Take one :func:`start` back. The last one gives the loggers back what they had, and waits for a moment until
-    the lines are written.
-    """
-    global _queue, _users
-    with _lock:
-        queue = _queue
-        if queue is None:
-            return  # This is a fork, and it is its parent that has called start().
-        _users -= 1
-        if _users:
+    @contextlib.contextmanager
+    def running(self, *loggers: str) -> Iterator[None]:
+        """:meth:`start`, and :meth:`stop` at the end. Where no thread can be started, nothing is queued."""
+        try:
+            self.start(*loggers)
+        except RuntimeError:
+            yield
             return
-        _queue = None
-        queue.detach()
-    queue.close()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def flush(self, within_s: float = MOMENT_S) -> bool:
+        """Before the end of this process: wait until all lines are written, for ``within_s`` seconds at most.
+
+        False: they are not. True also where nothing is queued.
+        """
+        queue = self._queue
+        return queue is None or queue.flush(within_s)
+
+    def in_use(self) -> bool:
+        """Whether this process queues lines now."""
+        return self._queue is not None
+
+    def _after_fork(self) -> None:
+        queue, self._queue, self._users, self._lock = self._queue, None, 0, threading.Lock()
+        if queue is not None:
+            queue.detach()
 
 
-@contextlib.contextmanager
-def running(*loggers: str) -> Iterator[None]:
-    """:func:`start`, and :func:`stop` at the end. Where no thread can be started, nothing is queued."""
-    try:
-        start(*loggers)
-    except RuntimeError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        stop()
-
-
-def flush(within_s: float = MOMENT_S) -> bool:
-    """Before the end of this process: wait until all lines are written, for ``within_s`` seconds at most.
-
-    False: they are not. True also where nothing is queued.
-    """
-    queue = _queue
-    return queue is None or queue.flush(within_s)
-
-
-def in_use() -> bool:
-    """Whether this process queues lines now."""
-    return _queue is not None
-
-
-def _after_fork() -> None:
-    global _lock, _users, _queue
-    queue, _queue, _users, _lock = _queue, None, 0, threading.Lock()
-    if queue is not None:
-        queue.detach()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_shared = _Shared()
+start, stop, running = _shared.start, _shared.stop, _shared.running
+flush, in_use = _shared.flush, _shared.in_use

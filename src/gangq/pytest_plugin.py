@@ -102,10 +102,11 @@ def _find(named: str) -> App:
 @contextmanager
 def _fresh(app: App) -> Iterator[None]:
     """With the App as if it had not been used; afterwards it is as it was."""
-    before = app._dsn, app._made, app.aio._made
-    app._dsn = app._made = app.aio._made = None
+    sync, aio = app._clients, app.aio._clients
+    before = app._dsn, sync.made, aio.made
+    app._dsn = sync.made = aio.made = None
     try:
         yield
     finally:
         app.close()
-        app._dsn, app._made, app.aio._made = before
+        app._dsn, sync.made, aio.made = before

@@ -70,6 +70,14 @@ class MigrationReport:
     already_current: bool
 
 
+@dataclass(frozen=True)
+class Pending:
+    """What `migrate` would do: the migrations it would apply, in order, and whether it would rebuild the code."""
+
+    migrations: tuple[str, ...]
+    code: bool
+
+
 def sql_files() -> tuple[SqlFile, ...]:
     """Return every file of `sql/` in the order of execution: migrations, then the code."""
     root = _sql_root()
@@ -119,6 +127,21 @@ def migrate(
         return report
 
 
+def pending(database: str | psycopg.Connection[Any] | None = None) -> Pending:
+    """Say what `migrate` would do to `database` (as there). It changes nothing and waits for nobody.
+
+    A login that may see the schema is enough. Raises `SchemaMismatch` where `migrate` would refuse, `NotAllowed`,
+    `DatabaseUnreachable`.
+    """
+    with _connected(database) as (conn, where):
+        try:
+            with conn.transaction():
+                missing, code_is_old = _outstanding(_recorded(conn), where)
+        except psycopg.Error as e:
+            raise _explained(e, where) from e
+    return Pending(tuple(file.name for file in missing), code_is_old)
+
+
 def _migrate(
     conn: psycopg.Connection[Any],
     where: str,
@@ -144,14 +167,11 @@ def _migrate(
     conn.execute(sql.SQL("set local lock_timeout = {}").format(_WAIT_FOR_TABLE))
     _become_owner(conn, where)
 
-    ours = migrations()
     recorded = _recorded(conn)
-    code = recorded.pop("code", None)
-    _refuse_mismatch(where, ours, recorded)
-    missing = [file for file in ours if file.name not in recorded]
-    if not missing and code == code_checksum():
+    missing, code_is_old = _outstanding(recorded, where)
+    if not missing and not code_is_old:
         _make_owner_admin(conn, has_done)
-        say(f"{where} is up to date ({ours[-1].name})")
+        say(f"{where} is up to date ({migrations()[-1].name})")
         return MigrationReport((), code_rebuilt=False, already_current=True)
 
     if recorded:
@@ -261,7 +281,7 @@ def _read(folder: Path, *, migration: bool) -> list[SqlFile]:
 
 _TABLE = re.compile(r"create table (gangq\.\w+) \($")
 _DOMAIN = re.compile(r"create domain (gangq\.\w+) ")
-_COLUMN = re.compile(r"  (?!check |constraint |primary |unique |like )(\w+) ")
+_COLUMN = re.compile(r'  (?!check |constraint |primary |unique |like )(\w+|"\w+") ')
 
 
 def _commented(lines: list[str]) -> Iterator[str]:
@@ -405,8 +425,10 @@ def _recorded(conn: psycopg.Connection[Any]) -> dict[str, str]:
     return dict(conn.execute("select name, checksum from gangq.migrations").fetchall())
 
 
-def _refuse_mismatch(where: str, ours: tuple[SqlFile, ...], recorded: dict[str, str]) -> None:
-    names = {file.name for file in ours}
+def _outstanding(recorded: dict[str, str], where: str) -> tuple[list[SqlFile], bool]:
+    """The migrations that are to be applied, and whether the code is another one's."""
+    ours = migrations()
+    names = {"code", *(file.name for file in ours)}
     foreign = sorted(name for name in recorded if name not in names)
     if foreign:
         raise SchemaMismatch(
@@ -421,6 +443,7 @@ def _refuse_mismatch(where: str, ours: tuple[SqlFile, ...], recorded: dict[str, 
                 "the gangq that was used, or, if this is a development database, drop schema gangq and "
                 "migrate anew"
             )
+    return [file for file in ours if file.name not in recorded], recorded.get("code") != code_checksum()
 
 
 def _run(conn: psycopg.Connection[Any], file: SqlFile, where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gangq.errors import InvalidInput
@@ -34,6 +34,34 @@ def require_plain(function: Callable[..., Any], task: str) -> None:
                 f"the handler of task {task!r} takes {signature}: its first parameter must be the context, as in "
                 f"def {getattr(function, '__name__', task)}(ctx)"
             ) from None
+
+
+def by_name(
+    function: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any], task: str
+) -> dict[str, Any]:
+    """Return the arguments of a call by the names of the handler's parameters, of which the first is the context.
+    Raises `InvalidInput`.
+    """
+    if not args:
+        return dict(kwargs)
+    signature = None if function is None else _signature(function)
+    if signature is None:
+        raise InvalidInput(f"the parameters of task {task!r} are not known here: pass its arguments by name")
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = list(signature.parameters.values())[1:]
+    names = [one.name for one in parameters if one.kind in positional]
+    if len(args) > len(names):
+        raise InvalidInput(
+            f"the arguments do not fit task {task!r}: {len(args)} are given by position; it takes "
+            f"({', '.join(map(str, parameters))})"
+        )
+    named = dict(zip(names, args, strict=False))
+    twice = sorted(named.keys() & kwargs.keys())
+    if twice:
+        raise InvalidInput(
+            f"the arguments do not fit task {task!r}: {twice[0]!r} is given by position and by name"
+        )
+    return {**named, **kwargs}
 
 
 def misfit(function: Callable[..., Any], payload: Mapping[str, Any]) -> str | None:

@@ -144,5 +144,5 @@ def eventually(look: Callable[[], T], what: str, timeout: float = 20) -> T:
         found = look()
         if found:
             return found
-        time.sleep(0.03)
+        time.sleep(0.05)
     raise AssertionError(f"did not happen within {timeout} s: {what}")

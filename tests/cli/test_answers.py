@@ -18,6 +18,7 @@ import pytest
 from cli_process import GANGQ, answers, environment, eventually, finished, gangq, objects, ok
 from psycopg.conninfo import make_conninfo
 
+from gangq import schema
 from gangq.cli import COMMANDS, main
 from gangq.cli.follow import Tagger
 from gangq.client import Client
@@ -119,7 +120,7 @@ def test_one_is_not_called_many(dsn: str, client: Client) -> None:
     job = ok(dsn, "submit", "b", "--gpus", "1", "--cpus", "1").strip()
     waits = ok(dsn, "submit", "c", "--gang", "2", "--after", job).strip()
     assert re.search(r"^needs +1 GPU, 1 CPU$", ok(dsn, "show", job), re.MULTILINE)
-    assert "waits for 1 job to be done" in ok(dsn, "explain", waits)
+    assert f"waits for job {job} to be done" in ok(dsn, "explain", waits)
 
 
 def test_a_job_may_wait_for_a_gang(dsn: str, client: Client) -> None:
@@ -344,6 +345,25 @@ def test_a_database_somebody_named_is_not_migrated_behind_their_back(empty_dsn: 
     assert "applied migration" in ok(empty_dsn, "migrate")
     assert "up to date" in ok(empty_dsn, "migrate")
     assert ok(empty_dsn, "ls") == ""
+
+
+def test_migrate_check_says_what_would_be_done_and_does_nothing(empty_dsn: str) -> None:
+    fresh = gangq(empty_dsn, "migrate", "--check")
+    assert fresh.exit_code == 1
+    assert fresh.stdout.splitlines()[0] == f"apply migration {schema.migrations()[0].name}"
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        assert conn.execute("select to_regnamespace('gangq')").fetchone() == (None,)
+        ok(empty_dsn, "migrate")
+        conn.execute("create role only_looks login; grant gangq_viewer to only_looks")
+        try:
+            looks = make_conninfo(empty_dsn, user="only_looks")
+            assert ok(looks, "migrate", "--check") == "up to date\n"
+            conn.execute("update gangq.migrations set checksum = 'another' where name = 'code'")
+            result = gangq(looks, "migrate", "--check")
+        finally:
+            conn.execute("drop role only_looks")
+    assert (result.exit_code, result.stdout) == (1, "rebuild functions, views, triggers and grants\n")
+    assert gangq(None, "migrate", "--check", "--dump-sql").exit_code == 2
 
 
 def test_a_dumped_schema_is_what_migrate_would_install(empty_dsn: str) -> None:

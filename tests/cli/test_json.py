@@ -28,6 +28,7 @@ _JOB = {
     "error",
 }
 _GANG = {"id", "name", "queue", "task", "state", "size", "epoch", "reason", "note", "hosts"}
+_LIMIT = {"name", "most", "used", "pinned", "login", "made_at"}
 _QUEUE = {"name", "paused", "policy", "max_attempts", "budget_s"}
 _EVENT = {
     "id",
@@ -43,6 +44,20 @@ _EVENT = {
     "data",
 }
 _TASK = {"task", "budget_s", "stall_timeout_s", "notify_only", "device_class", "longest_gap_s", "beats"}
+_SCHEDULE = {
+    "name",
+    "task",
+    "cron",
+    "every",
+    "next_due",
+    "last_due",
+    "last_job",
+    "paused",
+    "paused_until",
+    "passed_over",
+    "why",
+    "problem",
+}
 _TRIP = {
     "at",
     "code",
@@ -70,18 +85,31 @@ _CORDON = {
     "gangs",
     "jobs",
 }
+_NOTIFIED = {
+    "target",
+    "kinds",
+    "queue",
+    "waiting",
+    "dead",
+    "dead_error",
+    "dropped",
+    "delivered",
+    "failures",
+    "error",
+}
+_USAGE = {"submitter", "queue", "task", "attempts", "gpu_hours", "wasted_hours", "displaced_hours"}
 _OPENED = {"kind", "name", "state"}
 _SERVER = {"running", "pid", "version", "data_dir", "dsn", "bindir"}
 
 # In this order: the later ones use what the earlier ones made. Job 1 has ended; gang g1 waits.
 CASES: list[tuple[str, set[str]]] = [
-    ("submit a n=1 --queue later", {"job_ids"}),
-    ("submit a --queue later --gang 2", {"gang", "gang_id", "job_ids", "note"}),
+    ("submit a n=1 --queue later", {"job_ids", "existed", "replaced"}),
+    ("submit a --queue later --gang 2", {"gang", "gang_id", "job_ids", "note", "existed"}),
     ("run -- echo hello", {"event"}),
     ("run --gang 2 -- echo hello", {"event"}),
     ("ls", _JOB),
     ("ls gangs", _GANG),
-    ("show 1", {"job", "events", "evidence"}),
+    ("show 1", {"job", "attempts", "events", "evidence"}),
     ("show g1", {"gang", "members", "timeline", "drains"}),
     ("logs 1", {"job_id", "token", "seq", "at", "chunk", "rank"}),
     ("logs 1 -f", {"job_id", "token", "seq", "at", "chunk", "rank"}),
@@ -95,9 +123,17 @@ CASES: list[tuple[str, set[str]]] = [
     ("priority -3 g1", _STATE),
     ("cancel g1", _STATE),
     ("retry g1", _STATE),
+    ("schedule add s --every 30s a n=1 --queue later", _SCHEDULE),
+    ("schedule list", _SCHEDULE),
+    ("schedule pause s --until 2h", _SCHEDULE),
+    ("schedule resume s", _SCHEDULE),
+    ("schedule run-now s", {"job_id", "gang_id"}),
+    ("schedule rm s", {"name", "state"}),
     ("queue create q2", _QUEUE),
     ("queue set q2 --budget 5m", _QUEUE),
-    ("queue pause q2", _QUEUE),
+    ("limit set licence 2", _LIMIT),
+    ("limit list", _LIMIT),
+    ("queue pause q2 --until 2h", _QUEUE),
     ("queue drain q2", _QUEUE),
     ("queue resume q2", _QUEUE),
     ("queue ls", _QUEUE),
@@ -120,6 +156,7 @@ CASES: list[tuple[str, set[str]]] = [
         },
     ),
     ("devices", {"uuid", "host", "index", "vram_mb", "state", "job_id", "reason", "health", "reading"}),
+    ("usage --by user,queue,task --since 90d", _USAGE),
     ("trips", _TRIP),
     ("trips --evidence", _TRIP),
     ("quarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
@@ -135,8 +172,15 @@ CASES: list[tuple[str, set[str]]] = [
     ("taint w1", {"worker", "taints"}),
     ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
     ("replay", {"at", "digest", "decisions", "same", "difference"}),
-    ("tick", {"ran", "again", "next_in_s", "detail", "next_turn", "decide"}),
+    ("notify add oncall --on job_failed --queue later", _NOTIFIED),
+    ("notify list", _NOTIFIED),
+    ("notify test oncall", {"target", "id", "delivered"}),
+    ("notify run oncall --exec true --once", {"id", "kind", "delivery", "outcome", "error"}),
+    ("notify retry oncall", {"target", "retried"}),
+    ("notify rm oncall", {"target"}),
+    ("tick", {"ran", "again", "next_in_s", "detail", "next_turn", "decide", "unplanned"}),
     ("migrate", {"applied", "code_rebuilt", "already_current"}),
+    ("migrate --check", {"migrations", "code"}),
     ("migrate --dump-sql", {"sql"}),
     ("doctor", {"check", "status", "detail", "advice", "numbers"}),
     ("db start", _SERVER),
@@ -177,6 +221,7 @@ def installation(
         assert finished(dsn, "run", "--", "echo", "hello").returncode == 0
         ok(dsn, "submit", "a", "--queue", "later", "--gang", "2")
         assert finished(dsn, "run", "--gang", "2", "--max-attempts", "1", "--", "false").returncode == 1
+        assert finished(dsn, "run", "--gpus", "1", "--", "true").returncode == 0
         with Client(dsn) as client:
             _trip(client)
         yield dsn, directory
@@ -226,6 +271,9 @@ def test_every_line_is_an_object_with_the_keys_promised(
         assert keys <= set(one)
 
 
+_WITH_SUBCOMMANDS = {"db", "limit", "queue", "schedule", "task", "checkpoint", "notify"}
+
+
 def test_no_command_is_left_out() -> None:
     def leaves(command: click.Command, name: str) -> list[str]:
         if isinstance(command, click.Group):
@@ -239,8 +287,7 @@ def test_no_command_is_left_out() -> None:
         return [name.strip()]
 
     covered = {
-        " ".join(line.split()[: 2 if line.split()[0] in ("db", "queue", "task", "checkpoint") else 1])
-        for line, _ in CASES
+        " ".join(line.split()[: 2 if line.split()[0] in _WITH_SUBCOMMANDS else 1]) for line, _ in CASES
     }
     assert covered | _WITHOUT == set(leaves(main, ""))
     assert set(COMMANDS) >= {line.split()[0] for line in covered}

@@ -134,8 +134,10 @@ def test_the_doctor_finds_a_sound_installation_sound(dsn: str, client: Client) -
     result = gangq(dsn, "doctor")
     assert result.exit_code == 0, result.stdout
     assert {line.split()[0] for line in result.stdout.splitlines()} == {"ok"}, result.stdout
-    wanted = "database server clock notify listen horizon schema code roles tick workers slots cgroups tasks claims"
-    wanted += " reboot devices watchdogs sensors trips invariants retention partitions"
+    wanted = "database server clock notify listen horizon schema code roles tick workers slots cgroups tasks"
+    wanted += (
+        " schedules claims reboot devices watchdogs sensors trips outbox invariants retention partitions"
+    )
     assert list(status_of(dsn)) == wanted.split()
 
 
@@ -279,7 +281,7 @@ def test_the_doctor_shows_what_is_kept_by_class_and_until_when(dsn: str, db: Db)
     assert found["status"] == "ok"
     assert re.fullmatch(
         r"short \(7 days\): 12 partitions, \d+MiB, from \S+ on, next drop .+; "
-        r"long \(30 days\): 12 partitions, \d+MiB, from \S+ on, next drop .+; forever: \d+MiB",
+        r"long \(30 days\): 15 partitions, \d+MiB, from \S+ on, next drop .+; forever: \d+MiB",
         found["detail"],
     )
     assert [(row["class"], row["part_of"]) for row in found["numbers"]] == [
@@ -287,6 +289,7 @@ def test_the_doctor_shows_what_is_kept_by_class_and_until_when(dsn: str, db: Db)
         ("short", "history_short"),
         ("short", "logs"),
         ("short", "passes"),
+        ("long", "attempt_history"),
         ("long", "events"),
         ("long", "evidence"),
         ("long", "gang_history_long"),

@@ -22,9 +22,7 @@ from typing import Any, get_args, get_type_hints
 import psutil
 import psycopg
 import pytest
-import sqlalchemy
 from psycopg.rows import dict_row
-from sqlalchemy.orm import Session
 
 from gangq import schema
 from gangq.client import AsyncClient, Client, core, rows
@@ -550,6 +548,9 @@ def engine_url(dsn: str) -> str:
 
 
 def test_submit_in_a_sqlalchemy_connection_and_session(client: Client, dsn: str) -> None:
+    import sqlalchemy
+    from sqlalchemy.orm import Session
+
     engine = sqlalchemy.create_engine(engine_url(dsn))
     with engine.connect() as connection:
         client.submit(task="t", connection=connection)

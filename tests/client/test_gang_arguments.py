@@ -303,17 +303,16 @@ def test_a_role_needs_what_its_task_was_declared_with_unless_somebody_says(clien
     app = App(client=client)
     drive = app.declare_task("drive", cpus=1)
     execute = app.declare_task("execute", gpus=2, vram_mb=100, selector="gpu", tolerates=["spot"], budget=60)
-    gang = drive.submit_gang(
+    gang = drive.gang(
         roles=[
             Role("driver", 1),
             Role("object", 2, task=execute),
             Role("named", 1, task="execute", gpus=1),
             Role("foreign", 1, task="elsewhere"),
         ],
-        payload={"n": 1},
         name="night",
         completion="driver",
-    )
+    ).submit(n=1)
     needs = [(r["task"], r["gpus"], r["vram_mb"], r["cpus"], r["tolerates"]) for r in kind(db, gang.id)]
     assert needs == [
         ("drive", 0, 0, 1, None),
@@ -325,7 +324,7 @@ def test_a_role_needs_what_its_task_was_declared_with_unless_somebody_says(clien
     members = sorted(client.jobs(gang_id=gang.id), key=lambda m: m.rank or 0)
     assert [m.budget_s for m in members] == [None, 60, 60, 60, None]
     assert {m.payload["n"] for m in members} == {1}
-    gang = drive.submit_gang(roles=[Role("a", 1, task=execute)], gpus=4)
+    gang = drive.gang(roles=[Role("a", 1, task=execute)], gpus=4).submit()
     assert [(r["gpus"], r["vram_mb"]) for r in kind(db, gang.id)] == [(4, 100)], (
         "what the call says holds for all"
     )
@@ -335,12 +334,12 @@ def test_options_of_the_gang_and_of_its_members_are_told_apart(client: Client, d
     app = App(client=client)
     task = app.declare_task("t", selector="gpu=h100", tolerates=["spot"])
     task.submit(n=1)
-    gang = task.submit_gang(3, gpus=1, min_size=2, failure_policy="shrink", timeout_s=9, preemptible=False)
+    gang = task.gang(3, gpus=1, min_size=2, failure_policy="shrink", timeout_s=9, preemptible=False).submit()
     (row,) = db.execute("select * from gangq.live_gangs where id = %s", [gang.id]).fetchall()
     assert (row["failure_policy"], row["timeout_s"], row["preemptible"]) == ("shrink", 9, False)
     (role,) = kind(db, gang.id)
     assert (role["gpus"], role["min_members"], role["tolerates"]) == (1, 2, ["spot"])
     with pytest.raises(InvalidInput, match="unknown option 'min_sise'"):
-        task.submit_gang(3, min_sise=2)
+        task.gang(3, min_sise=2).submit()  # type: ignore[call-overload]
     gang = app.submit_command(["true"], gang=2, strategy="spread", min_size=1, tolerates=["spot"])
     assert kind(db, gang.id)[0]["strategy"] == "spread"

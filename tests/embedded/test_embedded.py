@@ -22,8 +22,11 @@ import psutil
 import psycopg
 import pytest
 
+import gangq
 from gangq import embedded
-from gangq.embedded import Binaries, Server, find_binaries, resolve_dsn
+from gangq.embedded import Binaries, Server, binaries, directory, find_binaries, identity, resolve_dsn
+from gangq.embedded import server as server_module
+from gangq.embedded.identity import Identity
 from gangq.errors import EmbeddedError, InvalidInput
 
 ALL = find_binaries()
@@ -150,8 +153,8 @@ def test_the_wheel_is_found_without_importing_it() -> None:
 
 
 def test_no_binaries_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_system_dirs", list)
-    monkeypatch.setattr(embedded, "_wheel_dirs", list)
+    monkeypatch.setattr(binaries, "system_dirs", list)
+    monkeypatch.setattr(binaries, "wheel_dirs", list)
     with pytest.raises(EmbeddedError, match=r"apt install postgresql.*gangq\[embedded\].*GANGQ_DSN"):
         find_binaries()
 
@@ -162,9 +165,9 @@ def test_an_unsupported_major_is_no_find_and_is_said_so(tmp_path: Path) -> None:
     for program in ("postgres", "initdb", "pg_ctl"):
         (bindir / program).write_text("#!/bin/sh\necho 'postgres (PostgreSQL) 13.9'\n")
         (bindir / program).chmod(0o755)
-    assert embedded._inspect(bindir, "system") is None
+    assert binaries.inspect_binaries(bindir, "system") is None
     (bindir / "postgres").write_text("#!/bin/sh\necho 'postgres (PostgreSQL) 17.2'\n")
-    assert embedded._inspect(bindir, "system") == Binaries(bindir, (17, 2), "system")
+    assert binaries.inspect_binaries(bindir, "system") == Binaries(bindir, (17, 2), "system")
     with pytest.raises(EmbeddedError, match="matching '3'"):
         find_binaries("3")
 
@@ -285,7 +288,7 @@ def test_data_of_another_major_is_refused_and_a_fitting_one_is_chosen(make: Make
 def test_an_older_default_directory_wins_over_newer_binaries(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(embedded, "_default_base", lambda: tmp_path)
+    monkeypatch.setattr(server_module, "default_base", lambda: tmp_path)
     assert Server().data_dir == tmp_path / f"pg-{ALL[0].major}"
     older = tmp_path / f"pg-{ALL[-1].major}"
     older.mkdir()
@@ -363,7 +366,7 @@ def test_a_server_survives_ctrl_c_and_holds_none_of_its_callers_pipes(
     pid = first_int(owner)
     assert os.getsid(pid) != os.getsid(owner.pid)
     argv = [sys.executable, "-c", "import os; print(os.getsid(0))"]
-    assert int(embedded._Identity(os.geteuid(), os.getegid()).run(argv)[1]) != os.getsid(0)
+    assert int(Identity(os.geteuid(), os.getegid()).run(argv)[1]) != os.getsid(0)
     os.killpg(owner.pid, signal.SIGINT)
     assert owner.stdout is not None
     # To the end of both pipes: this hangs if the server holds either.
@@ -376,7 +379,7 @@ def test_a_server_survives_ctrl_c_and_holds_none_of_its_callers_pipes(
 def test_a_stop_waits_for_somebody_elses_start(make: Make, cluster: Path) -> None:
     server = make(cluster).start()
     stopper = threading.Thread(target=server.stop, name="stopper")
-    with embedded._flocked(server.data_dir):
+    with directory.flocked(server.data_dir):
         stopper.start()
         stopper.join(0.3)
         assert stopper.is_alive()
@@ -437,7 +440,7 @@ def test_a_pid_file_that_names_a_stranger_does_not_stop_a_restart(
 def test_orphans_that_do_not_notice_the_crash_are_ended(
     make: Make, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "_ORPHAN_GRACE_S", 0.3)
+    monkeypatch.setattr(directory, "_ORPHAN_GRACE_S", 0.3)
     server = make(cluster).start()
     conn = psycopg.connect(server.dsn())
     backend = conn.info.backend_pid
@@ -447,16 +450,16 @@ def test_orphans_that_do_not_notice_the_crash_are_ended(
     busy = f"select state = 'active' from pg_stat_activity where pid = {backend}"
     until(lambda: query(server.dsn(), busy) is True, "the query runs")
     server.kill()
-    assert embedded._alive(backend) is not None
+    assert directory.alive(backend) is not None
     assert query(server.start().dsn(), "select 1") == 1
-    assert embedded._alive(backend) is None
+    assert directory.alive(backend) is None
     conn.close()
 
 
 def test_a_server_whose_pid_file_was_removed_is_not_killed(
     make: Make, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "_ORPHAN_GRACE_S", 0.2)
+    monkeypatch.setattr(directory, "_ORPHAN_GRACE_S", 0.2)
     server = make(cluster).start()
     pid = pid_of(server)
     kept = server.data_dir / "kept"
@@ -501,17 +504,17 @@ def test_a_long_path_gets_a_short_socket_that_every_environment_finds(
 
 
 def test_a_socket_directory_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:
-    me = embedded._Identity(os.geteuid(), os.getegid())
-    embedded._private_dir(tmp_path / "new", me)
-    embedded._private_dir(tmp_path / "new", me)
+    me = Identity(os.geteuid(), os.getegid())
+    directory.private_dir(tmp_path / "new", me)
+    directory.private_dir(tmp_path / "new", me)
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o750)
     (tmp_path / "link").symlink_to(tmp_path / "new")
     for name in ("open", "link"):
         with pytest.raises(EmbeddedError, match=f"{name} should be a directory of user"):
-            embedded._private_dir(tmp_path / name, me)
+            directory.private_dir(tmp_path / name, me)
     with pytest.raises(EmbeddedError, match="belongs to"):
-        embedded._private_dir(tmp_path / "new", embedded._Identity(os.geteuid() + 1, 1))
+        directory.private_dir(tmp_path / "new", Identity(os.geteuid() + 1, 1))
 
 
 # Root, and other users.
@@ -526,14 +529,14 @@ def test_without_user_namespaces_roots_server_runs_as_nobody(
     query(server.dsn(), "create table t as select 42 as v")
     server.stop()
     (open_dir / "deep").chmod(0o755)
-    monkeypatch.setattr(embedded, "_userns_works", lambda: False)
+    monkeypatch.setattr(identity, "userns_works", lambda: False)
     assert query(server.start().dsn(), "select v from t") == 42
     assert psutil.Process(pid_of(server)).uids().real == nobody
     assert server.data_dir.stat().st_uid == nobody
     assert mode(server.data_dir) == 0o700
     server.kill()
     # And it stays with nobody, whatever is possible later.
-    monkeypatch.setattr(embedded, "_userns_works", lambda: True)
+    monkeypatch.setattr(identity, "userns_works", lambda: True)
     assert query(server.start().dsn(), "select v from t") == 42
     assert psutil.Process(pid_of(server)).uids().real == nobody
 
@@ -542,7 +545,7 @@ def test_without_user_namespaces_roots_server_runs_as_nobody(
 def test_binaries_that_nobody_cannot_reach_are_copied(
     make: Make, open_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "_userns_works", lambda: False)
+    monkeypatch.setattr(identity, "userns_works", lambda: False)
     wheel = find_binaries("wheel")[0]
     package = wheel.bindir.parent.parent
     site = tmp_path / "closed"
@@ -563,20 +566,20 @@ def test_binaries_that_nobody_cannot_reach_are_copied(
 def test_a_data_directory_that_nobody_cannot_reach_is_refused_or_avoided(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "_userns_works", lambda: False)
+    monkeypatch.setattr(identity, "userns_works", lambda: False)
     tmp_path.chmod(0o700)
     with pytest.raises(EmbeddedError, match=r"user nobody cannot reach .*GANGQ_DATA_DIR"):
         make().start()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     assert Server().data_dir == Path(f"/var/lib/gangq/pg-{ALL[0].major}")
-    monkeypatch.setattr(embedded, "_userns_works", lambda: True)
+    monkeypatch.setattr(identity, "userns_works", lambda: True)
     assert Server().data_dir.parent == tmp_path / "share" / "gangq"
 
 
 @as_root
 def test_two_users_do_not_meet(make: Make, open_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody = embedded._nobody()
-    libraries = os.pathsep.join(str(Path(m.__file__ or "").parents[1]) for m in (embedded, psycopg, psutil))
+    nobody = identity.nobody()
+    libraries = os.pathsep.join(str(Path(m.__file__ or "").parents[1]) for m in (gangq, psycopg, psutil))
     python = shutil.which("python3", path="/usr/bin:/bin") or "python3"
     can = nobody.run(["env", f"PYTHONPATH={libraries}", python, "-c", "import gangq.embedded"])
     if can[0] != 0:
@@ -626,7 +629,7 @@ def test_a_throwaway_server_leaves_nothing_even_when_its_block_fails(
 
     with pytest.raises(ZeroDivisionError):
         use_it_and_fail()
-    assert embedded._alive(pids[0]) is None
+    assert directory.alive(pids[0]) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -634,17 +637,17 @@ def test_a_throwaway_server_whose_owner_was_killed_is_swept_and_a_living_ones_is
     script: Callable[..., subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(embedded, "_SWEEP_AGE_S", -1.0)
+    monkeypatch.setattr(server_module, "_SWEEP_AGE_S", -1.0)
     tmp_path.chmod(0o755)
     code = "from gangq.embedded import Server\nwith Server.temporary() as s:\n " + SAY_PID + " " + WAIT
     owner = script(code, env={**os.environ, "TMPDIR": str(tmp_path)})
     pid = first_int(owner)
-    embedded._sweep_temporaries()
-    assert embedded._alive(pid) is not None
+    server_module._sweep_temporaries()
+    assert directory.alive(pid) is not None
     owner.kill()
     owner.wait()
-    embedded._sweep_temporaries()
-    assert embedded._alive(pid) is None
+    server_module._sweep_temporaries()
+    assert directory.alive(pid) is None
     assert list(tmp_path.iterdir()) == []
 
 

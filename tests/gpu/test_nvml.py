@@ -16,9 +16,10 @@ import psutil
 import pytest
 from gpu_fakes import gpu, line, restricted
 
-from gangq.gpu import Detection, Device, DriverUnavailable, detect, detection
+from gangq.gpu import Detection, Device, DriverUnavailable, detect
 from gangq.gpu.detection import _ask
 from gangq.gpu.nvml import NvmlDriver
+from gangq.proc import killing
 
 Script = Callable[..., dict[str, str]]
 
@@ -276,7 +277,7 @@ def test_a_driver_call_that_hangs_costs_the_timeout_and_leaves_no_process(
 def test_a_probe_that_outlives_sigkill_is_left_behind_and_named(
     fake_nvml: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detection, "_REAP_S", 1.0)
+    monkeypatch.setattr(killing, "DEATH_S", 1.0)
     environ = fake_nvml(line("driver", hang="init"), gpu("a"))
     unkillable: list[int] = []
     try:

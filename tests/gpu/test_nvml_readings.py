@@ -273,6 +273,7 @@ def test_an_event_that_names_a_mig_instance_is_told_of_no_other(
     )
     reader._nvml.nvmlDeviceGetHandleByUUID = lambda uuid: int(uuid[4:])
     reader._events = object()
+    reader._subscribed.add(0)
     for uuid in ("MIG-1", "MIG-2"):
         reader.read(uuid, ())
     assert [notice.uuid for notice in reader.wait(1.0)] == befallen

@@ -28,9 +28,10 @@ from gpu_fakes import (
     whole_cards,
 )
 
-from gangq.gpu import SamplerProcess, sampler_process
+from gangq.gpu import SamplerProcess
 from gangq.gpu.current_call import CurrentCall
 from gangq.gpu.reading import VALUES
+from gangq.proc import killing
 
 Script = Callable[..., dict[str, str]]
 A, B = (f"GPU-{letter * 8}" for letter in "ab")
@@ -147,7 +148,7 @@ def test_a_driver_that_hangs_while_it_is_opened_or_waited_for_is_blamed_as_a_who
 def test_a_process_that_survives_sigkill_is_fatal_left_behind_and_not_waited_for(
     fake_nvml: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_process, "_REAP_S", 0.2)
+    monkeypatch.setattr(killing, "DEATH_S", 0.2)
     environ = fake_nvml(gpu("a"))
     spared: list[int] = []
     with sampling(environ, deadline_s=0.5, kill=lambda pid, _: spared.append(pid)) as sampler:
@@ -165,7 +166,7 @@ def test_a_process_that_survives_sigkill_is_fatal_left_behind_and_not_waited_for
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: known(sampler, A))
         last = eventually(sampler_child)
-        sampler._kill = os.killpg
+        sampler._kill = None
     reapers = [t for t in threading.enumerate() if t.name.startswith("gangq-reap-")]
     for reaper in reapers:
         reaper.join(10)
@@ -185,7 +186,7 @@ def test_opening_a_driver_that_hangs_is_blamed_on_the_device_that_hung_before(fa
 def test_no_more_than_three_processes_are_left_in_the_kernel(
     fake_nvml: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_process, "_REAP_S", 0.1)
+    monkeypatch.setattr(killing, "DEATH_S", 0.1)
     spared: list[int] = []
     environ = fake_nvml(*(gpu(letter, hang="temp") for letter in "abcd"))
     sampler = SamplerProcess(whole_cards(environ), environ, 0.1, 0.2, kill=lambda pid, _: spared.append(pid))

@@ -19,7 +19,7 @@ import pytest
 
 from gangq import names
 from gangq.errors import InvalidInput
-from gangq.host import DockerContainer, RestartCommand, SystemdUnit, WorkerMap, choose
+from gangq.host.backends import DockerContainer, RestartCommand, SystemdUnit, WorkerMap, choose
 from gangq.host.commands import run
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import seen

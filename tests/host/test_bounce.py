@@ -21,12 +21,14 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cli.cli_process import eventually, finished, objects, ok, running
-from gangq.cli import deaths
 from gangq.client import Client
 from gangq.client.rows import FlaggedRow
 from gangq.embedded import Server
 from gangq.errors import DatabaseUnreachable, GangqError, IncarnationEnded, InvalidInput, NotAllowed
-from gangq.host import Action, Bouncer, Choice, Proof, Prover, RestartCommand, Restarted, choose
+from gangq.host import deaths
+from gangq.host.backends import Choice, RestartCommand, Restarted, choose
+from gangq.host.bouncer import Action, Bouncer, Prover
+from gangq.host.deaths import Proof
 from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import host_record, seen
@@ -441,7 +443,6 @@ def acted(database: Recorder, calls: list[str], **more: Any) -> list[Action]:
         host=HOST,
         choose=lambda worker, identity: Choice(Backend(calls)),
         prove=more.pop("prove", deaths.prove),
-        report_death=deaths.bury,
         say=actions.append,
         **more,
     )
@@ -485,7 +486,6 @@ def made(database: Any, calls: list[str], actions: list[Action], **more: Any) ->
         database,
         host=HOST,
         choose=lambda worker, identity: Choice(backend),
-        report_death=deaths.bury,
         say=actions.append,
         **given,
     )
@@ -605,7 +605,6 @@ def test_only_what_is_started_by_a_command_is_killed_first() -> None:
                 host=HOST,
                 choose=lambda worker, identity, backend=backend: Choice(backend),
                 prove=prove,
-                report_death=deaths.bury,
             ).round()
         assert kills == expected
     assert RestartCommand(["x"]).kills_first
@@ -619,7 +618,6 @@ def test_a_line_about_a_flag_that_stands_is_said_once() -> None:
             host=HOST,
             choose=lambda worker, identity: Choice(None, "map it"),
             prove=lambda identity, within_s, kill="": None,
-            report_death=deaths.bury,
             say=actions.append,
         )
         bouncer.round()
@@ -702,9 +700,9 @@ def test_an_incarnation_that_has_ended_already_is_buried(tmp_path: Path) -> None
     }
     with pretended() as (database, _, failing):
         failing["retire_worker"] = failing["report_dead"] = IncarnationEnded("over")
-        assert deaths.bury(database, "w1", 7, identity, {}) == 0
+        assert deaths.report_dead(database, "w1", 7, identity, {}) == 0
         (left / "drained").write_text("7")
-        assert deaths.bury(database, "w1", 7, identity, {}) == 0
+        assert deaths.report_dead(database, "w1", 7, identity, {}) == 0
 
 
 _HERE = asdict(HostIdentity.here())
@@ -738,12 +736,11 @@ def test_junk_instead_of_an_identity_proves_nothing(junk: Any) -> None:
             host=HOST,
             choose=lambda worker, identity: choose(worker, identity, see=seen.lineage),
             prove=deaths.prove,
-            report_death=deaths.bury,
             say=actions.append,
         )
         bouncer.round()
         assert [a.action for a in actions] == ["unmapped"]
-        assert deaths.bury(database, "w1", 7, junk, {}) == 0
+        assert deaths.report_dead(database, "w1", 7, junk, {}) == 0
 
 
 def _fifo(place: Path, number: int) -> None:
@@ -779,9 +776,10 @@ def test_a_note_that_is_no_small_file_is_no_clean_stop_and_keeps_nobody_waiting(
         what(left / name, 7)
     code = (
         "import sys, resource; from pathlib import Path; from gangq.worker.session import clean_stop_reason\n"
-        "from gangq.worker.report import deliver\n"
+        "from types import SimpleNamespace; from gangq.worker.report import report_end\n"
+        "client = SimpleNamespace(report_dead=lambda **_: 0)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        f"assert deliver(None, 7, Path({str(left)!r}), {os.getuid()}) is None\n"
+        f"assert report_end(client, 'w1', 7, Path({str(left)!r}), {os.getuid()}, {{}}) == (None, 0)\n"
         f"sys.exit(clean_stop_reason(Path({str(left)!r}), 7, {os.getuid()}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20, text=True)
@@ -808,7 +806,8 @@ def test_a_directory_that_cannot_be_one_is_no_clean_stop(name: str) -> None:
     identity = {"mark": "m", "host": _HERE, "process": process, "directory": f"/tmp/{DIRECTORY_PREFIX}{name}"}
     registered = deaths.Registered.of(identity)
     assert registered is not None
-    assert registered.clean_stop(7) is None
+    assert registered.private_directory is not None
+    assert clean_stop_reason(registered.private_directory, 7, registered.host.uid) is None
 
 
 def test_one_that_is_slow_to_give_its_memory_back_is_dead_and_not_stuck() -> None:
@@ -900,7 +899,7 @@ def test_a_worker_that_left_word_of_an_innocent_end_is_retired_and_a_crashed_one
             "process": {"pid": 1, "start_ticks": 1, "boot_id": None},
             "directory": str(left),
         }
-        deaths.bury(client, name, incarnation, identity, {"by": "a test"})
+        deaths.report_dead(client, name, incarnation, identity, {"by": "a test"})
         assert client.workers(name=name)[0].state == state
 
 

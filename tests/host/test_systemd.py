@@ -18,6 +18,7 @@ from gangq.client import Client
 from gangq.host import units
 from host import user_systemd
 from host.user_systemd import Manager, eventually
+from notify.receiver import receiver
 from worker.worker_process import short_leases
 
 MISSING = user_systemd.missing()
@@ -236,6 +237,25 @@ def test_a_flagged_worker_is_restarted_as_its_unit(fleet: Fleet, client: Client,
     assert (done.returncode, [a["action"] for a in answers]) == (0, ["bounced", "verified"]), done
     assert "SIGKILL" in answers[0]["text"], "a stopped process does not heed SIGTERM"
     eventually(lambda: client.job(id=job).state == "done", "the job runs again")
+
+
+def test_notifications_are_delivered_with_what_the_credentials_say(
+    installed: Manager, dsn: str, client: Client
+) -> None:
+    client.add_notification(target="oncall")
+    place = installed.environment.parent / "notify"
+    place.mkdir(exist_ok=True)
+    with receiver() as there:
+        for name, text in (("dsn", dsn), ("url", there.url), ("secret", "0123456789abcdef")):
+            (place / f"oncall.{name}").write_text(f"{text}\n")
+        installed.systemctl("start", "gangq-notify@oncall.service")
+        client.test_notification(target="oncall")
+        eventually(lambda: there.bodies, "the test is delivered")
+        assert there.said[0]["kind"] == "test"
+        assert "Gangq-Signature" in there.headers[0]
+        eventually(lambda: client.notifications()[0].delivered == 1, "it is acknowledged")
+        installed.systemctl("stop", "gangq-notify@oncall.service")
+        assert installed.show("gangq-notify@oncall.service")["Result"] == "success"
 
 
 def test_the_bouncer_and_its_timer_run(installed: Manager, fleet: Fleet) -> None:

@@ -75,17 +75,26 @@ def test_a_dependent_submitted_since_the_snapshot_of_a_completing_caller_is_told
     assert unsettled(meeting) == []
 
 
-@pytest.mark.parametrize(("how", "then"), [("done", "pending"), ("failed", "cancelled")])
+@pytest.mark.parametrize(
+    ("option", "how", "then"),
+    [
+        ("after", "done", "pending"),
+        ("after", "failed", "cancelled"),
+        ("after_any", "failed", "pending"),
+        ("after_failed", "failed", "pending"),
+        ("after_failed", "done", "cancelled"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["solo", "gang"])
-def test_a_job_ends_while_the_submission_of_one_that_waits_for_it_is_open(meeting, how, then, kind):
+def test_a_job_ends_while_the_submission_of_one_that_waits_for_it_is_open(meeting, option, how, then, kind):
     worker = meeting.worker("w1")
     if kind == "solo":
         job, token = meeting.running(worker)
     else:
         _, (job,), (token,) = meeting.running_gang([worker], failure_policy="fail")
     submitter = meeting.connect(autocommit=False)
-    waiting = value(submitter, "submit", task="later", after=[job])
-    (gang,) = call(submitter, "submit_gang", task="later", size=1, after=[job])
+    waiting = value(submitter, "submit", task="later", **{option: [job]})
+    (gang,) = call(submitter, "submit_gang", task="later", size=1, **{option: [job]})
     end(meeting.connect(statement_timeout="1000"), job, token, how)
     meeting.tick()
     submitter.commit()

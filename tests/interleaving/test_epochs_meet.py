@@ -49,7 +49,7 @@ class Three:
     def reserve(self, *ranks: int) -> Verb:
         jobs = [self.jobs[rank] for rank in ranks]
         return lambda c: value(
-            c, "reserve_members", gang_id=self.id, job_ids=jobs, incarnations=[self.spare] * len(jobs)
+            c, "reserve_gang", gang_id=self.id, job_ids=jobs, incarnations=[self.spare] * len(jobs)
         )
 
     def claim(self) -> Verb:

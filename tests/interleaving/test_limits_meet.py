@@ -179,3 +179,24 @@ def test_8_claimers_are_never_seen_above_a_limit_and_finish_all_the_work(meeting
     assert done == jobs
     assert max(seen) <= 3
     assert meeting.violations() == []
+
+
+@both_ends
+def test_of_two_places_of_one_limit_key_the_second_counts_what_the_first_has_taken(meeting: Arena, end):
+    call(meeting.db, "set_queue", name="other")
+    jobs = [meeting.job(queue=queue, limit_key="licence", limit=1) for queue in ("default", "other")]
+    workers = [meeting.worker("w1"), meeting.worker("w2", queues=["other"])]
+    met = meeting.meet(opens(workers[0], jobs[0]), opens(workers[1], jobs[1]), end)
+    assert met.later.waited
+    assert met.later.sqlstate == ("GQ004" if end == "commit" else None)
+    assert placed(meeting.db) == 1
+
+
+@first_of_two
+@both_ends
+def test_two_that_name_a_limit_key_first_agree_or_one_is_refused(meeting: Arena, turn, end):
+    submits = [verb("submit", task="t", options={"limit_key": "licence", "limit": n}) for n in (1, 2)]
+    met = meeting.meet(submits[turn], submits[1 - turn], end)
+    assert met.later.waited
+    assert met.later.sqlstate == ("GQ001" if end == "commit" else None)
+    assert value(meeting.db, "submit", task="t", options={"limit_key": "licence"}) > 0

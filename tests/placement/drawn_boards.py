@@ -8,6 +8,7 @@
     X   4x2 ends=100 spread       asks: four members with two GPUs each, for 100 s at most
     x*3 1                         three single jobs with a GPU each
     queue a max_gpus=4 policy=fifo a queue
+    limit k 2                     so many jobs of what has key=k may be placed at once
     plans=1 victims=4 grace=10    settings of the board
 
 What asks is placed in the order of the lines. ``after`` draws the same lines with what starts drawn in, and says of
@@ -44,6 +45,7 @@ class Picture:
         about: dict[str, dict[str, str]] = defaultdict(dict)
         asks: list[tuple[str, str, dict[str, str]]] = []
         queues: dict[str, Queue] = {"default": Queue("default")}
+        limits: dict[str, float] = {}
         settings: dict[str, Any] = {"planned_starts": 0, "victims": 0}
         levels: tuple[str, ...] = ("host",)
         labels: dict[str, dict[str, str]] = {}
@@ -53,6 +55,8 @@ class Picture:
                 levels = tuple(words)
             elif name == "queue":
                 queues[words[0]] = _queue(words[0], _options(words[1:]))
+            elif name == "limit":
+                limits[words[0]] = float(words[1])
             elif "=" in name:
                 for key, value in _options([name, *words]).items():
                     field = {"plans": "planned_starts", "grace": "grace_s"}.get(key, key)
@@ -115,6 +119,7 @@ class Picture:
                     holds=tuple(holds),
                     ends_at=NOW + float(options.get("ends", 86400)),
                     queue=options.get("queue", "default"),
+                    limit_key=options.get("key", ""),
                     submitter=options.get("by", "me"),
                     priority=int(options.get("prio", 0)),
                     since=NOW - float(options.get("since", 0)),
@@ -177,6 +182,7 @@ class Picture:
             kinds=tuple(kinds),
             asks=tuple(waiting),
             queues=tuple(queues[name] for name in sorted(queues)),
+            limits=limits,
             kept=tuple(kept),
             levels=levels,
             **settings,
@@ -251,6 +257,7 @@ def _kind(size: str, options: dict[str, str]) -> Kind:
         prefer=options.get("prefer", ""),
         apart=options.get("apart", ""),
         model=options.get("model", ""),
+        limit_key=options.get("key", ""),
     )
 
 

@@ -581,6 +581,33 @@ TURNS = {
         Z waits: submitter_limit 0 of 1
         """,
     ),
+    "a limit key counts the jobs that name it in every queue, members each": (
+        """
+        h0 a.......
+        limit k 4
+        queue b
+        a key=k
+        X 2 key=k
+        y*3 1 queue=b key=k
+        z 1 queue=b
+        """,
+        """
+        h0 ayXXz...
+        y waits: limit_key 0 of 1
+        """,
+    ),
+    "a limit key lets nothing of an elastic gang start that is above it": (
+        """
+        h0 ....
+        limit k 1
+        X 2 key=k
+        Y 1 key=k
+        """,
+        """
+        h0 Y...
+        X waits: limit_key 1 of 2
+        """,
+    ),
     "a limit lets as many single jobs start as it allows": (
         """
         h0 ....

@@ -76,6 +76,7 @@ def random_board(dice: random.Random) -> Board:
                     (hold,),
                     ends_at=dice.choice([50.0, 100.0, 1000.0, 5000.0]),
                     queue=dice.choice(names),
+                    limit_key=dice.choice(["", "k"]),
                     submitter=dice.choice(["ann", "bob"]),
                     priority=dice.randint(0, 3),
                     lost_s=dice.random() * 100,
@@ -101,7 +102,15 @@ def random_board(dice: random.Random) -> Board:
             require="" if single else dice.choice(["", "", "rack"]),
         )
         roles = (role,) if single or dice.random() < 0.8 else (role, Role(Needs(gpus=1), least=1, most=1))
-        kinds.append(Kind(n, roles, queue=dice.choice(names), apart="" if single else dice.choice(["", "x"])))
+        kinds.append(
+            Kind(
+                n,
+                roles,
+                queue=dice.choice(names),
+                apart="" if single else dice.choice(["", "x"]),
+                limit_key=dice.choice(["", "", "k"]),
+            )
+        )
         for _ in range(dice.randint(1, 3)):
             priority = dice.randint(0, 5)
             asks.append(
@@ -123,6 +132,7 @@ def random_board(dice: random.Random) -> Board:
         kinds=tuple(kinds),
         asks=tuple(unique.values()),
         queues=queues,
+        limits={"k": dice.choice([3, 8])},
         levels=("rack", "host"),
         planned_starts=dice.choice([0, 1, 4]),
         victims=dice.choice([0, 8]),
@@ -189,19 +199,24 @@ def test_what_is_decided_keeps_every_rule(seed: int, dice: random.Random) -> Non
 
 
 def limits_hold(board: Board, decisions: list[Decision], case: object) -> None:
-    """No queue uses more than its maximum, its children included."""
+    """No queue uses more than its maximum, its children included, and nothing that starts exceeds its limit key."""
     kinds, asks = {k.id: k for k in board.kinds}, {a.id: a for a in board.asks}
     new = Counter[str]()
     jobs = Counter[str]()
+    of_key = Counter[str]()
     by = Counter[tuple[str, str]]()
     for decision in decisions:
         ask = asks[decision.ask]
-        name = kinds[ask.kind].queue
+        name, key = kinds[ask.kind].queue, kinds[ask.kind].limit_key
+        of_key[key] += len(decision.seats)
         for queue in board.queues:
             if name == queue.name or name.startswith(queue.name + "."):
                 new[queue.name] += sum(len(seat.devices) for seat in decision.seats)
                 jobs[queue.name] += len(decision.seats)
                 by[queue.name, ask.submitter] += len(decision.seats)
+    for key, most in board.limits.items():
+        had = sum(hold.slots for unit in board.units if unit.limit_key == key for hold in unit.holds)
+        assert not of_key[key] or had + of_key[key] <= most, case
     for queue in board.queues:
         inside = [u for u in board.units if u.queue == queue.name or u.queue.startswith(queue.name + ".")]
         gpus = sum(len(hold.devices) for unit in inside for hold in unit.holds)

@@ -35,6 +35,15 @@ SAID = {
         "no worker has room for it: the nearest worker, h0, has 0 of 1 slot and 0 of 1 GPU free (held by j97, j98)",
         "room on one worker: 1 slot and 1 GPU more on h0 would do",
     ),
+    "h0 A...\nh1 BB\nA apart=a\nX 6 apart=a": (
+        "there is room for 0 of its 6 members; for one more the nearest worker, h1, has 0 of 1 slot and 0 of 1 GPU "
+        "free (held by g66)",
+        "room for 6 more: 1 slot and 1 GPU more on h1 would do for one",
+    ),
+    "levels rack host\nh0 AA rack=r0\nh1 BC rack=r1\nh2 ...C. rack=r0\nX 2x4 require=rack missing=1 mates=1": (
+        "no worker has room for it: the nearest worker, h1, has 0 of 1 slot and 0 of 4 GPUs free (held by g66, g67)",
+        "room on one worker: 1 slot and 4 GPUs more on h1 would do",
+    ),
     "h0 ab..\nx*1 1x4": (
         "no worker has room for it: the nearest worker, h0, has 2 of 4 GPUs free (held by j97, j98)",
         "room on one worker: 2 GPUs more on h0 would do",

@@ -60,7 +60,12 @@ class Journal:
         except FileNotFoundError:
             return []
         # A line that crosses a page of the file may be seen while only half of it is there.
-        found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        mine = "" if job is None else f'"job": {job},'
+        found = [
+            json.loads(line)
+            for line in text.splitlines(keepends=True)
+            if mine in line and line.endswith("\n")
+        ]
         return [e for e in found if what in (None, e["what"]) and job in (None, e["job"])]
 
     def attempts(self, job: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -166,6 +168,31 @@ def test_nothing_is_given_twice_after_a_failover_that_loses_the_end_of_the_log(p
         with client.connection() as conn:
             assert conn.execute("select timeline, base from gangq.sequence_base").fetchall() == [(2, 1 << 25)]
         assert client.violations() == []
+
+
+def test_a_due_time_is_one_job_across_a_failover_that_loses_the_end_of_the_log(pair: Pair) -> None:
+    old, new = pair.primary.dsn(pair.name), pair.standby.dsn(pair.name)
+
+    def until_submitted(client: Client, count: int) -> list[datetime]:
+        def look() -> bool:
+            client.tick(force=True)
+            return len(client.jobs(task="due", limit=None)) >= count
+
+        eventually(look, f"{count} due times are submitted")
+        return sorted(datetime.fromisoformat(j.payload["at"]) for j in client.jobs(task="due", limit=None))
+
+    with Client(old) as client:
+        client.set_schedule(name="s", task="due", every="1s", catch_up="all", due_as="at")
+        kept = until_submitted(client, 2)
+        receiver = pair.freeze()
+        seen = until_submitted(client, len(kept) + 3)
+    pair.primary.kill()
+    pair.promote(receiver)
+    with Client(new) as client:
+        assert len(client.jobs(task="due", limit=None)) < len(seen), "the standby had all of it"
+        found = until_submitted(client, len(seen) + 2)
+    assert found[: len(seen)] == seen, "what was lost is submitted again"
+    assert {later - earlier for earlier, later in itertools.pairwise(found)} == {timedelta(seconds=1)}
 
 
 def test_tokens_stay_under_two_to_the_53_for_thousands_of_failovers_and_after_a_restored_dump(

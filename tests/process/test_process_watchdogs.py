@@ -135,7 +135,7 @@ def test_a_hung_handler_in_a_child_is_killed_and_its_worker_lives_on(hung: Floor
 def test_the_trip_of_one_member_drains_its_gang_with_it_as_the_culprit(hung: Floor) -> None:
     floor = hung
     with Restarter(floor, a={"commands": False, "light": 0}, b={"commands": False, "light": 0}) as restarter:
-        gang = floor.client.submit_gang(task="rank_1_stalls", size=2)
+        gang = floor.client.submit_gang(task="rank_1_stalls", size=2, wait_for_hardware=True)
         rows = floor.until_done(*gang.job_ids)
         assert restarter.codes == [76]
     assert [r.result for r in rows] == ["again", "again"]

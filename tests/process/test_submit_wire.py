@@ -90,7 +90,7 @@ def test_what_an_app_submits_is_repeated_too(line: Line) -> None:
         line.wire.lose(b"gangq.submit(")
         handles = task.submit_many([{"n": n} for n in range(3)])
         line.wire.lose(b"gangq.submit_gang(")
-        gang = task.submit_gang(2)
+        gang = task.gang(2).submit()
     assert len(line.wire.lost) == 2
     assert line.jobs == [handle.id for handle in handles] + gang.job_ids
 
@@ -167,7 +167,7 @@ leaf = App().declare_task("leaf", wait_for_hardware=True)
 
 @app.task
 def fan(ctx):
-    return [leaf.submit().id, leaf.submit_gang(2).job_ids]
+    return [leaf.submit().id, leaf.gang(2).submit().job_ids]
 """
 
 

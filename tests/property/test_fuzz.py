@@ -8,6 +8,7 @@ failed step of a tick, and every view readable by psycopg, which knows no year 1
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -209,7 +210,9 @@ class World:
             else:
                 self.db.execute("delete from gangq.task_settings")
         self.db.execute("delete from gangq.cordons")
+        self.db.execute("delete from gangq.schedules_table")
         self.db.execute("delete from gangq.beat_gaps")
+        self.db.execute("delete from gangq.notification_targets")
         for row in self.db.execute(
             "select id, name from gangq.incarnations where ended_at is null and name <> all (%s)",
             (["base", "base2"],),
@@ -389,6 +392,32 @@ class World:
             "seen": '{"digest": "d", "asked": 1}',
         }
 
+    def notified(self) -> Arguments:
+        """A target with a notification that waits."""
+        self.call("add_notification", target="fuzz")
+        self.call("test_notification", target="fuzz")
+        return {"target": "fuzz"}
+
+    def delivered(self) -> Arguments:
+        """A delivery in progress."""
+        named = self.notified()
+        (row,) = self.call("fetch_notification", **named)
+        return {**named, "id": row["id"], "delivery": row["delivery"], "error": "no answer"}
+
+    def schedule(self) -> Arguments:
+        """One that is there, and submits what no worker has to be able to run."""
+        self.call(
+            "set_schedule", name="fuzz", cron="0 3 * * *", task="fuzz", work='{"wait_for_hardware": true}'
+        )
+        return {"name": "fuzz"}
+
+    def planned(self) -> Arguments:
+        self.schedule()
+        self.db.execute("update gangq.schedules_table set due_at = null")
+        (one,) = self.call("unplanned_schedules")
+        due = {"cron": one["cron"], "tz": "UTC", "after": str(one["after"]), "due": "2200-01-01 03:00:00+00"}
+        return {"plans": json.dumps([{"name": "fuzz", **due}])}
+
     def some_worker(self) -> Arguments:
         self.worker()
         return {"worker": "base"}
@@ -399,6 +428,15 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
     error, evidence = '{"type": "E", "message": "m"}', '{"by": "test"}'
     return {
         "ack_preempted": lambda w: w.told(),
+        "acknowledge_notification": lambda w: w.delivered(),
+        "add_notification": lambda w: {
+            "target": "fuzz",
+            "kinds": ["job_failed"],
+            "queue": "default",
+            "submitter": "s",
+            "task": "fuzz",
+            "max_attempts": 3,
+        },
         "apply": lambda w: w.decided(),
         "append_log": lambda w: {**w.pairs(), "seqs": [w.calls], "chunks": ["x"]},
         "barrier": lambda w: {**w.barred(), "port": 29500},
@@ -438,6 +476,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "explain_gang": lambda w: {"gang_id": w.gang("blocked")[0]},
         "explain_job": lambda w: {"job_id": w.job()},
         "fail": lambda w: {**w.pair(), "error": error, "retryable": True, "cause": "error"},
+        "fetch_notification": lambda w: {**w.notified(), "lease_s": 60},
         "flag_dead_workers": lambda w: {},
         "heartbeat": lambda w: {
             "incarnation": w.worker(),
@@ -453,6 +492,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "kept_by_day": lambda w: {},
         "learn_gap": lambda w: {"task": "fuzz", "device_class": "", "longest_s": 1, "beats": 3},
         "load_checkpoint": lambda w: {**w.pair()},
+        "inputs": lambda w: {**w.pair()},
         "is_admin": lambda w: {},
         "may_act_as": lambda w: {"role": "gangq_worker"},
         "may_report": lambda w: {"login": "fuzz"},
@@ -468,9 +508,24 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
             "ends_by": "2100-01-01",
             "refills": True,
         },
+        "declare_schedules": lambda w: {"source": "fuzz:app", "names": [w.schedule()["name"]]},
+        "forget_schedule": lambda w: w.schedule(),
+        "pause_schedule": lambda w: {**w.schedule(), "until": "2100-01-01"},
+        "plan_schedules": lambda w: w.planned(),
+        "resume_schedule": lambda w: w.schedule(),
+        "run_schedule_now": lambda w: w.schedule(),
+        "set_schedule": lambda w: {
+            "name": "fuzz",
+            "cron": "0 3 * * *",
+            "task": "fuzz",
+            "payload": "{}",
+            "work": "{}",
+            "catch_up": "all",
+        },
+        "unplanned_schedules": lambda w: {},
         "preview": lambda w: {"changes": '[{"add_workers": 1}]', "kinds": [1]},
         "predecessor": lambda w: w.some_worker(),
-        "preempt_gang": lambda w: {"gang_id": w.gang("running")[0], "trigger_job": None, "reason": "r"},
+        "preempt_gang": lambda w: {"gang_id": w.gang("running")[0], "reason": "r"},
         "promote_due": lambda w: {"most": 5},
         "quarantine": lambda w: {"worker": w.some_worker()["worker"], "reason": "r"},
         "queue_load": lambda w: {},
@@ -480,19 +535,19 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "report_dead": lambda w: {**w.named(), "evidence": evidence},
         "report_stuck": lambda w: {**w.named(), "evidence": evidence},
         "requeue": lambda w: {**w.pair(), "error": error, "front": True},
-        "reserve_gang": lambda w: {
-            "gang_id": w.gang("blocked")[0],
-            "incarnations": [w.worker(), w.worker("base2")],
-        },
-        "reserve_members": lambda w: w.replaced(),
+        "remove_notification": lambda w: w.notified(),
+        "reserve_gang": lambda w: w.replaced(),
         "retire_worker": lambda w: {"incarnation": w.worker(), "final": True},
         "retry": lambda w: {"job_ids": [w.over()], "gang_ids": []},
+        "retry_notifications": lambda w: w.notified(),
         "role_of": lambda w: {"gang_id": 1, "rank": 0},
         "rollback_gang": lambda w: {"gang_id": w.gang("reserved")[0], "reason": "r"},
         "save_checkpoint": lambda w: {**w.pair(), "step": 1, "data": b"x", "epoch": None},
         "schema_version": lambda w: {},
         "serves": lambda w: {"i": None, "s": None},
         "set_priority": lambda w: {"priority": 1, "job_ids": [w.job()], "gang_ids": []},
+        "key_usage": lambda w: {"names": ["fuzz"]},
+        "set_limit": lambda w: {"key": "fuzz", "most": 5},
         "set_queue": lambda w: {"name": "default"},
         "set_taints": lambda w: {**w.some_worker(), "taints": ["a"]},
         "set_task": lambda w: {"task": "fuzz", "budget_s": 100},
@@ -504,6 +559,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "submit_unique": lambda w: {"unique_key": "fuzz", "task": "fuzz"},
         "submit_unique_gang": lambda w: {"unique_key": "fuzz gang", "task": "fuzz", "size": 2},
         "suspect": lambda w: {**w.mine(), "class": "stall", "evidence": evidence},
+        "test_notification": lambda w: w.notified(),
         "tick": lambda w: {"force": True, "decides": True},
         "time_out": lambda w: {"most": 5},
         "trip": lambda w: {
@@ -516,6 +572,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
             "class": "stall",
         },
         "uncordon": lambda w: w.some_worker(),
+        "usage": lambda w: {"since": "30 days", "by": ["submitter"]},
         "unproven": lambda w: w.some_worker(),
         "unquarantine": lambda w: w.some_worker(),
         "waiting_later": lambda w: {},
@@ -525,7 +582,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
 
 KEEPS_WHAT_IT_IS_TOLD = {
     "register_worker", "configure", "set_queue", "set_task", "submit", "submit_gang", "heartbeat", "learn_gap",
-    "cordon", "set_taints", "trip",
+    "cordon", "set_taints", "trip", "set_schedule",
 }  # fmt: skip
 """What these accept is looked at again by every tick, so all of it must work after each single call."""
 
@@ -541,6 +598,7 @@ OBJECTS = {
     "submit_unique": ("options", "job_options"),
     "submit_unique_gang": ("options", "gang_options"),
     "register_worker": ("options", "worker_options"),
+    "set_schedule": ("options", "schedule_options"),
 }
 """The argument that is one JSON object, and the row type that its members come from."""
 
@@ -568,24 +626,30 @@ def test_every_function_that_a_role_may_call_has_a_valid_call_here(world: World)
     assert not world.problems, "\n".join(world.problems)
 
 
-MANY = 10 << 20
+MANY = (10 if SOAK else 5) << 20
+"""In bytes: above every limit, of which 4 MiB is the highest."""
 LARGEST_ROW = 2 << 20
 """In bytes: several columns may be at their limits at once, of 1 MiB at most."""
-HUGE = {
-    "text": ["x" * MANY],
-    "jsonb": [
-        f'{{"by": "test", "type": "E", "a": "{"x" * MANY}"}}',
-        "{" + ",".join(f'"{n:040d}": {n}' for n in range(MANY // 50)) + "}",
-        "[" + ",".join(['"0123456789"'] * (MANY // 13)) + "]",
-        f'[{{"name": "{"x" * MANY}", "key": "a", "uuid": "{"x" * MANY}", "count": 1, "index": 0}}]',
-    ],
-    "bytea": ["\\x" + "00" * MANY],
-}
+
+
+@functools.cache
+def huge() -> dict[str, list[str]]:
+    """Values of each type that are larger than any limit, as literals; the plainest first."""
+    return {
+        "text": ["x" * MANY],
+        "jsonb": [
+            f'{{"by": "test", "type": "E", "a": "{"x" * MANY}"}}',
+            "{" + ",".join(f'"{n:040d}": {n}' for n in range(MANY // 50)) + "}",
+            "[" + ",".join(['"0123456789"'] * (MANY // 13)) + "]",
+            f'[{{"name": "{"x" * MANY}", "key": "a", "uuid": "{"x" * MANY}", "count": 1, "index": 0}}]',
+        ],
+        "bytea": ["\\x" + "00" * MANY],
+    }
 
 
 def huge_values(type_name: str) -> list[str]:
-    """Values of this type that have 10 MiB, or very many elements, as literals. A short run has the plainest."""
-    ones = HUGE.get(type_name.removesuffix("[]"), [])[: None if SOAK else 1]
+    """Huge values of this type, and very many elements, as literals. A short run has the plainest."""
+    ones = huge().get(type_name.removesuffix("[]"), [])[: None if SOAK else 1]
     if not ones or not type_name.endswith("[]"):
         return ones
     quoted = ['"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in ones]

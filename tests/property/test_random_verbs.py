@@ -593,6 +593,7 @@ class Verbs(RuleBasedStateMachine):
         job_id, token, _ = self.pick(self.current(), pick)
         self.call("save_checkpoint", job_id=job_id, token=token, step=step, data=b"x")
         self.call("load_checkpoint", job_id=job_id, token=token)
+        self.call("inputs", job_id=job_id, token=token)
 
     @precondition(lambda self: self.stale())
     @rule(pick=picks)
@@ -643,6 +644,16 @@ class Verbs(RuleBasedStateMachine):
         assert broken == []
         failed = self.db.execute("select reason, data from gangq.events where kind = 'tick_error'").fetchall()
         assert failed == []
+
+    @invariant()
+    def every_attempt_is_on_record_once(self) -> None:
+        rows = self.db.execute(
+            "select job_id, token, ended_at is null as runs, cause from gangq.attempts"
+        ).fetchall()
+        found = Counter((row["job_id"], row["token"]) for row in rows)
+        assert [claim for claim, times in found.items() if times > 1] == []
+        assert {(job, token) for job, token, _ in self.old} <= found.keys()
+        assert {row["runs"] == (row["cause"] is None) for row in rows} <= {True}
 
     @invariant()
     def the_model_agrees(self) -> None:

@@ -37,17 +37,20 @@ REWRITTEN = {
     "device_readings",
     "places",
     "lows",
+    "schedules_table",
     "plans",
     "unique_keys",
     "verdicts",
     "runtimes",
     "beat_gaps",
+    "notification_targets",
+    "outbox",
     "tick_state",
     "lock_rows",
 }
 """Of the others, those whose rows are updated where they stand."""
 
-ONLY_GROWS = {"history", "gang_history", "events", "passes", "evidence", "logs"}
+ONLY_GROWS = {"history", "gang_history", "attempt_history", "events", "passes", "evidence", "logs"}
 
 TURNED = {"requests", "requests_before"}
 """Written once and emptied as a whole every hour."""

@@ -21,6 +21,7 @@ from gangq.client import sync
 from gangq.client.sync import run
 from gangq.client.verb import Steps
 from gangq.decider.passes import run_pass, run_passes
+from gangq.decider.schedules import plan_schedules
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
@@ -110,6 +111,8 @@ def tick(db: psycopg.Connection[Row]) -> Row:
     """One forced tick, and a pass where it asks for one: again is true where either wants to go on."""
     with db.cursor(row_factory=dict_row) as cursor:
         row: Row = cursor.execute("select * from gangq.tick(force => true, decides => true)").fetchall()[0]
+    if row["unplanned"]:
+        row["again"] |= in_steps(db, plan_schedules())
     if row["decide"]:
         row["again"] |= in_steps(db, run_passes())
     return row

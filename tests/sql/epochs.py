@@ -51,7 +51,7 @@ def submit_roles(q: Q, *roles: Role, policy: str = "restart_gang", **options: An
 def reserve(gang: Gang, jobs: list[int], workers: list[Worker]) -> bool:
     return bool(
         gang.q.one(
-            "reserve_members",
+            "reserve_gang",
             gang_id=gang.id,
             job_ids=jobs,
             incarnations=[worker.incarnation for worker in workers],

@@ -29,6 +29,9 @@ insert into gangq.history (job_id, token, submitted_at, claimed_at, finished_at,
 select 1000000000 + n, n, clock_timestamp(), clock_timestamp(), clock_timestamp(), 1, 1, 0, 1, 3, 0, 3, 0, 3, 0,
   case n % 1000 when 0 then 'failed' when 1 then 'cancelled' else 'done' end, case n % 2 when 0 then 'short' else 'long' end, 'me', 'me'
 from generate_series(1, :many) n;
+insert into gangq.attempt_history (job_id, token, gang_id, incarnation, started_at, ended_at, shape_id, cause, submitter)
+select 1000000000 + n, n, n / 10, 1, clock_timestamp(), clock_timestamp(), 1, case n % 100 when 0 then 'fail' else 'done' end, 'me'
+from generate_series(1, :many) n;
 insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, kind_id, size, epoch, priority, attempts, max_attempts, crashes,
   max_crashes, trips, max_trips, placement_misses, never_started, preemptions, state, retention, checkpoint_mode, failure_policy, preemptible,
   claim_deadline_s, timeout_s, timeout_style, submitter, login)
@@ -41,6 +44,13 @@ select 1000000000 + n, 1, clock_timestamp(), 'x' from generate_series(1, :many /
 insert into gangq.events (at, kind, gang_id, epoch, job_id, data)
 select clock_timestamp(), case n % 10000 when 0 then 'trip' when 1 then 'drain' when 2 then 'drained' else 'claim' end, 1 + n % 3000, 1, n, '{}'
 from generate_series(1, :many) n;
+-- As many as are kept for a target.
+select gangq.set_schedule('nightly' || n, task => 'report', cron => '0 3 * * *', work => '{"wait_for_hardware": true}')
+from generate_series(1, 1000) n;
+update gangq.schedules_table set due_at = clock_timestamp() + interval '1 day';
+select gangq.add_notification('oncall');
+insert into gangq.outbox (target_id, at, kind, body, due_at)
+select x.id, clock_timestamp(), 'trip', '{}', clock_timestamp() from gangq.notification_targets x, generate_series(1, 10000) n;
 insert into gangq.logs (job_id, token, seq, at, chunk, upto) select n, n, 0, clock_timestamp(), 'x', 65 from generate_series(1, :many / 10) n;
 -- However slow this machine is, nobody falls silent while the tests run.
 update gangq.leases set renewed_at = renewed_at + interval '1 day', expires_at = expires_at + interval '1 day';

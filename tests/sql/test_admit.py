@@ -334,7 +334,7 @@ def test_reserve_gang_refuses_what_cannot_be(q: Q) -> None:
     ids = [a.incarnation, b.incarnation]
     with refused(MISSING, "999"):
         q.call("reserve_gang", gang_id=999, incarnations=ids)
-    with refused(INVALID, "1 worker given for a gang of 2"):
+    with refused(INVALID, "1 worker given for 2 members"):
         q.call("reserve_gang", gang_id=gang.id, incarnations=ids[:1])
     with refused(INVALID, "0 workers"):
         q.call("reserve_gang", gang_id=gang.id, incarnations=None)

@@ -124,12 +124,16 @@ def test_workers_that_serve_the_same_are_one_class_and_a_role_names_those_that_c
 
 
 def test_of_each_kind_the_first_200_are_seen_and_fewer_where_there_are_many_kinds(q: Q) -> None:
-    gangs = [q.submit_gang(size=1, priority=n % 2, wait_for_hardware=True) for n in range(450)]
+    gangs = q.sql(
+        "select g.gang_id from generate_series(0, 449) n cross join lateral gangq.submit_gang('train', 1, "
+        "priority => n % 2, options => '{\"wait_for_hardware\": true}') g order by n"
+    )
     seen = board(q)
-    assert [ask.id for ask in seen.asks] == [f"g{gang.id}" for gang in gangs[1:401:2]]
-    for n in range(1, 100):
-        for _ in range(12):
-            q.submit_gang(size=1, memory_mb=n, wait_for_hardware=True)
+    assert [ask.id for ask in seen.asks] == [f"g{gang['gang_id']}" for gang in gangs[1:401:2]]
+    q.sql(
+        "select from generate_series(12, 12 * 100 - 1) n cross join lateral gangq.submit_gang('train', 1, "
+        "options => jsonb_build_object('memory_mb', n / 12, 'wait_for_hardware', true))"
+    )
     seen = board(q)
     assert len(seen.asks) == 1000
     assert max(Counter(ask.kind for ask in seen.asks).values()) == 10

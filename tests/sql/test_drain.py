@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import psycopg
@@ -299,17 +300,6 @@ def test_a_preempted_gang_keeps_its_attempts_and_runs_again_at_once(q: Q) -> Non
     gang.start(*workers)
 
 
-def test_a_trigger_that_is_no_live_member_of_the_gang_changes_nothing(q: Q) -> None:
-    gang, _, claims = running(q, 2)
-    solo = q.submit()
-    claims[0].complete()
-    before = q.sql("select * from gangq.live_jobs order by id")
-    for trigger in (solo, claims[0].job_id, 4711):
-        assert q.one("preempt_gang", gang_id=gang.id, trigger_job=trigger) is False
-    assert q.sql("select * from gangq.live_jobs order by id") == before
-    assert q.one("preempt_gang", gang_id=gang.id, trigger_job=claims[1].job_id) is True
-
-
 def test_a_gang_that_is_not_placed_is_not_preempted(q: Q) -> None:
     gang = q.submit_gang(1)
     assert q.one("preempt_gang", gang_id=gang.id) is False
@@ -518,3 +508,42 @@ def test_retry_refuses_members_and_strangers(q: Q) -> None:
         q.call("retry", job_ids=[99])
     with refused(MISSING):
         q.call("retry", gang_ids=[99])
+
+
+# What is charged --------------------------------------------------------------------------------------------
+
+
+def charge_for(q: Q, cause: str, member: str) -> None:
+    """Change what a member or a single job pays for this cause."""
+    view = q.value("select pg_get_viewdef('gangq.causes'::regclass)")
+    changed = re.sub(rf"(\('{cause}'::text, *[^,]+, *)'\w+'", rf"\1'{member}'", view)
+    assert changed != view
+    q.sql(f"create or replace view gangq.causes as {changed}")
+
+
+@pytest.mark.own_database
+@pytest.mark.parametrize("what", ["gang", "job"])
+def test_what_is_displaced_pays_what_the_table_of_causes_says(q: Q, what: str) -> None:
+    charge_for(q, "preempt", "crash")
+    worker = q.worker()
+    if what == "gang":
+        gang, (claim,) = q.running_gang(worker)
+        q.call("preempt_gang", gang_id=gang.id)
+    else:
+        job = q.submit()
+        claim = worker.take()
+        q.call("displace_job", job_id=job)
+    claim.ack()
+    assert (q.job(claim.job_id)["crashes"], q.job(claim.job_id)["stops"]) == (1, 0)
+
+
+def test_a_fault_before_the_barrier_opens_is_charged_as_never_started_whoever_drains(q: Q) -> None:
+    gang, worker = q.submit_gang(2), q.worker()
+    q.worker("w2")
+    q.tick()
+    worker.take()
+    q.sql(
+        "select gangq.drain(%(id)s, '{}', 'trip', null, 'a watchdog', gangq.now())",
+        id=gang.id,
+    )
+    assert (gang.row["trips"], gang.row["never_started"]) == (0, 1)

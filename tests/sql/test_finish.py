@@ -15,6 +15,7 @@ FINAL = {
     "ack_preempted": lambda q, j, t: q.one("ack_preempted", job_id=j, token=t),
     "save_checkpoint": lambda q, j, t: q.call("save_checkpoint", job_id=j, token=t, step=1, data=b"x"),
     "load_checkpoint": lambda q, j, t: q.call("load_checkpoint", job_id=j, token=t),
+    "inputs": lambda q, j, t: q.call("inputs", job_id=j, token=t),
 }
 SNAPSHOT = "select * from gangq.live_jobs order by id"
 
@@ -38,7 +39,7 @@ def test_a_stale_token_is_refused_and_changes_nothing(q: Q, verb: str, which: st
     first = worker.take()
     token = {"another job's": second.token, "an older": old, "an invented": 5, "no": None}[which]
     before = q.sql(SNAPSHOT)
-    if which == "an older" and verb not in ("complete", "save_checkpoint", "load_checkpoint"):
+    if which == "an older" and verb not in ("complete", "save_checkpoint", "load_checkpoint", "inputs"):
         assert FINAL[verb](q, first.job_id, token) == "repeated", "that attempt is over already: harmless"
     else:
         with refused(STALE, f"job {first.job_id}"):
@@ -85,7 +86,7 @@ def test_after_the_end_only_the_same_word_succeeds_silently_and_nothing_moves(
     assert q.sql("select * from gangq.history") == before
 
 
-@pytest.mark.parametrize("verb", ["save_checkpoint", "load_checkpoint"])
+@pytest.mark.parametrize("verb", ["save_checkpoint", "load_checkpoint", "inputs"])
 def test_checkpoints_of_a_finished_attempt_are_refused(q: Q, verb: str) -> None:
     claim = running(q)
     claim.complete()

@@ -113,7 +113,9 @@ def sets_something_of_the_database(db: Connection) -> None:
 def cuts_every_connection(db: Connection) -> None:
     with pytest.raises(psycopg.OperationalError):
         db.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
+            # Its own as the last: after that it cuts no others.
+            "select pg_terminate_backend(a.pid) from (select pid from pg_stat_activity "
+            "where datname = current_database() order by pid = pg_backend_pid()) a"
         )
 
 

@@ -1,4 +1,4 @@
-"""Below gangq.lows nothing is pending that kept its first place, however slow a commit. See sql/070_claim.sql."""
+"""Below gangq.lows nothing is pending that kept its first place, however slow a commit. See sql/072_light.sql."""
 
 from __future__ import annotations
 

@@ -410,6 +410,7 @@ def saying(claim: Claim, worker: Worker) -> dict[str, Callable[[], Any]]:
         "append_log": lambda: q.call("append_log", **arrays, seqs=[0], chunks=["forged"]),
         "save_checkpoint": lambda: claim.save(1),
         "load_checkpoint": lambda: claim.load(),
+        "inputs": lambda: q.call("inputs", job_id=claim.job_id, token=claim.token),
         "suspect": lambda: claim.suspect(),
         "complete": lambda: claim.complete({"result": "forged"}),
         "complete_and_claim": lambda: q.call(

@@ -31,7 +31,11 @@ def cost(q: Q, call: str) -> int:
 
 
 def past_shapes(q: Q) -> None:
-    """What was submitted once: other numbers, and other labels, models, submitters and devices to avoid."""
+    """What was submitted once: other numbers, and other labels, models, submitters and devices to avoid.
+
+    Without the checks of references and with digests that are only as long as the true ones: in a third of the time.
+    """
+    q.sql("set session_replication_role = replica")
     for task, numbers, differing in (
         ("past", "0, n", "'{}', null, null, null"),
         ("work", "0, 0", "jsonb_build_object('run', n), null, null, null"),
@@ -42,9 +46,9 @@ def past_shapes(q: Q) -> None:
         q.sql(
             "insert into gangq.shapes "
             "(queue, task, gpus, vram_mb, memory_mb, cpus, labels, model, submitter, avoid, digest) "
-            f"select 'default', '{task}', 0, {numbers}, 0, {differing}, '' from generate_series(1, {PAST // 5}) n"
+            f"select 'default', '{task}', 0, {numbers}, 0, {differing}, sha256(uuid_send(gen_random_uuid())) "
+            f"from generate_series(1, {PAST // 5}) n"
         )
-    q.sql("update gangq.shapes s set digest = gangq.shape_digest(s)")
     q.sql(f"insert into gangq.gang_kinds (queue, spec) select 'default', n from generate_series(1, {PAST}) n")
     q.sql(
         "insert into gangq.kind_roles (kind_id, ordinal, name, shape_id, min_members, max_members, first_rank, "
@@ -53,6 +57,7 @@ def past_shapes(q: Q) -> None:
         "join (select id, row_number() over (order by id) as n from gangq.shapes) s using (n) "
         " where not exists (select 1 from gangq.kind_roles r where r.kind_id = k.id)"
     )
+    q.sql("reset session_replication_role")
     q.sql("vacuum analyze")
 
 

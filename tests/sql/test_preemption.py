@@ -360,7 +360,8 @@ class Fleet:
         for _ in range(2):
             q.place()
             for worker in self.workers:
-                worker.claim()
+                # As worker.claim() does, without a pass before each.
+                q.call("claim", incarnation=worker.incarnation, max_jobs=10)
         q.call(
             "cancel",
             job_ids=[r["id"] for r in q.sql("select id from gangq.live_jobs where state = 'pending'")],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from drive import INVALID, WRONG_ISOLATION, WRONG_STATE, Q, a_role, gpus, refused
 
@@ -262,3 +264,51 @@ def test_a_pass_reads_each_of_a_thousand_queues_a_few_times(q: Q) -> None:
     names = {queue["name"] for queue in board["queues"]}
     assert len(names) > 990
     assert read < 5 * len(names)
+
+
+# A pause with an end ----------------------------------------------------------------------------------------
+
+
+def test_a_pause_ends_at_its_time_and_who_may_start_what_waited_is_woken(q: Q) -> None:
+    q.call("set_queue", name="a.b")
+    job, placed = q.submit(queue="a.b"), q.submit(queue="a.b", cpus=1)
+    worker = q.worker(queues=["a.b"], slots=2, light=1, cpus=1)
+    until = q.clock.now() + timedelta(seconds=20)
+    q.call("set_queue", name="a", paused_until=until.isoformat())
+    assert (shown(q, "a")["paused"], shown(q, "a")["paused_until"]) == (True, until)
+    q.tick()
+    assert worker.claim(sleep=True) == []
+    q.live_on(19.7, worker)
+    assert q.one("tick", force=True)["next_in_s"] == pytest.approx(0.3, abs=0.01)
+    q.clock.advance(0.3)
+    with psycopg.connect(q.db.info.dsn, autocommit=True) as listening:
+        listening.execute("listen gangq_wake")
+        assert q.one("tick")["detail"] == {"end_pauses": 1}
+        assert {n.payload for n in listening.notifies(timeout=2, stop_after=2)} == {"a", "a.b"}
+    assert (shown(q, "a")["paused"], shown(q, "a")["paused_until"]) == (False, None)
+    q.place()
+    assert {claim.job_id for claim in worker.claim()} == {job, placed}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"paused_until": "2000-01-01"}, "which is over"),
+        ({"paused_until": "infinity"}, "year 2 to the year 9998"),
+        ({"paused_until": "2999-01-01", "paused": False}, "for a queue that is paused"),
+    ],
+)
+def test_a_pause_whose_end_makes_no_sense_is_refused(q: Q, settings: dict[str, Any], said: str) -> None:
+    with refused(INVALID, said):
+        q.call("set_queue", name="default", **settings)
+    assert shown(q, "default")["paused"] is False
+
+
+def test_a_pause_without_an_end_and_one_that_was_ended_forget_the_end(q: Q) -> None:
+    for settings in ({"paused": True}, {"paused": False}, {"paused_until": None}):
+        q.call("set_queue", name="default", paused_until="2999-01-01")
+        q.call("set_queue", name="default", weight=2)
+        assert shown(q, "default")["paused_until"] is not None, "only what is given changes"
+        q.call("set_queue", name="default", **settings)
+        assert shown(q, "default")["paused_until"] is None
+    assert shown(q, "default")["paused"] is True, "paused_until alone was taken away"

@@ -156,7 +156,9 @@ def test_only_the_stretch_asked_for_is_run(recording: Q) -> None:
     assert [row.at for row in replay(q, since=times[1], until=times[1])] == [times[1]]
 
 
-@pytest.mark.parametrize("role", ["gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_host"])
+@pytest.mark.parametrize(
+    "role", ["gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_host", "gangq_notifier"]
+)
 def test_only_an_admin_sees_boards(recording: Q, role: str) -> None:
     q = recording
     q.sql(f"set role {role}")

@@ -196,7 +196,7 @@ def test_a_jobs_children_have_the_ids_of_its_submitter(q: Q, request_id: uuid.UU
 
 
 @pytest.mark.parametrize(
-    "role", ["gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_host", "gangq_admin"]
+    "role", ["gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_host", "gangq_notifier", "gangq_admin"]
 )
 @pytest.mark.parametrize("table", ["requests", "requests_before"])
 def test_nobody_reads_or_writes_the_tables(q: Q, role: str, table: str) -> None:

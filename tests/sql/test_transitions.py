@@ -37,9 +37,10 @@ NOTHING: dict[str, Any] = {
     "waits_on": 0,
     "gang_id": None,
     "rank": None,
+    "role": None,
 }
 HELD = {"token": 1, "incarnation": 1, "claimed_at": "2026-01-01"}
-MEMBER = {"gang_id": 1, "rank": 0}
+MEMBER = {"gang_id": 1, "rank": 0, "role": 1}
 FITTING: dict[str, dict[str, Any]] = {
     "scheduled": {"due_at": "2026-01-01"},
     "waiting": {"waits_on": 1},

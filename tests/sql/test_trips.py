@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from drive import ENDED, INVALID, MISSING, STALE, Claim, Q, Worker, gpus, refused
+from epochs import reserve, run, submit_roles
 
 from gangq.watchdogs.codes import ExitCode
 
@@ -276,6 +277,34 @@ def test_a_job_told_to_cancel_that_trips_is_cancelled_uncharged_by_the_trip(q: Q
     assert claim.trip(exit_in_s=5) == "cancelled"
     assert (q.job(claim.job_id)["state"], q.job(claim.job_id)["trips"]) == ("cancelled", 0)
     assert health(q) == {"G0": "exiting"}, "told to stop is not stopped"
+
+
+@pytest.mark.parametrize("stops", [19, 20])
+def test_the_event_of_a_job_told_to_stop_says_what_became_of_it(q: Q, stops: int) -> None:
+    claim = running(q)
+    q.call("configure", max_stops=20)
+    q.sql("update gangq.live_jobs set stops = %(stops)s", stops=stops)
+    q.call("displace_job", job_id=claim.job_id)
+    outcome = claim.trip(exit_in_s=None)
+    assert outcome == ("pending" if stops < 20 else "cancelled")
+    (event,) = q.events("trip")
+    assert (event["data"]["outcome"], event["data"]["trips"]) == (outcome, 0)
+    assert q.state(claim.job_id) == outcome
+
+
+def test_the_event_of_a_replacement_that_never_began_counts_no_trip(q: Q) -> None:
+    """Its gang is charged for one that never started."""
+    gang, workers = submit_roles(q, ("worker", 3, 3), policy="restart_member"), q.workers(3)
+    claims = run(gang, workers)
+    for claim in claims[1:]:
+        claim.fail()
+    gang.skip_backoff()
+    assert reserve(gang, [claim.job_id for claim in claims[1:]], workers[1:])
+    q.later(1)
+    again = workers[1].take()
+    again.trip(exit_in_s=None)
+    (event,) = q.events("trip")
+    assert event["data"]["trips"] == q.job(again.job_id)["trips"] == 0
 
 
 def test_the_event_says_what_happened_and_the_evidence_lies_apart(q: Q) -> None:
@@ -1357,7 +1386,7 @@ def test_a_held_trip_stays_held_for_a_lease_after_an_outage_of_the_database(q: Q
     assert claims[0].trip(exit_in_s=5) == "scheduled"
 
 
-def test_a_convicted_command_is_held_on_record_and_let_go_like_a_handler(q: Q) -> None:
+def test_a_command_about_to_be_tripped_is_held_on_record_and_let_go_like_a_handler(q: Q) -> None:
     """The worker of a command asks before it kills: its question is what the time counts from."""
     setting(q, brake_hold_s=100)
     claims = fleet(q, 5)
@@ -1369,7 +1398,7 @@ def test_a_convicted_command_is_held_on_record_and_let_go_like_a_handler(q: Q) -
                 incarnation=claims[0].incarnation,
                 job_id=claims[0].job_id,
                 token=claims[0].token,
-                convicted=True,
+                tripping=True,
                 evidence={},
                 **{"class": "stall"},
             )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import gangq
-from gangq import App, Context, Handle
+from gangq import App, Context, Job
 from gangq.errors import InvalidInput, NotSerializable, ResultNotStored, Stopped
 from gangq.testing import FakeContext, run
 
@@ -159,5 +159,5 @@ def test_a_task_of_which_only_the_name_is_known_cannot_be_run() -> None:
 
 
 def test_no_database_was_asked() -> None:
-    assert isinstance(app.job(1), Handle)
-    assert app._made is None or app._made._pool is None
+    assert isinstance(app.job(1), Job)
+    assert app._clients.made is None or app._clients.made._pool is None

@@ -105,7 +105,7 @@ def test_what_cannot_run_is_left_with_its_reason(app: App) -> None:
     def runs(ctx: Context) -> None: ...
 
     due = datetime.now(UTC) + timedelta(days=1)
-    later = runs.options(due_at=due).submit()
+    later = runs.options(run_at=due).submit()
     big = runs.options(gpus=1, vram_mb=40_000).submit()
     found = drain(app, devices="2x24GiB")
     assert (later.state(), big.state()) == ("scheduled", "pending")
@@ -155,8 +155,8 @@ def test_a_gang_of_an_app_that_no_other_process_finds_is_refused(app: App) -> No
     @app.task
     def member(ctx: Context) -> None: ...
 
-    alone = member.submit_gang(1)
-    member.submit_gang(3)
+    alone = member.gang(1).submit()
+    member.gang(3).submit()
     with pytest.raises(
         InvalidInput, match=r"has 3 members.*in a variable of a module.*FakeContext\(gang=\(0, 3\)\)"
     ):

@@ -236,24 +236,27 @@ def test_an_app_inside_the_job_submits_through_it(monkeypatch: pytest.MonkeyPatc
         assert gangq.current() is ctx
         one = report.options(priority=5).submit(n=1)
         many = report.options(after=[one]).submit_many([{"n": 2}, {"n": 3}])
-        gang = report.submit_gang(2, {"n": 4})
-        each = report.submit_gang(2, payloads=[{"n": 5}, {"n": 6}])
-        roles = report.submit_gang(
+        gang = report.gang(2).submit(n=4)
+        each = report.gang(2).submit_each([{"n": 5}, {"n": 6}])
+        roles = report.gang(
             roles=[Role("a", 2, payload={"n": 7}), Role("b", 1, task=parent, payload={"n": 8})]
-        )
+        ).submit()
         with pytest.raises(InvalidInput, match="a job has none of its own"):
             one.state()
-        return [one.id, many[0].id, many[1].id, *gang.job_ids, *each.job_ids, *roles.job_ids]
+        with pytest.raises(InvalidInput, match="submit_unique needs a database"):
+            report.options(unique="k").submit(n=9)
+        soon = report.options(delay="1h").submit(n=10)
+        return [one.id, many[0].id, many[1].id, *gang.job_ids, *each.job_ids, *roles.job_ids, soon.id]
 
     ctx = FakeContext()
     ids = run(parent, context=ctx)
-    assert len(set(ids)) == len(ids) == 10
-    assert [one.payload["n"] for one in ctx.submitted] == [1, 2, 3, 4, 4, 5, 6, 7, 7, 8]
-    assert [one.task for one in ctx.submitted] == ["report"] * 9 + ["parent"]
+    assert len(set(ids)) == len(ids) == 11
+    assert [one.payload["n"] for one in ctx.submitted] == [1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 10]
+    assert [one.task for one in ctx.submitted] == ["report"] * 9 + ["parent", "report"]
     assert [one.job_id for one in ctx.submitted] == ids
     gangs = [one.gang_id for one in ctx.submitted]
     assert gangs[:3] == [None] * 3
-    assert [gangs.count(gang) for gang in dict.fromkeys(gangs[3:])] == [2, 2, 3]
+    assert [gangs.count(gang) for gang in dict.fromkeys(gangs[3:-1])] == [2, 2, 3]
     assert ctx.submitted[0].options == {"priority": 5}
     assert ctx.submitted[1].options == {"after": [ids[0]]}
     with pytest.raises(InvalidInput, match="not with 'cancel'"):

@@ -57,7 +57,7 @@ def test_the_project_of_the_page_passes(tmp_path: Path) -> None:
 def test_the_page_names_all_that_a_fake_context_has() -> None:
     own = {name for name in vars(FakeContext()) if not name.startswith("_")}
     own |= {"phases", "stop", "lose", "change_gang", "next_attempt"}
-    assert own - {"stop_flag"} <= set(re.findall(r"\w+", PAGE))
+    assert own - {"stop_seen"} <= set(re.findall(r"\w+", PAGE))
 
 
 def test_every_test_has_a_database_of_its_own(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ import pytest
 from gangq.testing import drain, submitted
 from jobs import app, light, placed, slow
 
-before = app._dsn, app._made, app.aio._made
+before = app._dsn, app._clients.made, app.aio._clients.made
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -90,14 +90,14 @@ def test_nothing_is_left_of_another(gangq_app, gangq_database, n):
 
 
 def test_the_app_is_as_it_was():
-    assert (app._dsn, app._made, app.aio._made) == before == (None, None, None)
+    assert (app._dsn, app._clients.made, app.aio._clients.made) == before == (None, None, None)
     assert "GANGQ_DSN" not in os.environ
 
 
 def test_the_clock_moves_what_is_due(gangq_app, gangq_clock):
     at = gangq_clock.now()
     assert abs(at - datetime.now(timezone.utc)) < timedelta(minutes=1)
-    job = light.options(due_at=at + timedelta(hours=2)).submit()
+    job = light.options(run_at=at + timedelta(hours=2)).submit()
     for length in (3600, "59m", timedelta(seconds=30)):
         gangq_clock.advance(length)
     drain(app)
@@ -116,10 +116,10 @@ def test_the_clock_moves_what_is_due(gangq_app, gangq_clock):
 
 def test_a_worker_that_has_ended_is_no_reason_to_refuse(gangq_app, caplog):
     placed.submit()
-    placed.options(gpus=2).submit_gang(2)
+    placed.options(gpus=2).gang(2).submit()
     drain(app)
     job = placed.options(gpus=4, vram_mb=80_000, labels={"site": "oslo"}).submit()
-    gang = placed.options(gpus=8).submit_gang(2)
+    gang = placed.options(gpus=8).gang(2).submit()
     drain(app)
     assert job.result(1) == [80_000] * 4
     assert gang.state() == "done"

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from gangq import App, Context
-from gangq.app import Task
+from gangq.tasks import Task
 from gangq.testing import FakeContext, assert_submitted, run, submitted
 
 
@@ -40,7 +40,7 @@ def report(app: App) -> Task[..., None]:
 def test_submitted_lists_jobs_in_order(app: App, train: Task[..., None], report: Task[..., None]) -> None:
     train.options(priority=5).submit(lr=0.1)
     report.submit()
-    train.submit_gang(2, {"lr": 0.2})
+    train.gang(2).submit(lr=0.2)
     assert [job.task for job in submitted(app)] == ["train", "report", "train", "train"]
     assert [job.payload["lr"] for job in submitted(app.aio, train)] == [0.1, 0.2, 0.2]
     assert [job.priority for job in submitted(app, "train")] == [5, 0, 0]
@@ -59,7 +59,7 @@ def test_assert_submitted_looks_at_the_values_that_are_named(train: Task[..., No
 
 def test_a_failure_says_what_was_submitted(train: Task[..., None], report: Task[..., None]) -> None:
     train.submit(lr=0.1, epochs=2)
-    train.submit_gang(2, {"lr": 0.2})
+    train.gang(2).submit(lr=0.2)
     report.submit()
     with pytest.raises(AssertionError) as failed:
         assert_submitted(train, lr=0.3)
@@ -106,7 +106,7 @@ def test_what_a_handler_submitted_in_run_is_found_in_its_context() -> None:
     @app.task
     def parent(ctx: Context) -> None:
         child.submit_many([{"n": 1}, {"n": 2}])
-        child.submit_gang(2, {"n": 3})
+        child.gang(2).submit(n=3)
 
     ctx = FakeContext()
     with pytest.raises(AssertionError, match=r"and none was\nnothing was submitted$"):

@@ -86,7 +86,7 @@ class Scene:
         self.cpu_share = 0.0
         self.waiting = False
         """Whether it waits for a lock that somebody else holds."""
-        self.steps: int | None = None
+        self.python_steps: int | None = None
         """How many looks found that Python got on; None: another process does the work."""
         self.got_on_at: float | None = None
         self.samples = 0
@@ -124,7 +124,9 @@ class Scene:
                 if uuid in latest:
                     readings += [latest[uuid]]
         trusted = frozenset(r.uuid for r in readings if self._calibration.trusted(r))
-        return Sample(now, host, tuple(readings), self.uuids, trusted, self._calibration.idle_w(), self.steps)
+        return Sample(
+            now, host, tuple(readings), self.uuids, trusted, self._calibration.idle_w(), self.python_steps
+        )
 
 
 class Record:

@@ -14,7 +14,7 @@ from gangq.proc import supervision
 from gangq.watchdogs import NOTIFY_CLASSES, ExitCode
 
 TOP = Path(__file__).parents[2]
-TRIPS = (TOP / "sql/115_trips.sql").read_text()
+TRIPS = "".join((TOP / f"sql/{name}.sql").read_text() for name in ("115_brake", "117_trips"))
 WORDS = {code.word for code in ExitCode}
 
 

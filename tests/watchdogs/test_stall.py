@@ -464,7 +464,7 @@ def test_python_that_gets_on_beside_an_idle_device_computes_or_polls(
     world.scene.cpu_share = cpu_share
 
     def get_on() -> None:
-        world.scene.steps = (world.scene.steps or 0) + 1
+        world.scene.python_steps = (world.scene.python_steps or 0) + 1
 
     world.scene.on_sample = get_on
     world.dog.beat()

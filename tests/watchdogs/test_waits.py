@@ -12,18 +12,18 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gangq.watchdogs import waits
 
 
-def child(tmp_path: Path, body: str) -> subprocess.Popen[str]:
-    """A Python whose main thread waits as `body` says; asked, it prints what it waits in."""
+def child(tmp_path: Path, body: str, first: str = "") -> subprocess.Popen[str]:
+    """A Python whose main thread does `first`, then waits as `body` says; asked, it prints what it waits in."""
     script = tmp_path / "train.py"
     script.write_text(
         "import fcntl, json, os, socket, sys, threading, time\n"
-        "from gangq.watchdogs import waits\n"
-        "def ask():\n"
+        "from gangq.watchdogs import waits\n" + first + "def ask():\n"
         "    sys.stdin.readline()\n"
         "    print(json.dumps(waits.of_handler().as_json()), flush=True)\n"
         "    os._exit(0)\n"
@@ -70,6 +70,14 @@ def test_a_handler_in_recv_is_told_with_its_line_its_function_and_its_peer(tmp_p
     assert found["waits_for"] == [f"peer:{socket.gethostname()}"]
     assert "peer.recv(1)" in str(found["handler"])
     assert "threading.py" not in str(found["handler"])
+
+
+def test_a_handler_in_a_fork_is_told_with_its_call(tmp_path: Path) -> None:
+    fork = "forked = os.fork()\nif forked: os._exit(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))\n"
+    process = child(tmp_path, "os.read(os.pipe()[0], 1)", first=fork)
+    (forked,) = psutil.Process(process.pid).children()
+    until_it_waits_in(forked.pid, "read")
+    assert str(told(process)["place"]).startswith("read() of ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to become another user needs root")

@@ -44,6 +44,18 @@ def multiplies(ctx):
         return pool.map(square, [1, 2, 3])
 
 @app.task
+def ends_its_forks(ctx):
+    ended = []
+    for _ in range(5):
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(1)
+            os._exit(0)
+        os.kill(pid, 15)
+        ended.append(os.waitpid(pid, 0)[1])
+    return ended
+
+@app.task
 def leaves(ctx):
     thread = threading.Thread(target=time.sleep, args=(0.3,))
     thread.start()
@@ -115,6 +127,17 @@ def test_a_handler_may_fork_and_leave_threads_and_say_something_at_its_exit(
     left = submit(client, "leaves")
     until_state(client, left, "done")
     assert "said at exit" in "".join(row.chunk for row in client.logs(job_id=left))
+
+
+@pytest.mark.parametrize(
+    "lane", [{"slots": 0, "light": 2}, {"slots": 0, "light": 1}], ids=["child", "inline"]
+)
+def test_a_fork_of_a_handler_dies_of_sigterm_however_early_that_comes(
+    client: Client, fleet: Fleet, lane: dict[str, int]
+) -> None:
+    worker = fleet.start(**lane)
+    assert until_state(client, submit(client, "ends_its_forks"), "done").result == [15] * 5
+    assert worker.process.poll() is None, "the signal was for the fork and not for the worker"
 
 
 def test_an_app_that_starts_threads_is_not_forked(client: Client, fleet: Fleet) -> None:

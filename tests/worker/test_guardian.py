@@ -174,8 +174,8 @@ def test_a_stopped_command_hears_sigterm_too(start: Start) -> None:
 
 def test_a_stop_that_is_repeated_sends_one_sigterm_and_does_not_stretch_the_grace(start: Start) -> None:
     code = (
-        "import signal, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: print('term', flush=True))\n"
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'term'))\n"
         "print('ready', flush=True)\n"
         "while True: time.sleep(1)\n"
     )

@@ -28,7 +28,7 @@ def fan(ctx, many):
 @app.task
 def waits(ctx):
     asyncio.run(leaf.aio.options(priority=5).submit(n=3))
-    gang = leaf.submit_gang(1, {"n": 1})
+    gang = leaf.gang(1).submit(n=1)
     return [gang.id, gang.job_ids]
 
 @app.task

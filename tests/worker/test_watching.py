@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from controls import control_of
 
-from gangq.app import WatchOptions
 from gangq.client import Client
 from gangq.gpu import Detection, SamplerProcess
+from gangq.task_options import WatchOptions
 from gangq.watchdogs import ExitCode, Trip
 from gangq.worker.child import Exit
 from gangq.worker.drain import Drain

@@ -28,11 +28,12 @@ from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput, StaleToken, Stopped
 from gangq.gpu import SamplerProcess, detect
 from gangq.proc.clock import boottime
+from gangq.testing import FakeContext
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import handler_info, jobs
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.claims import ClaimSource, Wakes
-from gangq.worker.context_impl import InlineContext, StopFlag
+from gangq.worker.context_impl import InlineContext
 from gangq.worker.drain import Drain
 from gangq.worker.environment import scrubbed
 from gangq.worker.jobs import ActiveJob
@@ -201,13 +202,12 @@ def test_a_beat_whose_heartbeat_was_lost_is_sent_again_unless_there_is_a_newer_o
 
 
 def test_a_handler_that_never_looked_has_not_broken_off() -> None:
-    event = threading.Event()
-    flag = StopFlag(event)
-    assert not flag.look()
-    event.set()
-    assert not flag.seen
-    assert flag.wait(0)
-    assert flag.seen
+    context = FakeContext()
+    assert not context.stopping
+    context.stop()
+    assert not context.stop_seen
+    assert context.wait_stopping(0)
+    assert context.stop_seen
 
 
 def test_whoever_asks_first_for_an_event_or_the_key_of_a_job_gets_what_all_others_get(
@@ -256,13 +256,13 @@ def test_what_one_thread_of_a_handler_saw_of_the_stop_is_seen(client: Client, tm
     client.submit(task="t")
     session = session_of(client, tmp_path)
     job = claimed(session, source_of(session))
-    context = InlineContext(session, job, None)
+    context = InlineContext(session, job)
     assert not context.stopping
     job.tell_stop("drain", 0.0)
     looker = threading.Thread(target=lambda: context.wait_stopping(10))
     looker.start()
     looker.join(10)
-    assert context.stop_flag.seen
+    assert context.stop_seen
     assert context.job is context.job
     assert (context.job.id, context.job.payload) == (job.id, {})
 
@@ -623,14 +623,12 @@ def test_claims_that_nobody_knows_of_are_handed_back(client: Client, tmp_path: P
     session = session_of(client, tmp_path)
     client.claim(incarnation=session.incarnation)
     keeper = LeaseKeeper(session)
-    outstanding, settled = keeper.new_claiming(), keeper.new_claiming()
-    outstanding.set()
-    settled.set()
-    settled.clear()
+    outstanding = SimpleNamespace(claiming=True)
+    keeper.sources += [outstanding, SimpleNamespace(claiming=False)]  # type: ignore[list-item]
     for _ in range(5):
         session.control.wait(keeper.beat())
     assert client.job(id=job_id).state == "running"  # The claim of one of its loops may still be answered.
-    outstanding.clear()
+    outstanding.claiming = False
     for _ in range(3):
         session.control.wait(keeper.beat())
     assert client.job(id=job_id).state == "pending"
@@ -754,7 +752,7 @@ def test_a_checkpoint_that_was_not_stored_is_an_error_inline_over_the_socket_and
     with pytest.raises(
         StaleToken, match=r"at step 5 is not known to be stored.*taken over.*Keep the older one"
     ):
-        InlineContext(session, job, None).save_checkpoint(5, b"abc")
+        InlineContext(session, job).save_checkpoint(5, b"abc")
     server = SocketServer(session, tmp_path / "s")
     server.announce(job, handler_info.as_wire(handler_info.job_info(job), None, (), None))
     session.control.wait(server.start())

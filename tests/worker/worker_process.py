@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forked import fork
 from gangq.client import Client
 
 T = TypeVar("T")
 
+_LOOKS_EVERY_S = 0.05
+"""A look at a job costs PostgreSQL 2 ms of a processor, mostly to plan it: every 20 ms that was a fifth of it all."""
+
 _BOOT = """
-import json, logging, sys
+import atexit, gc, logging, sys
+atexit.register(gc.freeze)  # as `gangq worker` does
 logging.basicConfig(
     level=logging.DEBUG, format="%(asctime)s %(threadName)s %(name)s %(levelname)s %(message)s"
 )
 logging.getLogger("psycopg").setLevel(logging.WARNING)
-options = json.loads(sys.argv[1])
 app = target = None
 if options.pop("with_tasks"):
     sys.path.insert(0, options.pop("path"))
@@ -70,7 +72,7 @@ def eventually(look: Callable[[], T], what: str, timeout: float = 20.0) -> T:
         found = look()
         if found:
             return found
-        time.sleep(0.02)
+        time.sleep(_LOOKS_EVERY_S)
     raise AssertionError(f"did not happen within {timeout} s: {what}")
 
 
@@ -94,14 +96,7 @@ class WorkerProcess:
         if tasks:
             given["path"] = str(directory)
         with self.log_path.open("ab") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(given)],
-                env={**os.environ, "TEST_DSN": dsn},
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-            )
+            self.process = fork(_BOOT, given, {**os.environ, "TEST_DSN": dsn}, directory, out.fileno())
 
     @property
     def log(self) -> str:

@@ -25,6 +25,7 @@ from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
 from gangq.client import Client, core
 from gangq.errors import GangqError, NotAllowed
+from gangq.proc import killing
 
 _PREFIX = "gangq_bench_"
 _ENQUEUE_S = 2.0
@@ -247,11 +248,7 @@ def _worker(dsn: str, prefetch: int) -> Iterator[_Worker]:
         finally:
             # In order, so that nobody is woken in its place.
             process.terminate()
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            killing.end_group(process, _STOP_S)
 
 
 def _work(prefetch: int) -> int:

@@ -10,13 +10,15 @@ from typing import Any
 import click
 
 from gangq import names, private
-from gangq.cli import deaths, output
+from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.errors import GangqError
-from gangq.host import Action, Bouncer, Choice, WorkerMap, choose
+from gangq.host.backends import Choice, WorkerMap, choose
+from gangq.host.bouncer import Action, Bouncer
 from gangq.worker import seen
+from gangq.worker.retry import backoff
 
 _RETRY_FIRST_S = 1.0
 _RETRY_LAST_S = 30.0
@@ -108,8 +110,6 @@ def bounce(
         client,
         host=names.check("--host", host, "name the host as its workers do") if host else names.host_name(),
         choose=chosen,
-        prove=deaths.prove,
-        report_death=deaths.bury,
         kill_after_s=kill_after_s,
         verify_s=verify_s,
         report_only=report_only,
@@ -148,7 +148,7 @@ def _once(bouncer: Bouncer, interrupts: Interrupts, patience_s: float) -> None:
 def _forever(
     bouncer: Bouncer, interrupts: Interrupts, every_s: float, check_schema: Callable[[], None]
 ) -> None:
-    retry_s = _RETRY_FIRST_S
+    retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
     checked = False
     while not interrupts.count:
         try:
@@ -158,15 +158,15 @@ def _forever(
             # What has been restarted comes first: its outcome must not wait for the next restart.
             bouncer.verify()
             bouncer.round()
-            retry_s = _RETRY_FIRST_S
+            retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
             wait_s = min(every_s, _VERIFY_EVERY_S) if bouncer.waiting else every_s
+            wait_s *= random.uniform(0.9, 1.1)
         except GangqError as problem:
             # Also one that will not go by itself, such as a schema that is being migrated: a host without its
             # bouncer would go unnoticed, this line does not.
-            wait_s = retry_s
+            wait_s = next(retries)
             say(f"{problem}; trying again in {wait_s:.1f} s")
-            retry_s = min(retry_s * 2, _RETRY_LAST_S)
-        interrupts.wait(wait_s * random.uniform(0.9, 1.1))
+        interrupts.wait(wait_s)
 
 
 __all__ = ["bounce"]

@@ -8,50 +8,51 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import NamedTuple
 
 from gangq.cli import queries
 from gangq.cli.fleet import is_fresh
 from gangq.cli.output import megabytes, seconds, when
 from gangq.client import Client
 from gangq.client.encoding import counted
-from gangq.client.rows import DeviceRow, RetentionRow
+from gangq.client.rows import DeviceRow, RetentionRow, ScheduleRow, WorkerRow
 
-_DAY_S = 86400.0
 _FIRST_READING_S = 60.0
+_PLANNED_WITHIN_S = 60
 _IDLE_LOOKS = 3
 _IDLE_AGAIN_S = 1.0
+_UNTOLD_S = 600.0
+_DAY_S = 86400.0
 _LATE_DROP_S = 3600.0
 """The tick looks every ten minutes, and again when somebody held a lock."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One finding. `status` is ok, warn or fail; `advice` says what to do unless it is ok; `numbers`: the rows
+class Finding(NamedTuple):
+    """What a check found. `status` is ok, warn or fail; `advice` says what to do unless it is ok; `numbers`: the rows
     behind it, if they say more.
     """
 
-    check: str
     status: str
     detail: str
     advice: str = ""
     numbers: list[dict[str, object]] | None = None
 
 
-def workers(client: Client, facts: dict[str, Any]) -> Check:
+def _present(client: Client) -> list[WorkerRow]:
+    return [worker for worker in client.workers() if worker.state in ("live", "draining", "silent")]
+
+
+def workers(client: Client) -> Finding:
     """Whether all workers are heard and take work."""
-    del facts
     flag_after = client.execute(queries.last_tick())["flag_after_s"]
-    present = [w for w in client.workers() if w.state in ("live", "draining", "silent")]
+    present = _present(client)
     if not present:
-        return Check("workers", "warn", "no worker is registered", "start one: gangq worker [MODULE:APP]")
+        return Finding("warn", "no worker is registered", "start one: gangq worker [MODULE:APP]")
     silent = [w for w in present if w.state == "silent" or (w.silent_s or 0) > flag_after]
     if silent:
         listed = some([f"{w.name} on {w.host} for {seconds(w.silent_s)}" for w in silent])
-        return Check(
-            "workers",
+        return Finding(
             "warn",
             f"{len(silent)} of {len(present)} workers are silent: {listed}",
             "look at their hosts. Their work is theirs until the lease ends; restarting a worker frees it "
@@ -60,8 +61,7 @@ def workers(client: Client, facts: dict[str, Any]) -> Check:
     held = [w for w in present if w.quarantined]
     if held:
         listed = some([f"{w.name} ({w.quarantined})" for w in held])
-        return Check(
-            "workers",
+        return Finding(
             "warn",
             f"{len(held)} of {len(present)} workers are quarantined: {listed}",
             f"when it is well: gangq unquarantine --worker {held[0].name}",
@@ -69,46 +69,41 @@ def workers(client: Client, facts: dict[str, Any]) -> Check:
     closed = [w for w in present if w.cordoned is not None]
     if closed:
         listed = some([f"{w.name} on {w.host} ({w.cordoned})" for w in closed])
-        return Check(
-            "workers",
+        return Finding(
             "warn",
             f"{len(closed)} of {len(present)} workers are cordoned: {listed}",
             "select * from gangq.cordoned says what still runs there; when the work there is done: gangq uncordon "
             "HOST, or gangq worker on NAME",
         )
-    return Check("workers", "ok", f"{len(present)} heard within {seconds(flag_after)}")
+    return Finding("ok", f"{len(present)} heard within {seconds(flag_after)}")
 
 
-def slots(client: Client, facts: dict[str, Any]) -> Check:
+def slots(client: Client) -> Finding:
     """Whether devices lie idle because all slots for placed work of their worker are taken."""
-    del facts
     idle = Counter(d.worker for d in client.devices() if d.state == "free")
     short = [w for w in client.workers() if w.state == "live" and w.used_slots >= w.slots and idle[w.name]]
     if not short:
-        return Check("slots", "ok", "no device is idle for want of a slot")
+        return Finding("ok", "no device is idle for want of a slot")
     listed = some(
         [
             f"{w.name} on {w.host} (slots {w.used_slots} of {w.slots}, idle devices {idle[w.name]})"
             for w in short
         ]
     )
-    return Check(
-        "slots",
+    return Finding(
         "warn",
         f"all slots are taken beside idle devices: {listed}",
         "each placed job takes a slot: start the worker with --slots, or without it for a slot a device",
     )
 
 
-def cgroups(client: Client, facts: dict[str, Any]) -> Check:
+def cgroups(client: Client) -> Finding:
     """Whether commands have control groups of their own everywhere."""
-    del facts
-    present = [w for w in client.workers() if w.state in ("live", "draining", "silent")]
+    present = _present(client)
     without = [f"{w.name} on {w.host}" for w in present if w.cgroups is False]
     if not without:
-        return Check("cgroups", "ok", "no worker lacks control groups for its commands")
-    return Check(
-        "cgroups",
+        return Finding("ok", "no worker lacks control groups for its commands")
+    return Finding(
         "warn",
         f"the host lets {len(without)} of {len(present)} workers make no control groups: {some(without)}",
         "a process that cleared its environment outlives its command there if guardian, worker and supervisor are "
@@ -117,26 +112,23 @@ def cgroups(client: Client, facts: dict[str, Any]) -> Check:
     )
 
 
-def tasks(client: Client, facts: dict[str, Any]) -> Check:
+def tasks(client: Client) -> Finding:
     """Whether workers agree on what their tasks are declared with."""
-    del facts
     declared: dict[str, dict[str, list[str]]] = {}
-    for worker in client.workers():
-        if worker.state in ("live", "draining", "silent"):
-            for task, options in (worker.task_options or {}).items():
-                said = json.dumps(options, sort_keys=True)
-                declared.setdefault(task, {}).setdefault(said, []).append(worker.name)
+    for worker in _present(client):
+        for task, options in (worker.task_options or {}).items():
+            said = json.dumps(options, sort_keys=True)
+            declared.setdefault(task, {}).setdefault(said, []).append(worker.name)
     differ = {task: found for task, found in declared.items() if len(found) > 1}
     if not differ:
-        return Check("tasks", "ok", f"workers agree on the options of {counted(len(declared), 'task')}")
+        return Finding("ok", f"workers agree on the options of {counted(len(declared), 'task')}")
     listed = some(
         [
             f"{task}: " + ", ".join(f"{some(names)} {said}" for said, names in found.items())
             for task, found in differ.items()
         ]
     )
-    return Check(
-        "tasks",
+    return Finding(
         "warn",
         f"workers declare {len(differ)} tasks with different options: {listed}",
         "submissions that do not say take those of the worker that registered last (gangq task list): run the same "
@@ -144,9 +136,40 @@ def tasks(client: Client, facts: dict[str, Any]) -> Check:
     )
 
 
-def claims(client: Client, facts: dict[str, Any]) -> Check:
+def schedules(client: Client) -> Finding:
+    """Whether every schedule is submitted when it is due."""
+    found = client.schedules()
+    now = client.execute(queries.database_time())
+    told: list[str] = []
+    advice: list[str] = []
+    for s in found:
+        waits_s = (now - max(at for at in (s.set_at, s.last_at) if at is not None)).total_seconds()
+        if s.problem is not None and waits_s > _PLANNED_WITHIN_S:
+            told.append(f"{s.name} has no next due time ({s.problem})")
+            advice.append("a tick in SQL alone computes none: run a worker, or gangq tick from cron")
+        elif s.next_due is not None and (now - s.next_due).total_seconds() > _PLANNED_WITHIN_S:
+            told.append(f"{s.name} was due at {when(s.next_due)}")
+            advice.append("see that a tick runs")
+        elif s.passed_over is not None and s.passed_over > (s.last_due or s.set_at) and not _runs(s):
+            told.append(f"{s.name} was not run at {when(s.passed_over)} ({s.why})")
+            advice.append(
+                f"gangq schedule list {s.name}; once it is put right: gangq schedule run-now {s.name}"
+            )
+        elif s.undeclared_at is not None:
+            told.append(f"{s.name} goes on, and is not in {s.source} any more")
+            advice.append(f"if that is meant: gangq schedule rm {s.name}")
+    if not told:
+        return Finding("ok", f"{counted(len(found), 'schedule')}, all as they should be")
+    return Finding("warn", some(told), some(list(dict.fromkeys(advice))))
+
+
+def _runs(schedule: ScheduleRow) -> bool:
+    """Whether nothing was submitted because the last one still runs, as the schedule wants it."""
+    return (schedule.why or "").endswith("has not ended")
+
+
+def claims(client: Client) -> Finding:
     """Whether workers that are heard take the work that fits them."""
-    del facts
     idle = client.execute(queries.idle_beside_work())
     for _ in range(_IDLE_LOOKS - 1):
         if not idle:
@@ -156,10 +179,9 @@ def claims(client: Client, facts: dict[str, Any]) -> Check:
         still = {row["worker"] for row in client.execute(queries.idle_beside_work())}
         idle = [row for row in idle if row["worker"] in still]
     if not idle:
-        return Check("claims", "ok", "no worker is idle beside work that fits it")
+        return Finding("ok", "no worker is idle beside work that fits it")
     listed = some([f"{row['worker']} on {row['host']} ({row['why']})" for row in idle])
-    return Check(
-        "claims",
+    return Finding(
         "warn",
         f"{counted(len(idle), 'worker')} heard and idle although work fits: {listed}",
         "a worker claims only while its lease has more left than lease_margin_s and grace_s (gangq.settings, "
@@ -167,63 +189,56 @@ def claims(client: Client, facts: dict[str, Any]) -> Check:
     )
 
 
-def reboot(client: Client, facts: dict[str, Any]) -> Check:
+def reboot(client: Client) -> Finding:
     """Whether a process anywhere survived SIGKILL."""
-    del facts
     stuck = [w for w in client.workers() if w.reboot_needed]
     if not stuck:
-        return Check("reboot", "ok", "no host needs a reboot")
+        return Finding("ok", "no host needs a reboot")
     listed = some([f"{w.host} (worker {w.name}: {w.quarantined or 'unkillable process'})" for w in stuck])
-    return Check(
-        "reboot",
+    return Finding(
         "fail",
         f"a process that nothing can kill is on: {listed}",
         f"reboot the host, then: gangq unquarantine --worker {stuck[0].name}, and its devices (gangq devices)",
     )
 
 
-def devices(client: Client, facts: dict[str, Any]) -> Check:
+def devices(client: Client) -> Finding:
     """Whether any device is kept from taking work."""
-    del facts
     found = client.devices()
     held = [d for d in found if d.health == "quarantined"]
     exiting = sum(d.health == "exiting" for d in found)
     waits = f"; {exiting} withheld until a worker that tripped is gone" if exiting else ""
     if held:
         listed = some([f"{d.host}:{d.index} ({d.reason})" for d in held])
-        return Check(
-            "devices",
+        return Finding(
             "warn",
             f"{len(held)} of {len(found)} devices are quarantined: {listed}{waits}",
             f"when it is well: gangq unquarantine --device {held[0].uuid}",
         )
-    return Check("devices", "ok", f"{counted(len(found), 'device')}, none quarantined{waits}")
+    return Finding("ok", f"{counted(len(found), 'device')}, none quarantined{waits}")
 
 
-def watchdogs(client: Client, facts: dict[str, Any]) -> Check:
+def watchdogs(client: Client) -> Finding:
     """Whether all watchdogs act."""
-    del facts
     everywhere = client.execute(queries.notify_only())
     # A task has a row for each class of devices, all with the same setting.
     tasks = {task.task: task.notify_only for task in client.tasks() if task.notify_only is not None}
     quiet = {name: classes for name, classes in tasks.items() if classes}
     if not everywhere and not quiet:
-        return Check("watchdogs", "ok", "all of them act")
+        return Finding("ok", "all of them act")
     told = [f"{', '.join(everywhere)} everywhere"] if everywhere else []
     told += [f"{', '.join(classes)} for task {name}" for name, classes in sorted(quiet.items())]
     loose = "select gangq.configure('{\"notify_only\": []}')" if everywhere else ""
     loose = loose or f"gangq task set {next(iter(sorted(quiet)))} --notify none"
-    return Check(
-        "watchdogs",
+    return Finding(
         "warn",
         f"these classes only notify: {some(told)}",
         f"what hangs in that way is not freed. If that is not meant: {loose}",
     )
 
 
-def sensors(client: Client, facts: dict[str, Any]) -> Check:
+def sensors(client: Client) -> Finding:
     """Devices of live workers that a driver vouches for and that nobody reads: there only the clock acts."""
-    del facts
     now = client.execute(queries.database_time())
     live = {
         w.name
@@ -234,10 +249,9 @@ def sensors(client: Client, facts: dict[str, Any]) -> Check:
     read = [d for d in client.devices() if d.worker in live and d.source != "declared"]
     blind = [d for d in read if not is_fresh(d, now) or (d.reading or {}).get("gpu_pct") is None]
     if not blind:
-        return Check("sensors", "ok", f"{len(read)} devices of live workers are read")
+        return Finding("ok", f"{len(read)} devices of live workers are read")
     listed = some([f"{d.host}:{d.index} of worker {d.worker} ({_blind(d, now)})" for d in blind])
-    return Check(
-        "sensors",
+    return Finding(
         "warn",
         f"{len(blind)} of {len(read)} devices of live workers are not read: {listed}",
         "unknown convicts nobody, so of a hung job there only the wall clock and beats are left: look at the "
@@ -255,29 +269,58 @@ def _blind(device: DeviceRow, now: datetime) -> str:
     )
 
 
-def trips(client: Client, facts: dict[str, Any]) -> Check:
+def trips(client: Client) -> Finding:
     """What watchdogs did within a day, by class."""
-    del facts
-    found = client.execute(queries.trips(within_s=_DAY_S))
+    since = client.execute(queries.database_time()) - timedelta(days=1)
+    found = client.execute(queries.trips(since=since))
     if not found:
-        return Check("trips", "ok", "no watchdog has tripped within a day")
+        return Finding("ok", "no watchdog has tripped within a day")
     done = Counter(trip.class_ or "?" for trip in found if trip.outcome not in ("notify", "held"))
     let = Counter(trip.outcome for trip in found if trip.outcome in ("notify", "held"))
     told = [f"{count} {word}" for word, count in done.most_common()]
     told += [f"{count} {word} (nothing was stopped)" for word, count in let.most_common()]
     poison = sorted({trip.job_id for trip in found if trip.poison})
     told += [f"poison: job {some(list(map(str, poison)))}"] if poison else []
-    return Check(
-        "trips",
+    return Finding(
         "warn",
         f"watchdogs tripped {counted(len(found), 'time')} within a day: {', '.join(told)}",
         f"see what they saw: gangq trips, gangq show {found[0].job_id}",
     )
 
 
-def retention(client: Client, facts: dict[str, Any]) -> Check:
+def outbox(client: Client) -> Finding:
+    """Whether notification targets are told of what they want to know."""
+    targets = client.notifications()
+    dead = [t for t in targets if t.dead]
+    if dead:
+        listed = some([f"{t.target} ({counted(t.dead, 'notification')}: {t.dead_error})" for t in dead])
+        return Finding(
+            "warn",
+            f"deliveries were given up: {listed}",
+            f"when its receiver is well: gangq notify retry {dead[0].target}",
+        )
+    now = client.execute(queries.database_time())
+    late = [t for t in targets if t.oldest_at and (now - t.oldest_at).total_seconds() > _UNTOLD_S]
+    if late:
+        listed = some([f"{t.target} since {when(t.oldest_at)} ({t.error or 'no runner?'})" for t in late])
+        return Finding(
+            "warn",
+            f"notifications wait to be delivered: {listed}",
+            f"see that gangq notify run {late[0].target} runs on its host",
+        )
+    dropped = [t for t in targets if t.dropped_at and (now - t.dropped_at).total_seconds() < _DAY_S]
+    if dropped:
+        listed = some([f"{t.target} ({t.dropped} so far)" for t in dropped])
+        return Finding(
+            "warn",
+            f"notifications were dropped, too old or too many: {listed}",
+            "nothing brings them back: look at gangq events",
+        )
+    return Finding("ok", f"{counted(len(targets), 'target')}, and no notification waits for long")
+
+
+def retention(client: Client) -> Finding:
     """How much is kept of what has ended, until when, and whether the days to come have their partitions."""
-    del facts
     kept = client.retention()
     now = client.execute(queries.database_time())
     classes = [list(rows) for _, rows in itertools.groupby(kept, key=lambda row: row.class_)]
@@ -291,11 +334,10 @@ def retention(client: Client, facts: dict[str, Any]) -> Check:
         if row.next_drop is not None and (now - row.next_drop).total_seconds() > _LATE_DROP_S
     ]
     if not lacking and not late:
-        return Check("retention", "ok", detail, numbers=numbers)
+        return Finding("ok", detail, numbers=numbers)
     told = [f"no partition: {some(lacking)}"] if lacking else []
     told += [f"past its time: {some(late)}"] if late else []
-    return Check(
-        "retention",
+    return Finding(
         "warn",
         f"{'; '.join(told)}. {detail}",
         "the tick makes and drops them: see that one runs, and that no long transaction or dump holds those tables "

@@ -16,15 +16,26 @@ from gangq.errors import EmbeddedError
 
 
 @click.command()
+@click.option("--check", is_flag=True, help="Only say what would be done; exit code 1 if there is anything.")
 @click.option("--dump-sql", is_flag=True, help="Print a fresh installation as SQL, and touch nothing.")
 @common_options
 @pass_session
-def migrate(session: Session, dump_sql: bool) -> None:
+def migrate(session: Session, check: bool, dump_sql: bool) -> None:
     """Bring the schema up to this library's.
 
-    In one transaction, as the schema's owner. Repeating it does nothing. --dump-sql is for people with their
-    own migration tool; with --json it is {"sql": ...}.
+    In one transaction, as the schema's owner. Repeating it does nothing. --check needs no more than a login that
+    may see the schema. --dump-sql is for people with their own migration tool; with --json it is {"sql": ...}.
     """
+    if check and dump_sql:
+        raise click.UsageError("--check looks at a database, and --dump-sql at none: give one of them")
+    if check:
+        found = schema.pending(session.dsn())
+        todo = [f"apply migration {name}" for name in found.migrations]
+        todo += ["rebuild functions, views, triggers and grants"] if found.code else []
+        session.answer(asdict(found), "\n".join(todo) or "up to date")
+        if todo:
+            click.get_current_context().exit(1)
+        return
     if dump_sql:
         text = schema.dump_sql()
         session.answer({"sql": text}, text.removesuffix("\n"))

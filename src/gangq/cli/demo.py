@@ -29,6 +29,7 @@ from gangq.client import Client
 from gangq.client.rows import GangRow, JobRow
 from gangq.embedded import Server
 from gangq.errors import GangqError
+from gangq.proc import killing
 
 DATABASE = "gangq_demo"
 HOSTS = {"alpha-0": "alpha", "alpha-1": "alpha", "beta-0": "beta", "beta-1": "beta"}
@@ -83,11 +84,7 @@ class Fleet:
                 process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 20
         for process in self.processes.values():
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            killing.end_group(process, max(0.1, deadline - time.monotonic()))
 
     def check(self) -> None:
         """Raise if a worker ended by itself, with the end of its log."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import click
 import psycopg
 
 from gangq import embedded, schema
 from gangq.cli import checks, output, queries
-from gangq.cli.checks import Check, some
+from gangq.cli.checks import Finding, some
 from gangq.cli.output import seconds
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.client import Client
@@ -41,137 +40,104 @@ def doctor(session: Session) -> None:
     if session.given_dsn is None:
         session.dsn()  # What says how to name one.
     failed = False
-    for found in examine(session):
+    for check, found in examine(session):
         failed = failed or found.status == "fail"
-        session.answer(found, *_line(found))
+        mark = output.coloured(found.status.ljust(4), _COLOURS[found.status])
+        advice = f"\n{' ' * 18}-> {found.advice}" if found.advice else ""
+        session.answer(
+            {"check": check, **found._asdict()}, mark, f"  {check.ljust(10)}  {found.detail}{advice}"
+        )
     if failed:
         click.get_current_context().exit(1)
 
 
-def _line(found: Check) -> tuple[str, ...]:
-    mark = output.coloured(found.status.ljust(4), _COLOURS[found.status])
-    line = f"  {found.check.ljust(10)}  {found.detail}"
-    return mark, f"{line}\n{' ' * 18}-> {found.advice}" if found.advice else line
-
-
-def examine(session: Session) -> Iterator[Check]:
+def examine(session: Session) -> Iterator[tuple[str, Finding]]:
     """All checks, in order; those that need what has failed are left out."""
     try:
         client = session.client(checked=session.private)
-        facts = client.execute(queries.server_facts())
+        client.execute(queries.server_facts())
     except GangqError as e:
         advice = "see the private server's log, or name a database: --dsn or GANGQ_DSN"
-        yield Check("database", "fail", str(e), advice if isinstance(e, EmbeddedError) else "")
+        yield "database", Finding("fail", str(e), advice if isinstance(e, EmbeddedError) else "")
         return
-    yield Check("database", "ok", f"reached {client.target}")
-    yield from _server(client, facts)
-    yield _skew(client)
-    yield _notify_queue(facts)
-    yield _listens(client)
-    yield _snapshot(client)
+    yield "database", Finding("ok", f"reached {client.target}")
+    yield from _made(client, _OF_THE_SERVER, "")
     try:
         schema.check_version(client)
     except (SchemaMismatch, NotAllowed) as e:
-        yield Check("schema", "fail", str(e))
+        yield "schema", Finding("fail", str(e))
         return
-    yield Check("schema", "ok", f"{client.schema_version()}, as this library wants it")
-    for look in (
-        _code,
-        _roles,
-        _tick,
-        checks.workers,
-        checks.slots,
-        checks.cgroups,
-        checks.tasks,
-        checks.claims,
-        checks.reboot,
-        checks.devices,
-        checks.watchdogs,
-        checks.sensors,
-        checks.trips,
-        _violations,
-        checks.retention,
-        _partitions,
-    ):
+    yield "schema", Finding("ok", f"{client.schema_version()}, as this library wants it")
+    yield from _made(client, _OF_THE_INSTALLATION, "run gangq doctor as gangq_admin to see all")
+
+
+def _made(
+    client: Client, named: Mapping[str, Callable[[Client], Finding]], advice: str
+) -> Iterator[tuple[str, Finding]]:
+    for name, check in named.items():
         try:
-            yield look(client, facts)
+            yield name, check(client)
         except GangqError as e:
-            yield Check(
-                look.__name__.strip("_"), "warn", str(e), "run gangq doctor as gangq_admin to see all"
-            )
+            yield name, Finding("warn", str(e), advice)
 
 
-def _server(client: Client, facts: dict[str, Any]) -> Iterator[Check]:
-    with client.connection("version") as conn:
-        major = conn.info.server_version // 10000
-    version = facts["version"]
+def _server(client: Client) -> Finding:
+    facts = client.execute(queries.server_facts())
+    version, major = facts["version"], facts["major"]
     supported = f"{embedded.MAJORS[0]} to {embedded.MAJORS[-1]}"
     if major < embedded.MAJORS[0]:
-        yield Check(
-            "server",
-            "fail",
-            f"PostgreSQL {version}",
-            f"gangq needs PostgreSQL {supported}: upgrade the server",
+        return Finding(
+            "fail", f"PostgreSQL {version}", f"gangq needs PostgreSQL {supported}: upgrade the server"
         )
-    elif major > embedded.MAJORS[-1]:
-        yield Check(
-            "server",
-            "warn",
-            f"PostgreSQL {version}",
-            f"gangq is tested with {supported}; look for a newer gangq",
+    if major > embedded.MAJORS[-1] and not facts["standby"]:
+        return Finding(
+            "warn", f"PostgreSQL {version}", f"gangq is tested with {supported}; look for a newer gangq"
         )
-    else:
-        yield Check("server", "ok", f"PostgreSQL {version}")
     if facts["standby"]:
-        yield Check(
-            "primary",
-            "fail",
-            "this server is a standby",
-            "name the primary in the DSN, or all hosts of the cluster",
-        )
+        advice = "name the primary in the DSN, or all hosts of the cluster"
+        return Finding("fail", f"PostgreSQL {version} is a standby", advice)
+    return Finding("ok", f"PostgreSQL {version}")
 
 
-def _skew(client: Client) -> Check:
+def _clock(client: Client) -> Finding:
     before = time.time()
     at = client.execute(queries.server_facts())["at"].timestamp()
     after = time.time()
     skew = at - (before + after) / 2
     # Half the round trip is what this measurement cannot know.
     if abs(skew) - (after - before) / 2 <= _SKEW_S:
-        return Check("clock", "ok", f"this host and the database agree within {_SKEW_S:g} s")
+        return Finding("ok", f"this host and the database agree within {_SKEW_S:g} s")
     way = "ahead of" if skew > 0 else "behind"
-    return Check(
-        "clock",
+    return Finding(
         "warn",
         f"the database's clock is {seconds(abs(skew))} {way} this host's",
         "no decision compares the two, but times shown here mislead: run NTP on both",
     )
 
 
-def _notify_queue(facts: dict[str, Any]) -> Check:
-    usage = facts["notify_usage"]
+def _notify_queue(client: Client) -> Finding:
+    usage = client.execute(queries.server_facts())["notify_usage"]
     detail = f"notification queue {usage:.1%} full"
     if usage < 0.1:
-        return Check("notify", "ok", detail)
+        return Finding("ok", detail)
     advice = (
         "a session that listens has been in a transaction for long; end it (select * from pg_stat_activity "
         "order by xact_start). When the queue is full, every commit that notifies fails"
     )
-    return Check("notify", "fail" if usage > 0.5 else "warn", detail, advice)
+    return Finding("fail" if usage > 0.5 else "warn", detail, advice)
 
 
-def _listens(client: Client) -> Check:
+def _listens(client: Client) -> Finding:
     """Listen on one connection, notify on another: a pooler in transaction mode loses it in between."""
     channel = f"gangq_doctor_{uuid.uuid4().hex[:12]}"
-    with client.connect_listener() as ear:
-        ear.execute(f"listen {channel}".encode())
+    with client.connect_listener() as listener:
+        listener.execute(f"listen {channel}".encode())
         with client.connection("notify") as other:
             other.execute("select pg_notify(%s, '')", (channel,))
-        if any(True for _ in ear.notifies(timeout=_LISTEN_S, stop_after=1)):
-            return Check("listen", "ok", "notifications arrive")
-        ear.execute("unlisten *")
-    return Check(
-        "listen",
+        if any(True for _ in listener.notifies(timeout=_LISTEN_S, stop_after=1)):
+            return Finding("ok", "notifications arrive")
+        listener.execute("unlisten *")
+    return Finding(
         "warn",
         f"a notification did not arrive within {_LISTEN_S:g} s",
         "PgBouncer in transaction mode swallows LISTEN: give workers and gangq tick a direct or session-mode DSN. "
@@ -179,14 +145,11 @@ def _listens(client: Client) -> Check:
     )
 
 
-def _snapshot(client: Client) -> Check:
+def _horizon(client: Client) -> Finding:
     oldest = client.execute(queries.oldest_snapshot())
     if oldest is None or oldest["age_s"] < _SNAPSHOT_S:
-        return Check(
-            "horizon", "ok", f"no transaction holds back vacuum for more than {seconds(_SNAPSHOT_S)}"
-        )
-    return Check(
-        "horizon",
+        return Finding("ok", f"no transaction holds back vacuum for more than {seconds(_SNAPSHOT_S)}")
+    return Finding(
         "fail" if oldest["age_s"] > _SNAPSHOT_BAD_S else "warn",
         f"{oldest['who']} has held back vacuum for {seconds(oldest['age_s'])}",
         "end it (select pg_terminate_backend(PID), or rollback prepared): until then dead rows pile up in "
@@ -194,25 +157,22 @@ def _snapshot(client: Client) -> Check:
     )
 
 
-def _code(client: Client, facts: dict[str, Any]) -> Check:
-    del facts
+def _code(client: Client) -> Finding:
     if schema.code_is_current(client):
-        return Check("code", "ok", "functions and views are this library's")
-    return Check(
-        "code",
+        return Finding("ok", "functions and views are this library's")
+    return Finding(
         "warn",
         "functions and views are of another release",
         "fine during a rolling upgrade; otherwise run gangq migrate as the schema's owner",
     )
 
 
-def _roles(client: Client, facts: dict[str, Any]) -> Check:
-    del client
+def _roles(client: Client) -> Finding:
+    facts = client.execute(queries.server_facts())
     roles = facts["roles"]
     if roles:
-        return Check("roles", "ok", f"{facts['login']} may act as {', '.join(roles)}")
-    return Check(
-        "roles",
+        return Finding("ok", f"{facts['login']} may act as {', '.join(roles)}")
+    return Finding(
         "fail",
         f"{facts['login']} holds no role of gangq",
         f"have the owner run: grant gangq_worker to {facts['login']} (or gangq_submitter, gangq_viewer, "
@@ -220,12 +180,11 @@ def _roles(client: Client, facts: dict[str, Any]) -> Check:
     )
 
 
-def _tick(client: Client, facts: dict[str, Any]) -> Check:
-    del facts
+def _tick(client: Client) -> Finding:
     last = client.execute(queries.last_tick())
     age, limit = last["age_s"], max(10.0, 10 * last["tick_s"])
     if age is not None and age <= limit:
-        return Check("tick", "ok", f"the last tick was {seconds(max(0.0, age))} ago")
+        return Finding("ok", f"the last tick was {seconds(max(0.0, age))} ago")
     live = [w for w in client.workers() if w.state in ("live", "draining")]
     detail = "no tick has ever run" if age is None else f"the last tick was {seconds(age)} ago"
     holder = client.execute(queries.tick_holder())
@@ -234,27 +193,22 @@ def _tick(client: Client, facts: dict[str, Any]) -> Check:
         end = (
             "rollback prepared" if holder["pid"] is None else f"select pg_terminate_backend({holder['pid']})"
         )
-        return Check(
-            "tick",
+        return Finding(
             "fail",
             f"{detail}, and {holder['who']} has held a tick open{since}",
             f"nothing is placed, freed or promoted until that transaction ends: {end}",
         )
     if live:
-        return Check(
-            "tick",
+        return Finding(
             "fail",
             f"{detail}, and there are live workers: {len(live)}",
             "look at the workers' logs; until one ticks, nothing is placed or freed: run gangq tick --loop "
             "meanwhile",
         )
-    return Check(
-        "tick", "warn", f"{detail}, and no worker is live", "start a worker, or run gangq tick --loop"
-    )
+    return Finding("warn", f"{detail}, and no worker is live", "start a worker, or run gangq tick --loop")
 
 
-def _violations(client: Client, facts: dict[str, Any]) -> Check:
-    del facts
+def _invariants(client: Client) -> Finding:
     # Every live job is held against every rule.
     try:
         with client.connection("gangq.violations") as conn, conn.transaction():
@@ -263,33 +217,58 @@ def _violations(client: Client, facts: dict[str, Any]) -> Check:
     except GangqError as e:
         if not isinstance(e.__cause__, psycopg.errors.QueryCanceled):
             raise
-        return Check(
-            "invariants",
+        return Finding(
             "warn",
             f"too many live jobs to look at all of them in {seconds(_RULES_S)}",
             "where it may take longer: select * from gangq.violations (always empty)",
         )
     if not found:
-        return Check("invariants", "ok", "no violation")
+        return Finding("ok", "no violation")
     listed = some([f"{v.rule}: {v.subject} ({v.detail})" for v in found])
-    return Check(
-        "invariants",
+    return Finding(
         "fail",
         f"{len(found)} violations: {listed}",
         "this is a bug: report it with the rows of gangq.violations and gangq.events",
     )
 
 
-def _partitions(client: Client, facts: dict[str, Any]) -> Check:
-    del facts
+def _partitions(client: Client) -> Finding:
     found = client.execute(queries.stray_rows())
     if not found:
-        return Check("partitions", "ok", "no row is outside the partitions of its day")
+        return Finding("ok", "no row is outside the partitions of its day")
     listed = some([f"about {row['rows']} in gangq.{row['name']}" for row in found])
-    return Check(
-        "partitions",
+    return Finding(
         "warn",
         f"rows are in default partitions: {listed}",
         "no tick made partitions in time. They go when the last of them is past its retention; see that "
         "a tick runs",
     )
+
+
+_OF_THE_SERVER = {
+    "server": _server,
+    "clock": _clock,
+    "notify": _notify_queue,
+    "listen": _listens,
+    "horizon": _horizon,
+}
+_OF_THE_INSTALLATION = {
+    "code": _code,
+    "roles": _roles,
+    "tick": _tick,
+    "workers": checks.workers,
+    "slots": checks.slots,
+    "cgroups": checks.cgroups,
+    "tasks": checks.tasks,
+    "schedules": checks.schedules,
+    "claims": checks.claims,
+    "reboot": checks.reboot,
+    "devices": checks.devices,
+    "watchdogs": checks.watchdogs,
+    "sensors": checks.sensors,
+    "trips": checks.trips,
+    "outbox": checks.outbox,
+    "invariants": _invariants,
+    "retention": checks.retention,
+    "partitions": _partitions,
+}

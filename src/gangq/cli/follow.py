@@ -17,7 +17,7 @@ from gangq.cli.which import Which, takes_one
 from gangq.client import Client
 from gangq.client.rows import EventRow, LogRow
 from gangq.errors import WHO_READS, NotAllowed
-from gangq.handles import ENDED
+from gangq.status import ENDED
 
 _POLL_S = 0.3
 # Rows committed late carry an earlier time: what is younger than this is read again, and known ids dropped.

@@ -17,16 +17,20 @@ if TYPE_CHECKING:
 EXIT_REFUSED = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_DATABASE = 3
-EXIT_UNFIT = 88
 EXIT_INTERRUPTED = 130
 
 
 class LazyGroup(click.Group):
-    """The top-level group. `commands_in` names for each command the module of this package it is in."""
+    """The top-level group. `sections` of its help name for each command the module of this package it is in."""
 
-    def __init__(self, *args: Any, commands_in: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, sections: Mapping[str, Mapping[str, str]] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._commands_in = dict(commands_in or {})
+        self._sections = sections or {}
+        self._commands_in = {
+            name: module for part in self._sections.values() for name, module in part.items()
+        }
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse what no database could store: bytes of the command line that are not UTF-8."""
@@ -36,7 +40,7 @@ class LazyGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order of a job's life, not of the alphabet."""
+        """The commands in the order of the sections, not of the alphabet."""
         del ctx
         return list(self._commands_in)
 
@@ -49,6 +53,20 @@ class LazyGroup(click.Group):
         found = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(found, click.Command)
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands in their sections."""
+        found = {name: self.get_command(ctx, name) for name in self._commands_in}
+        longest = max(map(len, found), default=0)
+        for section, names in self._sections.items():
+            with formatter.section(section):
+                formatter.write_dl(
+                    [
+                        (name.ljust(longest), command.get_short_help_str(formatter.width - longest - 6))
+                        for name in names
+                        if (command := found[name]) is not None
+                    ]
+                )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error of ours becomes one message and an exit code."""
@@ -85,9 +103,10 @@ def exit_code(problem: GangqError) -> int:
     is unfit to start, else 1.
     """
     from gangq.errors import DatabaseUnreachable, EmbeddedError, SchemaMismatch, Unfit
+    from gangq.watchdogs.codes import ExitCode
 
     if isinstance(problem, Unfit):
-        return EXIT_UNFIT
+        return ExitCode.UNFIT
     if isinstance(problem, (DatabaseUnreachable, SchemaMismatch, EmbeddedError)):
         return EXIT_NO_DATABASE
     if isinstance(problem, (ValueError, TypeError, LookupError)):

@@ -19,7 +19,8 @@ from gangq.cli.tables import columns, table
 from gangq.cli.which import Which, WhichType, takes_one
 from gangq.client import Client
 from gangq.client.encoding import counted
-from gangq.client.rows import DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason
+from gangq.client.rows import AttemptRow, DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason
+from gangq.status import error_in_words, progress_in_words, said_of
 
 _JOBS = columns(
     "id state task queue:3 prio:4 >gang:2 rank:2 worker:1 >tries:4 submitted:5 ended:5 what",
@@ -44,6 +45,15 @@ _DRAINS = columns(
         "outcome": lambda drain: drain.outcome or "draining",
         "started": lambda drain: when(drain.started_at),
         "took": lambda drain: _took(drain),
+    },
+)
+_ATTEMPTS = columns(
+    "started took ended host worker:1 epoch:2 devices:3",
+    {
+        "started": lambda attempt: when(attempt.started_at),
+        "took": lambda attempt: _took(attempt),
+        "ended": lambda attempt: attempt.cause or "runs",
+        "devices": lambda attempt: words(attempt.devices),
     },
 )
 TIMELINE = columns("at epoch:3 what job rank:2 worker:1 reason")
@@ -130,7 +140,7 @@ def show(session: Session, target: Which, whole: bool) -> None:
 
     Of a job that tripped a watchdog, also a sentence that says where it waited, and the stack of its handler, newest
     trip first. With --evidence the rest: readings, beats, where all threads waited, all stacks, the end of its
-    output. With --json one object: {"job", "events", "evidence"} (evidence is null
+    output. With --json one object: {"job", "attempts", "events", "evidence"} (evidence is null
     for a login that may not see it), or {"gang", "members", "timeline", "drains"}.
     """
     if target.gang:
@@ -142,10 +152,11 @@ def show(session: Session, target: Which, whole: bool) -> None:
 def _show_job(session: Session, target: Which, whole: bool) -> None:
     client = session.client()
     (job,) = target.jobs(client)
+    attempts = client.attempts(job_id=job.id, limit=None)
     events = target.events(client)
     evidence = _evidence(client, job, events)
     if session.json:
-        session.answer({"job": job, "events": events, "evidence": evidence})
+        session.answer({"job": job, "attempts": attempts, "events": events, "evidence": evidence})
         return
     output.pairs(_job_pairs(job, _cancelled_by(client, job)))
     if job.error and job.state not in ("failed", "cancelled"):
@@ -153,6 +164,9 @@ def _show_job(session: Session, target: Which, whole: bool) -> None:
         spent = job.attempts - 1 if job.state in ("done", "running", "preempting") else job.attempts
         output.write(f"\nlast failed attempt ({max(1, spent)} of {job.max_attempts}):")
     _error(job.error)
+    if attempts:
+        output.write()
+        table(attempts, _ATTEMPTS)
     _show_trips(job.id, events, evidence, whole)
 
 
@@ -266,8 +280,8 @@ def drains(session: Session, target: Which | None, limit: int) -> None:
     session.rows(found, _DRAINS, "no drains")
 
 
-def _took(drain: DrainRow) -> str:
-    return seconds((drain.ended_at - drain.started_at).total_seconds()) if drain.ended_at else ""
+def _took(row: DrainRow | AttemptRow) -> str:
+    return seconds((row.ended_at - row.started_at).total_seconds()) if row.ended_at else ""
 
 
 def culprit(members: Sequence[JobRow]) -> JobRow | None:
@@ -281,32 +295,11 @@ def culprit(members: Sequence[JobRow]) -> JobRow | None:
 
 def _what(job: JobRow) -> str:
     """The one thing worth knowing about a job in a line."""
-    if job.error and job.state != "done":
-        return _said(job.error)
-    if job.state == "preempting":
+    if job.state == "preempting" and not job.error:
         return f"told to stop ({job.stop_reason})"
-    if job.state == "scheduled":
+    if job.state == "scheduled" and not job.error:
         return f"due {when(job.due_at)}"
-    return progress(job.progress) if job.state == "running" else ""
-
-
-def progress(beat: Any) -> str:
-    """A beat in words: its phase, step and total, then the rest."""
-    if not isinstance(beat, Mapping):
-        return ""
-    rest = dict(beat)
-    phase, step, total = rest.pop("phase", None), rest.pop("step", None), rest.pop("total", None)
-    parts = [str(phase)] if phase is not None else []
-    if step is not None:
-        parts.append(f"{step}/{total}" if total is not None else f"step {step}")
-    parts += [
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in rest.items()
-    ]
-    return " ".join(parts)
-
-
-def _said(error: Mapping[str, Any]) -> str:
-    return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
+    return said_of(job)
 
 
 def _needs(job: JobRow) -> str:
@@ -370,7 +363,7 @@ def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
         ("ended", job.finished_at),
         ("cancelled", cancelled),
         ("token", job.token),
-        ("progress", progress(job.progress)),
+        ("progress", progress_in_words(job.progress)),
         ("payload", job.payload if job.readable else _NOT_SHOWN),
         ("result", result if job.readable or job.state != "done" else _NOT_SHOWN),
         ("error", _NOT_SHOWN if job.state == "failed" and not job.readable else None),
@@ -407,7 +400,7 @@ def _gang_pairs(row: GangRow, cancelled: str | None) -> list[tuple[str, object]]
 def _error(error: Mapping[str, Any] | None) -> None:
     if not error:
         return
-    output.write(f"error  {_said(error)}" + (f" (on {error['host']})" if error.get("host") else ""))
+    output.write(f"error  {error_in_words(error)}" + (f" (on {error['host']})" if error.get("host") else ""))
     for key, title in (("traceback", "traceback"), ("log_tail", "end of its output")):
         if error.get(key):
             output.block(title, str(error[key]))

@@ -6,14 +6,13 @@ They are `Query`s like those of `gangq.client.verbs`, over the same views and th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
-
-from psycopg.rows import args_row
 
 from gangq.client import rows
 from gangq.client.rows import EventRow, LogRow, TripRow
 from gangq.client.verb import Query
+from gangq.client.verbs import Verbs
 
 Position = tuple[int, int]
 """How far a job's output is known: its attempt's token, and the number of the piece."""
@@ -48,43 +47,12 @@ def newest_events(limit: int, since: datetime | None = None) -> Query[list[Event
     )
 
 
-def trips(
-    *,
-    code: int | None = None,
-    class_: str | None = None,
-    task: str | None = None,
-    device: str | None = None,
-    host: str | None = None,
-    gang_id: int | None = None,
-    within_s: float | None = None,
-    limit: int | None = None,
-    evidence: bool = False,
-) -> Query[list[TripRow]]:
-    """Trips of watchdogs, newest first; `within_s`: of the last so many seconds by the database's clock.
-
-    The evidence of one may be megabytes, so it is read only when asked for: without `evidence` it is None.
-    """
-    columns = rows.columns(TripRow)
+def trips(*, evidence: bool = False, **conditions: Any) -> Query[list[TripRow]]:
+    """As `gangq.client.verbs.Verbs.trips`. The evidence of one may be megabytes: without `evidence` it is None."""
+    query: Query[list[TripRow]] = Verbs.trips(**conditions)
     if not evidence:
-        columns = columns.replace("evidence", "null::jsonb as evidence")
-    conditions = {
-        "code": (code, "code = %(code)s::integer"),
-        "class": (class_, "class = %(class)s"),
-        "task": (task, "task = %(task)s"),
-        "device": (device, "%(device)s = any (devices)"),
-        "host": (host, "host = %(host)s"),
-        "gang_id": (gang_id, "gang_id = %(gang_id)s::bigint"),
-        "within": (
-            None if within_s is None else timedelta(seconds=within_s),
-            # Asked once, so that the days to read are chosen by it.
-            "at >= (select gangq.now()) - %(within)s::interval",
-        ),
-    }
-    given = {key: value for key, (value, _) in conditions.items() if value is not None}
-    where = " and ".join(text for value, text in conditions.values() if value is not None) or "true"
-    text = f"select {columns} from gangq.trips where {where} order by at desc, job_id"  # noqa: S608 - texts of this package
-    text += f" limit {limit:d}" if limit is not None else ""
-    return Query("gangq.trips", text, given, list, factory=args_row(TripRow))
+        query.text = query.text.replace("evidence", "null::jsonb as evidence", 1)
+    return query
 
 
 def notify_only() -> Query[list[str]]:
@@ -106,6 +74,7 @@ def server_facts() -> Query[dict[str, Any]]:
     """Version, login, roles, and how full the notification queue is."""
     text = """
         select current_setting('server_version') as version, current_user::text as login,
+          current_setting('server_version_num')::integer / 10000 as major,
           clock_timestamp() as at, pg_notification_queue_usage()::float8 as notify_usage,
           pg_is_in_recovery() as standby,
           array(select r.rolname::text from pg_roles r where r.rolname like 'gangq\\_%%'

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
 
 from gangq.cli import options
-from gangq.cli.output import seconds
-from gangq.cli.parsing import Ceilings
+from gangq.cli.output import seconds, when
+from gangq.cli.parsing import Ceilings, Due
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import Cell, Column, columns
 from gangq.client.rows import QueueRow
@@ -20,7 +21,7 @@ from gangq.placement.order import POLICIES
 _COLUMNS = columns(
     "name paused policy:2 attempts:3 crashes:5 trips:5 backoff:4 budget:3 payload_bytes:6 keep_done:6 keep_failed:6",
     {
-        "paused": lambda q: "paused" if q.paused else "",
+        "paused": lambda q: _paused(q),
         "attempts": lambda q: q.max_attempts,
         "crashes": lambda q: q.max_crashes,
         "trips": lambda q: q.max_trips,
@@ -72,9 +73,14 @@ def _name(q: QueueRow) -> str:
     return "  " * q.depth + (q.name.rpartition(".")[2] if q.depth else q.name)
 
 
+def _paused(q: QueueRow) -> str:
+    until = f" until {when(q.paused_until)}" if q.paused_until else ""
+    return f"paused{until}" if q.paused else ""
+
+
 def _state(q: QueueRow) -> str:
     if q.paused_by is not None:
-        return "paused" if q.paused else f"paused by {q.paused_by}"
+        return _paused(q) if q.paused else f"paused by {q.paused_by}"
     return "draining" if q.draining else ""
 
 
@@ -180,12 +186,19 @@ def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any
 
 @queue.command()
 @click.argument("name")
+@click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq queue resume].")
 @common_options
 @pass_session
-def pause(session: Session, name: str) -> None:
+def pause(session: Session, name: str, until: datetime | timedelta | None) -> None:
     """Start nothing new from a queue and its children; what runs goes on."""
     _existing(session, name)
-    _set(session, name, {"paused": True}, "paused")
+    end = None if until is None else session.moment(until)
+    _set(
+        session,
+        name,
+        {"paused": True, "paused_until": end},
+        "paused" + (f" until {when(end)}" if end else ""),
+    )
 
 
 @queue.command()

@@ -23,13 +23,29 @@ from gangq.cli.work import is_gang, notes_aloud, submission, work_options
 from gangq.client import Client
 from gangq.client.rows import EventRow, JobRow, LogRow
 from gangq.errors import DatabaseUnreachable, GangqError
-from gangq.handles import ENDED
+from gangq.status import ENDED, WAITS, holding, why_it_waits
 
 _POLL_S = 0.2
 _EXPLAIN_AFTER_S = 2.0
 _EXPLAIN_EVERY_S = 5.0
 _OUTAGE_TOLERATED_S = 300.0
-_WAITS = frozenset({"pending", "blocked", "waiting", "scheduled"})
+
+_HAPPENED = {
+    "drain": "drains ({cause}){why}",
+    "rollback": "is blocked again{why}",
+    "retry": "failed{why}; tried again",
+    "reap": "lost its worker{why}",
+    "release": "was handed back{why}",
+    "suspect": "is suspected{watchdog}{why}",
+    "trip": "tripped a watchdog{watchdog}{why}",
+    "notify": "would have tripped a watchdog that only notifies{watchdog}{why}",
+    "held": "goes on, although a watchdog tripped{watchdog}: too many workers are suspect{why}",
+    "poison": "is poison{why}",
+    "unavoid": "may use the devices again where it tripped{why}",
+    "straggler": "has a straggler{why}",
+    "force": "did not confirm that it stopped; taken from its worker",
+}
+"""What is said of an event."""
 
 EXIT_CANCELLED = 130
 EXIT_NOT_STARTED = 127
@@ -218,6 +234,9 @@ class _Watcher:
                 f"see gangq show {self._target} ({problem})"
             ) from problem
 
+    def _report(self, event: str, text: str = "", **fields: Any) -> None:
+        _tell(self._session, self._target, event, f"{self._target.phrase} {text}", **fields)
+
     # States
 
     def _states(self) -> bool:
@@ -233,35 +252,27 @@ class _Watcher:
         return state in ENDED
 
     def _changed(self, state: str) -> None:
-        self._waits_since = self._clock() if state in _WAITS else None
+        self._waits_since = self._clock() if state in WAITS else None
         self._explain_at = self._clock() + _EXPLAIN_AFTER_S
         self._explained = ""
-        if state in _WAITS or state == "draining":
+        if state in WAITS or state == "draining":
             # Waiting is said with its reason once it lasts, a drain with its cause as an event.
             if self._session.json:
-                _tell(self._session, self._target, "state", "", state=state)
+                self._report("state", state=state)
         elif not self._target.gang:
             job = self._client.job(id=self._target.id)
             text = f"{state} on {job.host} (worker {job.worker})" if job.worker else state
             text += f", attempt {job.attempts}" if job.attempts > 1 else ""
             fields = {"host": job.host, "worker": job.worker, "attempt": job.attempts}
-            _tell(
-                self._session,
-                self._target,
-                "state",
-                f"{self._target.phrase} {text}",
-                state=state,
-                **fields,
-            )
+            self._report("state", text, state=state, **fields)
 
     def _placed(self, event: EventRow) -> None:
         """A gang's epoch: reserved, then running. Told from its events: by polling, a short one is missed."""
         if event.kind == "reserve":
             self._hosts = sorted((event.data or {}).get("hosts") or {})
         state = {"reserve": "reserved", "go": "running"}[event.kind]
-        text = f"{self._target.phrase} {state} on {', '.join(self._hosts)}, epoch {event.epoch}"
-        fields = {"state": state, "epoch": event.epoch, "hosts": self._hosts}
-        _tell(self._session, self._target, "state", text, **fields)
+        text = f"{state} on {', '.join(self._hosts)}, epoch {event.epoch}"
+        self._report("state", text, state=state, epoch=event.epoch, hosts=self._hosts)
 
     def _happened(self, event: EventRow) -> None:
         """What the states do not say: why it stopped, and why it will run again."""
@@ -273,34 +284,12 @@ class _Watcher:
         why = self._why(event)
         reason = f": {'' if rank is None else f'rank {rank} '}{why}" if why else ""
         watchdog = f" ({data['class']})" if data.get("class") else ""
-        text = {
-            "drain": f"drains ({data.get('cause')}){reason}",
-            "rollback": f"is blocked again{reason}",
-            "retry": f"failed{reason}; tried again",
-            "reap": f"lost its worker{reason}",
-            "release": f"was handed back{reason}",
-            "suspect": f"is suspected{watchdog}{reason}",
-            "trip": f"tripped a watchdog{watchdog}{reason}",
-            "notify": f"would have tripped a watchdog that only notifies{watchdog}{reason}",
-            "held": f"goes on, although a watchdog tripped{watchdog}: too many workers are suspect{reason}",
-            "poison": f"is poison{reason}",
-            "unavoid": f"may use the devices again where it tripped{reason}",
-            "straggler": f"has a straggler{reason}",
-            "force": "did not confirm that it stopped; taken from its worker",
-        }.get(event.kind)
+        told = _HAPPENED.get(event.kind)
+        text = told and told.format(why=reason, watchdog=watchdog, cause=data.get("cause"))
         if event.kind == "drained" and data.get("outcome") == "blocked":
             text = "drained, and waits to be placed again"
         if text is not None:
-            _tell(
-                self._session,
-                self._target,
-                "happened",
-                f"{self._target.phrase} {text}",
-                kind=event.kind,
-                epoch=event.epoch,
-                reason=why,
-                data=event.data,
-            )
+            self._report("happened", text, kind=event.kind, epoch=event.epoch, reason=why, data=event.data)
 
     def _why(self, event: EventRow) -> str | None:
         """Events name an error by its type, because viewers read them; its message is the job's, or a
@@ -318,22 +307,14 @@ class _Watcher:
         if self._waits_since is None or now < self._explain_at:
             return
         self._explain_at = now + _EXPLAIN_EVERY_S
-        held = [r for r in self._target.explain(self._client) if not r.ok]
-        # The state alone says nothing, unless nothing else holds it.
-        held = [r for r in held if r.gate != "state"] or held
-        why = "; ".join(r.detail for r in held) or "about to start"
+        held = holding(self._target.explain(self._client))
+        why = why_it_waits(held)
         if why == self._explained:
             return
         self._explained = why
         waited = seconds(now - self._waits_since)
-        _tell(
-            self._session,
-            self._target,
-            "waits",
-            f"{self._target.phrase} is {self._watched.state} for {waited}: {why}",
-            state=self._watched.state,
-            reasons=held,
-        )
+        state = self._watched.state
+        self._report("waits", f"is {state} for {waited}: {why}", state=state, reasons=held)
 
     # Output and end
 
@@ -349,7 +330,7 @@ class _Watcher:
         members = self._client.jobs(ids=list(self._watched.ranks), limit=None)
         code, culprit = _status(state, members)
         error = (culprit.error if culprit else None) or {}
-        text = f"{self._target.phrase} {state}"
+        text = state
         if self._target.gang and state == "failed":
             reason = self._client.gang(id=self._target.id).reason
             text += f" ({reason})" if reason else ""
@@ -357,7 +338,7 @@ class _Watcher:
             rank = f" rank {culprit.rank}" if culprit.rank is not None else ""
             text += f":{rank} {error.get('message') or error.get('type') or 'no error was kept'}"
         if state != "done" or self._session.json:
-            _tell(self._session, self._target, "end", text, state=state, exit_code=code, error=error or None)
+            self._report("end", text, state=state, exit_code=code, error=error or None)
         return code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -45,6 +46,15 @@ class Session:
     def inside_job(self) -> bool:
         """Whether this is a command of a job, which has no database but its worker."""
         return self.given_dsn is None and bool(os.environ.get("GANGQ_SOCKET"))
+
+    def moment(self, when: datetime | timedelta) -> datetime:
+        """A time, or so long from now by the database's clock, which will judge it; a job has only its own."""
+        if isinstance(when, datetime):
+            return when
+        from gangq.cli import queries
+
+        now = datetime.now(UTC) if self.inside_job else self.client().execute(queries.database_time())
+        return now + when
 
     def dsn(self) -> str:
         """The database; the private server is started if need be. May hold a password: never print it.

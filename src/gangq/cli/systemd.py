@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, json_option, pass_session, say
 from gangq.errors import DatabaseUnreachable
 from gangq.host import units
+from gangq.worker.retry import backoff
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -41,7 +41,7 @@ def systemd() -> None:
 @json_option
 @pass_session
 def install(session: Session, user: bool, directory: Path | None, dry_run: bool) -> None:
-    """Put the units in place: gangq-worker@, gangq-tick, gangq-bounce and its timer.
+    """Put the units in place: gangq-worker@, gangq-tick, gangq-notify@, gangq-bounce and its timer.
 
     They start the gangq that installs them. Repeating it brings them up to date; changes of your own belong in
     drop-ins (systemctl edit), and worker.env, once it is there, is yours. Nothing is enabled or started. With
@@ -109,26 +109,25 @@ def report_death(session: Session, name: str, wait: bool, within: float) -> None
     # It has the worker's user, as jobs beside it have, and may wait for long.
     private.close()
     # Not at the top: install and show need no database.
-    from gangq.cli import deaths
+    from gangq.host.deaths import prove_and_report
 
     names.check("--name", name, "name the worker as it registered")
     client = _patiently(session) if wait else session.client()
-    for found in deaths.report(client, name, within_s=within, evidence=_unit_evidence()):
+    for found in prove_and_report(client, name, within_s=within, evidence=_unit_evidence()):
         session.answer(found, f"gangq: {found.detail}")
 
 
 def _patiently(session: Session) -> Client:
     """The client, once the database is there. Another schema is no reason to wait: the worker will say so."""
     client = session.client(checked=False)
-    wait_s = _RETRY_FIRST_S
-    while True:
+    for wait_s in backoff(_RETRY_FIRST_S, _RETRY_LAST_S):
         try:
             session.check_schema(client)
-            return client
+            break
         except DatabaseUnreachable as problem:
             say(f"{problem}; trying again in {wait_s:.1f} s")
-        time.sleep(wait_s * random.uniform(0.8, 1.2))
-        wait_s = min(wait_s * 2, _RETRY_LAST_S)
+        time.sleep(wait_s)
+    return client
 
 
 def _unit_evidence() -> dict[str, str]:

@@ -11,10 +11,12 @@ import psycopg
 from gangq import private
 from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
+from gangq.cli.listening import Listener
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.client import Client
 from gangq.client.rows import TickReport
 from gangq.errors import Busy, GangqError, translate
+from gangq.worker.retry import backoff
 
 _RETRY_FIRST_S = 0.2
 _RETRY_LAST_S = 10.0
@@ -31,9 +33,9 @@ _PACE_S = 0.05
 def tick(session: Session, loop: bool, force: bool) -> None:
     """Run all maintenance once, or in a loop.
 
-    Stale reservations, ended leases, drains, due jobs; then what starts where. Workers do this by themselves;
-    for cron, or with --loop as a dedicated process. One runs at a time. With --json one object per tick:
-    {"ran", "again", "next_in_s", "detail", "next_turn", "decide"}.
+    Stale reservations, ended leases, drains, due jobs and schedules; then what starts where. Workers do this by
+    themselves; for cron, or with --loop as a dedicated process. One runs at a time. With --json one object per tick:
+    {"ran", "again", "next_in_s", "detail", "next_turn", "decide", "unplanned"}.
     """
     private.close()
     client = session.client()
@@ -81,8 +83,8 @@ class _Loop:
         self._session = session
         self._client = client
         self._interrupts = interrupts
-        self._ear: psycopg.Connection[object] | None = None
-        self._retry_s = _RETRY_FIRST_S
+        self._listener = Listener(client, "gangq_tick")
+        self._retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
         self._turn: int | None = None
         self._forced = False
         self._paced_at = 0.0
@@ -95,12 +97,12 @@ class _Loop:
         except KeyboardInterrupt:
             return
         finally:
-            self._deafen()
+            self._listener.close()
 
     def _round(self, asked: bool) -> bool:
         """One tick and the wait for the next; whether a notification ended it."""
         try:
-            self._listen()
+            self._listener.listen()
             # Any login may notify: a flood of notifications is no reason to do nothing but tick.
             self._interrupts.wait(max(0.0, self._paced_at - time.monotonic()))
             self._paced_at = time.monotonic() + _PACE_S
@@ -109,21 +111,22 @@ class _Loop:
             report = self._client.tick(force=force, turn=turn)
             self._turn, self._forced = report.next_turn, force and report.next_turn is not None
             self._say(report)
-            self._retry_s = _RETRY_FIRST_S
+            self._retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
             if report.ran and report.again:
-                self._wait(report.next_in_s or 0)
+                self._listener.wait(self._interrupts, report.next_in_s or 0)
                 return True
             wait = max(0.01, report.next_in_s or 1.0)
             # Who ran knows what is due, and comes in time for it; the others must not ask in step.
-            return self._wait(wait if report.ran else wait * random.uniform(0.9, 1.1))
+            wait = wait if report.ran else wait * random.uniform(0.9, 1.1)
+            return self._listener.wait(self._interrupts, wait)
         except (GangqError, psycopg.Error) as e:
             problem = translate(e) if isinstance(e, psycopg.Error) else e
             if not problem.retryable:
                 raise problem from e
-            say(f"{problem}; trying again in {self._retry_s:.1f} s")
-            self._deafen()
-            self._interrupts.wait(self._retry_s * random.uniform(0.8, 1.2))
-            self._retry_s = min(self._retry_s * 2, _RETRY_LAST_S)
+            wait = next(self._retries)
+            say(f"{problem}; trying again in {wait:.1f} s")
+            self._listener.close()
+            self._interrupts.wait(wait)
             return False
 
     def _say(self, report: TickReport) -> None:
@@ -133,22 +136,3 @@ class _Loop:
                 output.write(output.to_json(report))
         elif busy:
             output.write(_described(report))
-
-    def _listen(self) -> None:
-        if self._ear is None:
-            self._ear = self._client.connect_listener()
-            self._ear.execute("listen gangq_tick")
-
-    def _deafen(self) -> None:
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            ear.close()
-
-    def _wait(self, seconds: float) -> bool:
-        assert self._ear is not None
-        # What came while the tick ran lies in the connection's buffer, where select does not see it.
-        if any(True for _ in self._ear.notifies(timeout=0)):
-            return True
-        if not self._interrupts.wait(seconds, [self._ear.fileno()]):
-            return False
-        return any(True for _ in self._ear.notifies(timeout=0))

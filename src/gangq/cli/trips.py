@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import click
 
 from gangq.cli import evidence as seen
@@ -58,14 +60,16 @@ def trips(
     Outcome says what became of the job; notify and held: nothing was stopped. With --json the columns of
     gangq.trips; evidence is null without --evidence, and for a role that may not read payloads.
     """
-    found = session.client().execute(
+    client = session.client()
+    since = client.execute(queries.database_time()) - timedelta(seconds=within_s)
+    found = client.execute(
         queries.trips(
             code=code,
             class_=class_,
             task=task,
             device=device,
             host=host,
-            within_s=within_s,
+            since=since,
             limit=limit,
             evidence=evidence,
         )

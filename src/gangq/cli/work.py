@@ -6,21 +6,20 @@ import contextlib
 import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 from uuid import UUID
 
 import click
 
-from gangq.cli import parsing, queries
+from gangq.cli import parsing
 from gangq.cli.options import THEN, TIMEOUT_STYLE, chained
-from gangq.cli.output import gang
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
 from gangq.cli.which import Which, WhichType, takes_several
+from gangq.client.encoding import AWAITING
 from gangq.client.options import GANG_ONLY, SubmitGangOptions
-from gangq.client.rows import StateChange
+from gangq.client.rows import StateChange, UniqueGangSubmitted
 from gangq.client.verbs import Verbs
 from gangq.errors import NotFound
 from gangq.placement.strategies import STRATEGIES
@@ -28,7 +27,7 @@ from gangq.placement.strategies import STRATEGIES
 _CHANGES = columns("job >gang state")
 
 
-work_options = chained(
+recurring_options = chained(
     click.option("--queue", help="Where it waits [as its task is declared, else default]."),
     click.option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
     click.option("--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."),
@@ -46,16 +45,16 @@ work_options = chained(
     click.option(
         "--model", help="What it needs loaded: a worker that has it is preferred, any other may do."
     ),
+    click.option(
+        "--limit-key",
+        metavar="KEY",
+        help="Of all jobs that name this key only so many are placed at once, whatever their queue.",
+    ),
+    click.option(
+        "--limit", type=int, metavar="N", help="So many; the first submission of a key must say it."
+    ),
     click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
     click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
-    click.option("--due", "due_at", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
-    click.option(
-        "--after",
-        type=WhichType(),
-        multiple=True,
-        metavar="ID",
-        help="A job (12) or a gang (g12) that must be done first; may be repeated.",
-    ),
     click.option(
         "--select",
         "selectors",
@@ -68,12 +67,6 @@ work_options = chained(
     ),
     click.option(
         "--avoid-host", "avoid_hosts", multiple=True, metavar="HOST", help="A host it must not run on."
-    ),
-    click.option(
-        "--spec",
-        type=click.File(),
-        metavar="FILE",
-        help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
     ),
     click.option(
         "--wait-for-hardware",
@@ -146,7 +139,39 @@ work_options = chained(
         help="How long the gang may stay reserved.",
     ),
 )
-"""What a job needs and how it is treated: the options of submit and run."""
+"""What a job needs and how it is treated, each time it is submitted: the options of schedule add."""
+work_options = chained(
+    click.option("--due", "due_at", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
+    click.option(
+        "--after",
+        type=WhichType(),
+        multiple=True,
+        metavar="ID",
+        help="A job (12) or a gang (g12) that must be done first; may be repeated.",
+    ),
+    click.option(
+        "--after-any",
+        type=WhichType(),
+        multiple=True,
+        metavar="ID",
+        help="One that must have ended first, whatever came of it; may be repeated.",
+    ),
+    click.option(
+        "--after-failed",
+        type=WhichType(),
+        multiple=True,
+        metavar="ID",
+        help="One that must have failed first; may be repeated.",
+    ),
+    click.option(
+        "--spec",
+        type=click.File(),
+        metavar="FILE",
+        help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
+    ),
+    recurring_options,
+)
+"""The options of submit and run: these, and what holds for one submission."""
 
 
 class _Aloud(logging.Handler):
@@ -183,11 +208,11 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
     given = {
         **options,
         "labels": dict(options["labels"]) or None,
-        "after": _awaited(session, options["after"]) or None,
+        **{name: _awaited(session, name, options[name]) or None for name in AWAITING},
         "selector": [*selectors, *avoid] or None,
         "tolerates": list(options["tolerates"]) or None,
         "roles": list(options["roles"]) or None,
-        "due_at": _due_at(session, options["due_at"]),
+        "due_at": None if options["due_at"] is None else session.moment(options["due_at"]),
     }
     said = {key: value for key, value in given.items() if value is not None}
     if spec is not None:
@@ -200,7 +225,7 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
     return said
 
 
-def _awaited(session: Session, after: Sequence[Which]) -> list[int]:
+def _awaited(session: Session, option: str, after: Sequence[Which]) -> list[int]:
     """The jobs to wait for: of a gang all its members."""
     ids: list[int] = []
     for which in after:
@@ -211,7 +236,8 @@ def _awaited(session: Session, after: Sequence[Which]) -> list[int]:
         )
         if not members:
             raise NotFound(
-                f"--after names {which.phrase}, which does not exist, or is older than its retention"
+                f"--{option.replace('_', '-')} names {which.phrase}, which does not exist, or is older than its "
+                "retention"
             )
         ids += members
     return ids
@@ -250,13 +276,6 @@ def _over(spec: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | None:
-    # "In 15 minutes" is counted by the clock that will judge it, where that can be asked.
-    if isinstance(due, timedelta) and session.inside_job:
-        return datetime.now(UTC) + due
-    return session.client().execute(queries.database_time()) + due if isinstance(due, timedelta) else due
-
-
 @click.command()
 @click.argument("task", required=False)
 @click.argument("payload", nargs=-1)
@@ -274,6 +293,25 @@ def _due_at(session: Session, due: datetime | timedelta | None) -> datetime | No
     help="A new one for each submission, e.g. of uuidgen: the same command run again within an hour prints the same "
     "ids and submits nothing.",
 )
+@click.option(
+    "--unique",
+    "unique_key",
+    metavar="KEY",
+    help="Submit nothing where KEY stands for a live job or gang of this task in this queue already; say which.",
+)
+@click.option(
+    "--unique-for",
+    "keep_s",
+    type=Seconds(),
+    metavar="DURATION",
+    help="KEY stands for it at least so long, also when it has ended.",
+)
+@click.option(
+    "--replace",
+    "replaces",
+    is_flag=True,
+    help="Where that job still waits, it gets this PAYLOAD, --due and --priority.",
+)
 @work_options
 @common_options
 @pass_session
@@ -284,6 +322,9 @@ def submit(
     payload: tuple[str, ...],
     count: int,
     request_id: UUID | None,
+    unique_key: str | None,
+    keep_s: float | None,
+    replaces: bool,
     **options: Any,
 ) -> None:
     """Submit a job, or with --gang N, --role or --spec a gang.
@@ -296,25 +337,52 @@ def submit(
     if task is None and options["spec"] is None:
         raise click.UsageError("name the task to run: gangq submit TASK [PAYLOAD]")
     payloads = _payloads(payload, count)
+    key: dict[str, Any] = {"unique_key": unique_key, "keep_s": keep_s}
+    _check_key(key, replaces, gang_wanted, payloads)
     given = {**submission(session, options), "request_id": request_id}
     client = session.client()
     if task is not None and not gang_wanted:
+        existed = replaced = False
         with notes_aloud():
-            ids = client.submit(task=task, payloads=payloads, **given)
-        session.answer({"job_ids": ids}, "\n".join(map(str, ids)))
+            if unique_key is None:
+                ids = client.submit(task=task, payloads=payloads, **given)
+            else:
+                one = client.submit_unique(task=task, payload=payloads[0], replaces=replaces, **key, **given)
+                ids, existed, replaced = [one.job_id], one.existed, one.replaced
+        if existed:
+            _already_there(session, Which(ids[0], gang=False), replaced)
+        session.answer({"job_ids": ids, "existed": existed, "replaced": replaced}, "\n".join(map(str, ids)))
         return
     if count > 1:
         raise click.UsageError("--count and --gang exclude each other: a gang is one gang")
     if payload:
         given = {key: value for key, value in given.items() if key not in ("payload", "payloads")}
         given |= {"payload": payloads[0]} if payload != ("-",) else {"payloads": payloads}
-    made = client.submit_gang(**given | ({} if task is None else {"task": task}))
+    given |= {} if task is None else {"task": task}
+    made = client.submit_gang(**given) if unique_key is None else client.submit_unique_gang(**key, **given)
+    which = Which(made.gang_id, gang=True)
+    existed = isinstance(made, UniqueGangSubmitted) and made.existed
+    if existed:
+        _already_there(session, which, replaced=False)
     if made.note:
-        say(f"gang {gang(made.gang_id)} cannot be placed now: {made.note}")
-    session.answer(
-        {"gang": gang(made.gang_id), "gang_id": made.gang_id, "job_ids": made.job_ids, "note": made.note},
-        gang(made.gang_id),
-    )
+        say(f"gang {which} cannot be placed now: {made.note}")
+    told = {"gang": str(which), **made._asdict(), "existed": existed}
+    session.answer(told, str(which))
+
+
+def _check_key(key: Mapping[str, Any], replaces: bool, gang_wanted: bool, payloads: Sequence[object]) -> None:
+    """Raise `UsageError` for options of a key that make no sense."""
+    if key["unique_key"] is None and (replaces or key["keep_s"] is not None):
+        raise click.UsageError("--unique-for and --replace say how --unique is meant: give --unique KEY")
+    if replaces and gang_wanted:
+        raise click.UsageError("--replace is for single jobs: a gang that waits stays as it was submitted")
+    if key["unique_key"] is not None and not gang_wanted and len(payloads) != 1:
+        raise click.UsageError(f"--unique stands for one job, and this submits {len(payloads)}")
+
+
+def _already_there(session: Session, which: Which, replaced: bool) -> None:
+    changed = ", now with this payload" if replaced else ""
+    say(f"already there: {which.phrase} ({which.state(session.client())}){changed}")
 
 
 def _payloads(words: Sequence[str], count: int) -> list[dict[str, Any]]:
@@ -352,7 +420,7 @@ def cancel(session: Session, ids: dict[str, list[int]], reason: str | None) -> N
 def retry(session: Session, ids: dict[str, list[int]]) -> None:
     """Run what has ended once more, under its id.
 
-    A failed gang resumes from its last checkpoint.
+    A failed gang resumes from its last checkpoint. What was cancelled because it failed waits for it again.
     """
     _changed(session, session.client().retry(**ids))
 

@@ -18,6 +18,7 @@ import psycopg
 from gangq.client import core
 from gangq.client.inside import through_worker
 from gangq.client.verb import Query, Steps
+from gangq.durations import Duration, seconds
 from gangq.errors import DatabaseUnreachable, GangqError
 
 if TYPE_CHECKING:
@@ -80,20 +81,20 @@ class BaseClient:
         *,
         min_size: int = 1,
         max_size: int = 4,
-        timeout_s: float = 60.0,
-        connect_s: float = 10.0,
-        max_idle_s: float = 10.0,
+        timeout_s: Duration = 60.0,
+        connect_s: Duration = 10.0,
+        max_idle_s: Duration = 10.0,
         prepare: bool | None = None,
         through: Context | None = None,
         **parameters: Any,
     ) -> None:
         self.target = core.target(dsn, parameters, prepare)
-        self.timeout_s = timeout_s
+        self.timeout_s = seconds(timeout_s, "timeout_s")
         self.through = through
-        self._connect_s = min(connect_s, timeout_s)
+        self._connect_s = min(seconds(connect_s, "connect_s"), self.timeout_s)
         self._prepare = self.target.prepare
         self._sizes = (min(min_size, max_size), max_size)
-        self._max_idle_s = max_idle_s
+        self._max_idle_s = seconds(max_idle_s, "max_idle_s")
 
         self._lock = threading.Lock()
         self._busy: set[int] = set()

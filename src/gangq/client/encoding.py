@@ -117,6 +117,10 @@ def type_name(value: object) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+AWAITING = ("after", "after_any", "after_failed")
+"""What names the jobs to wait for: that must be done, must have ended, must have failed."""
+
+
 class Awaited(Protocol):
     """What a job can wait for: a handle of a job or of a gang."""
 

@@ -24,6 +24,8 @@ from gangq.client.verb import (
     Object,
     Objects,
     Query,
+    Seconds,
+    Span,
     Steps,
     Texts,
     Time,
@@ -43,9 +45,14 @@ _OF_FUNCTION = """
 
 
 def _then_decide(
-    _verb: Verb[..., Any], first: Query[rows.TickReport], _given: Mapping[str, Any]
+    _verb: Verb[..., Any], first: Query[rows.TickReport], given: Mapping[str, Any]
 ) -> Steps[rows.TickReport]:
     report = yield from replace(first, steps=None)
+    if report.unplanned and given.get("decides", True):
+        from gangq.decider.schedules import plan_schedules
+
+        if (yield from plan_schedules()):
+            report = report._replace(again=True, next_in_s=0.0)
     if not report.decide:
         return report
     from gangq.decider.passes import run_passes
@@ -63,6 +70,13 @@ class OperatorVerbs:
 
         A setting that is None is taken away where there may be none: `set_queue(name="gpu", budget_s=None)`. For
         gangq_admin. Raises `InvalidInput`, `NotAllowed`.
+        """
+
+    @verb
+    def set_limit(self, *, key: str, most: int) -> None:
+        """Make a limit key, or change its limit: so many jobs that name it may be placed at once.
+
+        It holds whatever limit later submissions say; what runs goes on. For gangq_admin. Raises `InvalidInput`.
         """
 
     @verb
@@ -119,6 +133,59 @@ class OperatorVerbs:
         """Lift the cordon, and with it the drain, of a host or worker. Raises `InvalidInput`, `NotFound`."""
 
     @verb
+    def usage(self, *, since: Span | None = None, by: Texts | None = None) -> list[rows.UsageRow]:
+        """GPU hours used, and of them wasted and displaced, in the time `since` (a timedelta [30 days]), `by` some of
+        submitter, queue and task [submitter], most first. Raises `InvalidInput`.
+        """
+
+    @verb
+    def add_notification(
+        self,
+        *,
+        target: str,
+        kinds: Texts | None = None,
+        queue: str | None = None,
+        submitter: str | None = None,
+        task: str | None = None,
+        max_attempts: int | None = None,
+    ) -> None:
+        """Add a notification target, or change what it is told of. `gangq notify run` delivers.
+
+        `kinds`: those of `gangq.notification_kinds` [all]. `queue` (and those below it), `submitter`, `task`: only of
+        their jobs and gangs. `max_attempts`: deliveries of one notification before it is given up [20]. For
+        gangq_admin. Raises `InvalidInput`, `NotFound`, `WrongState` (there are 100 targets).
+        """
+
+    @verb
+    def remove_notification(self, *, target: str) -> None:
+        """Remove a target with what it was not told yet. For gangq_admin. Raises `NotFound`."""
+
+    @verb
+    def test_notification(self, *, target: str) -> int:
+        """Have a target told that this is a test; its id. For gangq_admin. Raises `NotFound`."""
+
+    @verb
+    def retry_notifications(self, *, target: str) -> int:
+        """Have what was given up for a target delivered after all, and what waits tried at once; how many were given
+        up. For gangq_admin. Raises `NotFound`.
+        """
+
+    @verb
+    def fetch_notification(self, *, target: str, lease_s: Seconds | None = None) -> rows.Fetched:
+        """Take the next notification of a target for `lease_s` seconds [60]: deliver it, then
+        `acknowledge_notification`, or it is given out again. For gangq_notifier. Raises `InvalidInput`, `NotFound`.
+        """
+
+    @verb
+    def acknowledge_notification(
+        self, *, target: str, id: BigInt, delivery: int, error: str | None = None
+    ) -> str:
+        """Say how a delivery ended: `error` None, and it is delivered; otherwise it waits for the next one, or is
+        given up. Returns delivered, waiting, dead or stale (not this caller's any more). For gangq_notifier. Raises
+        `NotFound`.
+        """
+
+    @verb
     def board(self) -> Steps[str]:
         """What a pass decides from, as JSON: `gangq.placement.board.Board.from_json` reads it."""
         found = yield Query("gangq.board", "select gangq.board()::text", {}, list, factory=tuple_row)
@@ -150,11 +217,21 @@ class OperatorVerbs:
     def tick(
         self, *, force: bool | None = None, turn: BigInt | None = None, decides: bool = True
     ) -> rows.TickReport:
-        """Run all maintenance once, if nobody else does; then decide what starts where, if that is this caller's
-        turn. Raises `WrongIsolation`.
+        """Run all maintenance once, if nobody else does; then compute when schedules are due next, and decide what
+        starts where, if that is this caller's turn. Raises `WrongIsolation`.
 
         `turn`: the `next_turn` of the call before, which found a tick running. `decides`: false for maintenance
         alone.
+        """
+
+    @verb
+    def unplanned_schedules(self) -> list[rows.UnplannedSchedule]:
+        """Schedules whose next due time is to be computed, at most 100: what `tick` does."""
+
+    @verb
+    def plan_schedules(self, *, plans: Objects) -> bool:
+        """Store computed due times: objects with name, cron, tz, after, and due, missed or problem. Returns whether
+        one of them is due by now. Raises `InvalidInput`.
         """
 
     @verb

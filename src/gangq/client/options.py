@@ -6,14 +6,16 @@ What each means and its type: `\dT+ gangq.job_options`, `gangq.gang_options` and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from decimal import Decimal
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypedDict
 from uuid import UUID
 
-from gangq.client.encoding import dumps
+from gangq.client.encoding import Awaited, awaited_ids, dumps
 from gangq.client.roles import Role, encode_roles
 from gangq.client.selectors import Selector, as_selector
+from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
 
 
@@ -25,22 +27,25 @@ class _Options(TypedDict, total=False):
     selector: Selector | None
     tolerates: Sequence[str] | None
     model: str | None
+    limit_key: str | None
+    limit: int | None
     wait_for_hardware: bool | None
-    budget_s: float | None
+    budget_s: Duration | None
     max_attempts: int | None
     max_crashes: int | None
     max_trips: int | None
+    after_any: Sequence[int | Awaited] | None
+    after_failed: Sequence[int | Awaited] | None
 
 
 class SubmitOptions(_Options, total=False):
     """Of jobs, as `gangq.TaskOptions` explains them; `budget_s` is its `budget`. None is as if it were left out."""
 
 
-class SubmitGangOptions(_Options, total=False):
-    """Of a gang. None is as if it were left out. What `SubmitOptions` has holds for each member.
+class GangOptions(TypedDict, total=False):
+    """Of a gang, and not of its members. None is as if it were left out. Times are durations: 90, "90s", a timedelta.
 
-    - `payloads`: one to each rank. `roles`: in place of a size. `min_size`: how many of size are enough to start
-      [size]. `name` of the gang.
+    - `min_size`: how many of size are enough to start [size]. `name` of the gang.
     - `strategy` [pack]: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each),
       linked (as pack; all GPUs of each member joined by NVLink or XGMI: it waits for such GPUs).
       `require`, `prefer`: a topology level (`configure`) of which all members must, or should, share one domain.
@@ -52,11 +57,8 @@ class SubmitGangOptions(_Options, total=False):
     - `timeout_s`, `timeout_style` [the queue's]: how long it may wait for a place while eligible, and then: requeue
       (back off, if no worker could hold it or its planned start is overdue; else wait on), hard (fail), soft (single
       jobs). `preemptible` [True]: whether others may displace it.
-    - `request_id`: as in `submit`.
     """
 
-    payloads: Sequence[object] | None
-    roles: Sequence[Role | Mapping[str, Any]] | None
     min_size: int | None
     name: str | None
     strategy: str | None
@@ -67,15 +69,38 @@ class SubmitGangOptions(_Options, total=False):
     failure_policy: str | None
     completion: str | None
     checkpoint_mode: str | None
-    claim_deadline_s: float | None
-    timeout_s: float | None
+    claim_deadline_s: Duration | None
+    timeout_s: Duration | None
     timeout_style: str | None
     preemptible: bool | None
+
+
+class SubmitGangOptions(_Options, GangOptions, total=False):
+    """What `submit_gang` takes beside its everyday arguments: `GangOptions`, `SubmitOptions` for each member, and
+    `payloads` (one to each rank), `roles` (in place of a size), `request_id` (as in `submit`).
+    """
+
+    payloads: Sequence[object] | None
+    roles: Sequence[Role | Mapping[str, Any]] | None
     request_id: UUID | str | None
 
 
 GANG_ONLY = frozenset(SubmitGangOptions.__annotations__.keys() - SubmitOptions.__annotations__.keys())
 """The options of a gang that single jobs do not have."""
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """Of a schedule. None is as if it were left out.
+
+    - `catch_up` [last]: which due times that were missed, while no tick ran, are run afterwards: "skip" (none),
+      "last" (the last of them), "all" (each, the last 100 at most). One that passed less than 60 s ago is not missed.
+    - `skip_if_running` [False]: submit nothing while the last job or gang of the schedule has not ended.
+    - `due_as`: a key of the payload that is given the due time, as text: "2026-03-01T02:00:00.000000+00:00".
+    """
+
+    catch_up: str | None
+    skip_if_running: bool | None
+    due_as: str | None
 
 
 class RegisterOptions(TypedDict, total=False):
@@ -91,7 +116,7 @@ class RegisterOptions(TypedDict, total=False):
     boot_id: str | None
     pid: int | None
     identity: Mapping[str, Any] | None
-    lease_s: float | None
+    lease_s: Duration | None
 
 
 _USUAL = {"wait_for_hardware": False, "balanced": False, "preemptible": True}
@@ -121,12 +146,16 @@ def _encode(name: str, value: Any) -> str:
         return str(value)
     if name == "roles":
         return encode_roles(value) or "null"
-    if name == "selector":
+    if name in ("after_any", "after_failed"):
+        value = awaited_ids(value, name) or []
+    elif name == "selector":
         value = as_selector(value)
     elif name in ("tolerates", "taints", "tasks"):
         value = texts(value, name)
     elif name == "payloads":
         return "[" + ",".join(dumps(one, f"payloads[{n}]") for n, one in enumerate(value)) + "]"
+    elif name.endswith("_s") and isinstance(value, (str, timedelta)):
+        value = seconds(value, name)
     elif isinstance(value, UUID):
         value = str(value)
     elif isinstance(value, Decimal):

@@ -8,6 +8,7 @@ from typing import Any
 
 from gangq.client.encoding import counted, dumps
 from gangq.client.selectors import Selector, as_selector
+from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
 
 
@@ -25,7 +26,7 @@ class Role:
       linked (as pack; all GPUs of each member joined by NVLink or XGMI: it waits for such GPUs).
       `require`, `prefer`: a topology level of which the members of this role must, or should, share one domain.
       `balanced`: evenly many on each host used.
-    - `budget_s`: wall-clock seconds an attempt may take.
+    - `budget_s`: wall-clock time an attempt may take: seconds, "90s" or a timedelta, kept as seconds.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Role:
     require: str | None = None
     prefer: str | None = None
     balanced: bool | None = None
-    budget_s: float | None = None
+    budget_s: Duration | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -74,6 +75,8 @@ class Role:
             raise InvalidInput(
                 f"tolerates of role {self.name!r} is {self.tolerates!r}: pass a list of strings"
             )
+        if self.budget_s is not None:
+            object.__setattr__(self, "budget_s", seconds(self.budget_s, f"budget_s of role {self.name!r}"))
         object.__setattr__(self, "selector", as_selector(self.selector, f"selector of role {self.name!r}"))
 
     def as_json(self) -> dict[str, Any]:

@@ -49,6 +49,24 @@ class UniqueGangSubmitted(NamedTuple):
     existed: bool
 
 
+class ScheduledRun(NamedTuple):
+    """What a schedule submitted by hand: a job, or a gang and its rank 0."""
+
+    job_id: int
+    gang_id: int | None
+
+
+class UnplannedSchedule(NamedTuple):
+    """A schedule whose next due time is to be computed: the first after `after`; `now` is the database's clock."""
+
+    name: str
+    cron: str
+    tz: str
+    catch_up: str
+    after: datetime
+    now: datetime
+
+
 class StateChange(NamedTuple):
     """State of a job, or of a gang (`job_id` None), after cancel, retry or set_priority."""
 
@@ -202,6 +220,20 @@ class SavedCheckpoint(NamedTuple):
     data: bytes
 
 
+class Input(NamedTuple):
+    """How a job ended that another one waited for. `readable`: whether the submitter of that one may read its result
+    and error, which are None otherwise.
+    """
+
+    on_job_id: int
+    gang_id: int | None
+    rank: int | None
+    state: str
+    readable: bool
+    result: Any
+    error: dict[str, Any] | None
+
+
 class ApplyReport(NamedTuple):
     """`accepted`: no newer pass has begun; `outcomes` of what was not just to wait: done, stale, busy, or why it was
     refused; `again`: decide again soon.
@@ -216,7 +248,8 @@ class TickReport(NamedTuple):
     """`ran`: this call did the work (else another did or will); `again`: more is left; next due in `next_in_s`.
 
     `next_turn`: another tick was running. Call again with it after `next_in_s`, until `ran` is true or it is None.
-    `decide`: something waited to be placed, and this caller had the turn.
+    `decide`: something waited to be placed, and this caller had the turn. `unplanned`: how many schedules lacked
+    their next due time when the tick ended; a client computes it then.
     """
 
     ran: bool
@@ -225,6 +258,7 @@ class TickReport(NamedTuple):
     detail: dict[str, Any] | None
     next_turn: int | None
     decide: bool
+    unplanned: int
 
 
 class Reason(NamedTuple):
@@ -547,6 +581,46 @@ class DrainRow(NamedTuple):
     ended_at: datetime | None
 
 
+class ScheduleRow(NamedTuple):
+    """A schedule: by `cron` in the time zone `tz`, or `every` so long.
+
+    - `next_due`; `problem`: why there is none. `last_due`: the last due time for which something was submitted;
+      `last_at`, `last_job`, `last_gang`: what was submitted last, by hand or when due.
+    - `paused`, until `paused_until` (None: until it is resumed).
+    - `passed_over`, `why`: a due time for which nothing was submitted, the last such one known, and why not.
+    - `source`: the program that declares it; `undeclared_at`: since when it does not any more.
+    - `payload` and `work` (the other arguments and options) are None where `readable` is false.
+    """
+
+    name: str
+    task: str
+    queue: str
+    cron: str | None
+    every: timedelta | None
+    tz: str | None
+    next_due: datetime | None
+    last_due: datetime | None
+    last_at: datetime | None
+    last_job: int | None
+    last_gang: int | None
+    paused: bool
+    paused_until: datetime | None
+    passed_over: datetime | None
+    why: str | None
+    problem: str | None
+    catch_up: str
+    skip_if_running: bool
+    due_as: str | None
+    payload: Any
+    work: dict[str, Any] | None
+    submitter: str
+    login: str
+    set_at: datetime
+    source: str | None
+    undeclared_at: datetime | None
+    readable: bool
+
+
 class ViolationRow(NamedTuple):
     """A broken invariant; there is never one."""
 
@@ -570,6 +644,97 @@ class RetentionRow(NamedTuple):
     missing: list[date]
     no_default: bool
     class_: str
+
+
+class AttemptRow(NamedTuple):
+    """An attempt. `cause`: why it ended, done or one of `gangq.causes`; None: it runs. `devices`: their UUIDs."""
+
+    job_id: int
+    token: int
+    gang_id: int | None
+    epoch: int | None
+    rank: int | None
+    worker: str | None
+    host: str | None
+    queue: str
+    task: str
+    submitter: str
+    gpus: int
+    devices: list[str]
+    started_at: datetime
+    ended_at: datetime | None
+    cause: str | None
+
+
+class UsageRow(NamedTuple):
+    """GPU hours of what one group has used; None: summed over. `wasted_hours` and `displaced_hours` are parts of
+    `gpu_hours`.
+    """
+
+    submitter: str | None
+    queue: str | None
+    task: str | None
+    attempts: int
+    gpu_hours: float
+    wasted_hours: float
+    displaced_hours: float
+
+
+class NotificationRow(NamedTuple):
+    """A notification target: what it is told of, and how far. `waiting`: notifications not delivered yet, since
+    `oldest_at`; `dead`: given up, the last for `dead_error`; `dropped`: too old or too many. `failures`: deliveries
+    that failed since the last success; `error`: why the last one did.
+    """
+
+    target: str
+    kinds: list[str]
+    queue: str | None
+    submitter: str | None
+    task: str | None
+    max_attempts: int
+    waiting: int
+    oldest_at: datetime | None
+    dead: int
+    dead_error: str | None
+    delivered: int
+    delivered_at: datetime | None
+    dropped: int
+    dropped_at: datetime | None
+    failures: int
+    error: str | None
+    paused_until: datetime | None
+    created_at: datetime
+    created_by: str
+
+
+class UndeliveredRow(NamedTuple):
+    """A notification that was not delivered. `state`: waiting or dead. `body` is None for those who are no admins."""
+
+    target: str
+    id: int
+    kind: str
+    at: datetime
+    state: str
+    attempts: int
+    due_at: datetime
+    dead_at: datetime | None
+    error: str | None
+    job_id: int | None
+    gang_id: int | None
+    reason: str | None
+    body: dict[str, Any] | None
+
+
+class Fetched(NamedTuple):
+    """The notification to deliver now: its `body` is JSON text, and this is its `delivery`th delivery. `id` None:
+    none is due, and in `next_in_s` seconds one will be (None: nothing waits).
+    """
+
+    id: int | None
+    kind: str | None
+    delivery: int | None
+    next_in_s: float | None
+    body: Annotated[str | None, "body::text"]
 
 
 class EventRow(NamedTuple):
@@ -617,6 +782,7 @@ class QueueRow(NamedTuple):
 
     name: str
     paused: bool
+    paused_until: datetime | None
     policy: str
     max_attempts: int
     max_crashes: int
@@ -650,6 +816,19 @@ class QueueRow(NamedTuple):
     waiting_gangs: int
     waiting_jobs: int
     used_cpus: Annotated[float, "used_cpus::float8"]
+
+
+class LimitRow(NamedTuple):
+    """A limit key: `most` jobs that name it may be placed at once, `used` are. `pinned`: an administrator has set
+    that number. `login`: the login that made it.
+    """
+
+    name: str
+    most: int
+    used: int
+    pinned: bool
+    login: str
+    made_at: datetime
 
 
 class TaskRow(NamedTuple):

@@ -11,28 +11,35 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack
 from uuid import UUID
 
+from psycopg.rows import tuple_row
+
 from gangq.client import rows
-from gangq.client.options import SubmitGangOptions, SubmitOptions
+from gangq.client.options import ScheduleOptions, SubmitGangOptions, SubmitOptions
 from gangq.client.verb import (
     After,
     BigInt,
     BigInts,
+    Interval,
     Json,
+    Options,
     Payloads,
     Query,
-    Real,
+    Seconds,
     SentIds,
     SentJson,
     SentJsons,
     SentTime,
     Steps,
+    Texts,
     Time,
     Verb,
     verb,
 )
+from gangq.durations import Duration, seconds
 from gangq.errors import Busy, InvalidInput
 
 _BATCH = 500
@@ -119,6 +126,26 @@ def _before_submit_child_gang(given: dict[str, Any], _options: dict[str, Any], _
         given["options"] = {**options, "request_id": options.get("request_id") or new_request_id()}
 
 
+def _before_set_schedule(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
+    if given.get("cron") is not None:
+        from gangq.due import Cron
+
+        Cron(given["cron"], given.get("tz") or "UTC")  # Only Python reads all of it.
+
+
+def from_now(
+    delay: Duration, *, connection: object | None = None, inside_job: bool = False
+) -> Steps[datetime]:
+    """Return the moment so long from now, by the clock that will judge it: the database's, which a job cannot ask."""
+    later = timedelta(seconds=seconds(delay, "delay"))
+    if inside_job:
+        return datetime.now(UTC) + later
+    now: datetime = yield Query(
+        "gangq.now", "select gangq.now()", {}, lambda found: found[0][0], connection, tuple_row
+    )
+    return now + later
+
+
 class SubmitterVerbs:
     """Verbs of submitters: work enters, and is called off."""
 
@@ -188,7 +215,7 @@ class SubmitterVerbs:
         gpus: int | None = None,
         due_at: Time | None = None,
         after: After | None = None,
-        keep_s: Real | None = None,
+        keep_s: Seconds | None = None,
         replaces: bool = False,
         request_id: UUID | str | None = None,
         connection: object | None = None,
@@ -215,7 +242,7 @@ class SubmitterVerbs:
         gpus: int | None = None,
         due_at: Time | None = None,
         after: After | None = None,
-        keep_s: Real | None = None,
+        keep_s: Seconds | None = None,
         connection: object | None = None,
         **options: Unpack[SubmitGangOptions],
     ) -> rows.UniqueGangSubmitted:
@@ -277,9 +304,9 @@ class SubmitterVerbs:
 
     @verb(then=_in_batches)
     def retry(self, *, job_ids: BigInts = (), gang_ids: BigInts = ()) -> list[rows.StateChange]:
-        """Run jobs and gangs that failed or were cancelled again, under their ids. Raises `NotFound`,
-        `WrongState`, and `Busy` for what another transaction holds for 2 s. Some hundreds at a time, each in a
-        transaction of its own.
+        """Run jobs and gangs that failed or were cancelled again, under their ids. What was cancelled for one of them
+        waits for it again. Raises `NotFound`, `WrongState`, and `Busy` for what another transaction holds for 2 s.
+        Some hundreds at a time, each in a transaction of its own.
         """
 
     @verb(then=_in_batches)
@@ -288,4 +315,61 @@ class SubmitterVerbs:
     ) -> list[rows.StateChange]:
         """Change the priority (-1000 to 1000) of live jobs and gangs. Raises `InvalidInput`, `NotFound`, and `Busy`
         for what another transaction holds for 2 s. Some hundreds at a time, each in a transaction of its own.
+        """
+
+    @verb(before=_before_set_schedule)
+    def set_schedule(
+        self,
+        *,
+        name: str,
+        task: str,
+        cron: str | None = None,
+        every: Interval | None = None,
+        tz: str | None = None,
+        payload: Json | None = None,
+        work: Options | None = None,
+        connection: object | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> str:
+        """Make a schedule, or change it as a whole; return made, changed or same.
+
+        - `cron`: five fields, in the time zone `tz` [UTC], whose clock changes neither lose nor double a due time
+          (see `gangq.due`); or `every` so long, at least 1 second, counted from now.
+        - `work`: what else `submit` takes, or with `size` or `roles` `submit_gang`: `{"queue": "gpu", "gpus": 1}`.
+        - `options`: see `gangq.client.options.ScheduleOptions`.
+
+        Each due time is submitted once, on behalf of the login that stored the schedule last. Raises `InvalidInput`,
+        `NotFound` (no such queue), `TooLarge`, `NotAllowed` (another login stored it), `Busy`.
+        """
+
+    @verb
+    def pause_schedule(
+        self, *, name: str, until: Time | None = None, connection: object | None = None
+    ) -> None:
+        """Submit nothing of a schedule `until` then [until `resume_schedule`]; what comes due meanwhile is not caught
+        up. Raises `InvalidInput`, `NotFound`, `NotAllowed`, `Busy`.
+        """
+
+    @verb
+    def resume_schedule(self, *, name: str, connection: object | None = None) -> None:
+        """End the pause of a schedule. Raises `NotFound`, `NotAllowed`, `Busy`."""
+
+    @verb
+    def run_schedule_now(self, *, name: str, connection: object | None = None) -> rows.ScheduledRun:
+        """Submit the work of a schedule now, paused or not; its due times stay as they are.
+
+        Raises `NotFound`, `WrongState` (with `skip_if_running`: the last one has not ended), `NotAllowed`, `Busy`,
+        and what `submit` raises.
+        """
+
+    @verb
+    def forget_schedule(self, *, name: str, connection: object | None = None) -> None:
+        """Forget a schedule; what it has submitted goes on. Raises `NotFound`, `NotAllowed`, `Busy`."""
+
+    @verb
+    def declare_schedules(self, *, source: str, names: Texts) -> list[str]:
+        """Say that the program `source` declares these schedules and no others.
+
+        Returns those that it declared before and does not any more: they are marked, and go on. Raises
+        `InvalidInput`, `Busy`.
         """

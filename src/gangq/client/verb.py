@@ -34,6 +34,7 @@ from psycopg.rows import dict_row, tuple_row
 from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each
 from gangq.client.options import as_json, encode_options, texts
 from gangq.client.rows import columns
+from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -115,15 +116,23 @@ def _objects(values: Sequence[Mapping[str, Any]], what: str) -> str:
 
 
 def _settings(given: Mapping[str, object], what: str) -> str:
-    plain = {
-        key: f"{value.total_seconds()} s" if isinstance(value, timedelta) else value
-        for key, value in given.items()
-    }
-    return dumps(plain, what)
+    return dumps({key: _setting(key, value) for key, value in given.items()}, what)
+
+
+def _setting(name: str, value: object) -> object:
+    if name.endswith("_s") and isinstance(value, str | timedelta):
+        return seconds(value, name)
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds()} s"
+    return aware(value, name).isoformat() if isinstance(value, datetime) else value
 
 
 def _options(given: Mapping[str, object], _what: str) -> str | None:
     return as_json(encode_options(given))
+
+
+def _interval(given: Duration, what: str) -> timedelta:
+    return timedelta(seconds=seconds(given, what))
 
 
 def _storable(chunks: Sequence[str], _what: str) -> list[str]:
@@ -142,8 +151,9 @@ def _sent(value: Any, what: str) -> str:
 
 
 BigInt = Annotated[int, Sql("bigint")]
-Real = Annotated[float, Sql("real")]
+Seconds = Annotated[Duration, Sql("real", seconds)]
 Numeric = Annotated[float, Sql("numeric")]
+Span = Annotated[timedelta, Sql("interval")]
 Time = Annotated[datetime, Sql("timestamptz", aware)]
 Json = Annotated[object, Sql("jsonb", dumps)]
 Object = Annotated[Mapping[str, Any], Sql("jsonb", dumps)]
@@ -153,6 +163,8 @@ Results = Annotated[Sequence[object | None], Sql("jsonb[]", _results)]
 BigInts = Annotated[Sequence[int], Sql("bigint[]", integers)]
 State = Annotated[str | Sequence[str], Sql("text", _one_or_several)]
 Integers = Annotated[Sequence[int], Sql("integer[]", integers)]
+Options = Annotated[Mapping[str, Any], Sql("jsonb", _options)]
+Interval = Annotated[Duration, Sql("interval", _interval)]
 Texts = Annotated[Sequence[str], Sql("text[]", texts)]
 Chunks = Annotated[Sequence[str], Sql("text[]", _storable)]
 After = Annotated[Sequence[int | Awaited], Sql("bigint[]", awaited_ids)]
@@ -161,6 +173,7 @@ After = Annotated[Sequence[int | Awaited], Sql("bigint[]", awaited_ids)]
 Ids = Annotated[Sequence[int], Sql("bigint[]", integers, "id = any ({})")]
 AfterId = Annotated[int, Sql("bigint", None, "id > {}")]
 AfterSeq = Annotated[int, Sql("integer", None, "seq > {}")]
+Device = Annotated[str, Sql("text", None, "{} = any (devices)")]
 Since = Annotated[datetime, Sql("timestamptz", aware, "at >= {}")]
 Until = Annotated[datetime, Sql("timestamptz", aware, "at <= {}")]
 

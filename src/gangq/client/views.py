@@ -13,6 +13,7 @@ from gangq.client.verb import (
     AfterId,
     AfterSeq,
     BigInt,
+    Device,
     Ids,
     Since,
     State,
@@ -136,10 +137,15 @@ class Views:
         worker: str | None = None,
         host: str | None = None,
         code: int | None = None,
+        class_: str | None = None,
+        task: str | None = None,
+        device: Device | None = None,
         since: Since | None = None,
         limit: int | None = None,
     ) -> list[rows.TripRow]:
-        """Trips of watchdogs, newest first, also those that only notified or were held. `since`: not older."""
+        """Trips of watchdogs, newest first, also those that only notified or were held. `device`: its job held it.
+        `since`: not older.
+        """
 
     @verb(view="flagged", order="host, worker")
     def flagged(self, *, host: str | None = None) -> list[rows.FlaggedRow]:
@@ -148,6 +154,22 @@ class Views:
     @verb(view="cordoned", order="kind, name")
     def cordoned(self, *, kind: str | None = None, name: str | None = None) -> list[rows.CordonRow]:
         """Hosts and workers (`kind`) that are given nothing new, and what still runs there."""
+
+    @verb(view="attempts", order="started_at, token")
+    def attempts(
+        self, *, job_id: BigInt | None = None, gang_id: BigInt | None = None, limit: int | None = _LIMIT
+    ) -> list[rows.AttemptRow]:
+        """Attempts in order, those that have ended and those that run."""
+
+    @verb(view="notifications", order="target")
+    def notifications(self, *, target: str | None = None) -> list[rows.NotificationRow]:
+        """Notification targets: what each is told of, and how far."""
+
+    @verb(view="undelivered", order="target, id")
+    def undelivered(
+        self, *, target: str | None = None, state: State | None = None, limit: int | None = _LIMIT
+    ) -> list[rows.UndeliveredRow]:
+        """Notifications that wait to be delivered, and those that were given up (`state` dead)."""
 
     @verb(view="job_evidence", order="at")
     def evidence(
@@ -165,9 +187,17 @@ class Views:
     def queues(self, *, name: str | None = None) -> list[rows.QueueRow]:
         """Queues as a tree: each parent before its children."""
 
+    @verb(view="limits", order="name")
+    def limits(self, *, name: str | None = None) -> list[rows.LimitRow]:
+        """Limit keys: how many jobs that name each may be placed at once, and how many are."""
+
     @verb(view="tasks", order="task, device_class")
     def tasks(self, *, task: str | None = None) -> list[rows.TaskRow]:
         """What was set for each task and learned of its beats, by task and class of devices."""
+
+    @verb(view="schedules", order="name")
+    def schedules(self, *, name: str | None = None) -> list[rows.ScheduleRow]:
+        """Schedules by name: when each is due, what it submitted last, and why it did not."""
 
     @verb(view="retention")
     def retention(self, *, class_: str | None = None) -> list[rows.RetentionRow]:

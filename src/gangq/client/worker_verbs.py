@@ -19,8 +19,8 @@ from gangq.client.verb import (
     Numeric,
     Object,
     Objects,
-    Real,
     Results,
+    Seconds,
     Texts,
     always,
     verb,
@@ -147,7 +147,7 @@ class WorkerVerbs:
         error: Object | None = None,
         retryable: bool = True,
         cause: str = "error",
-        retry_in_s: Real | None = None,
+        retry_in_s: Seconds | None = None,
         connection: object | None = None,
     ) -> str:
         """Report a failed attempt; return the new state.
@@ -179,6 +179,10 @@ class WorkerVerbs:
         """Return the checkpoint this attempt resumes from, or None. Raises `StaleToken`."""
 
     @verb
+    def inputs(self, *, job_id: BigInt, token: BigInt) -> list[rows.Input]:
+        """Return how the jobs ended that this one waited for. Raises `StaleToken`, and `TooLarge` over 16 MiB."""
+
+    @verb
     def append_log(self, *, job_ids: BigInts, tokens: BigInts, seqs: Integers, chunks: Chunks) -> None:
         """Store output, aligned lists; stale pairs are dropped. NUL characters are replaced: text cannot hold
         them.
@@ -193,7 +197,7 @@ class WorkerVerbs:
         """What the watchdogs allow jobs of this task. `device_class`: model of the devices, "" without."""
 
     @verb(before=always(device_class=""))
-    def learn_gap(self, *, task: str, device_class: str = "", longest_s: Real, beats: BigInt) -> None:
+    def learn_gap(self, *, task: str, device_class: str = "", longest_s: Seconds, beats: BigInt) -> None:
         """Say how long the beats of a task stayed away before they came back (the longest gap is kept, seconds), and
         how many beats were seen. Raises `InvalidInput`.
         """
@@ -209,7 +213,7 @@ class WorkerVerbs:
         error: Object,
         evidence: Object | None = None,
         devices: Texts = (),
-        exit_in_s: Real | None = None,
+        exit_in_s: Seconds | None = None,
         class_: str | None = None,
     ) -> str:
         """Stop a job as a watchdog; return what came of it.
@@ -233,12 +237,12 @@ class WorkerVerbs:
         class_: str,
         evidence: Object | None = None,
         notify: bool | None = None,
-        convicted: bool | None = None,
+        tripping: bool | None = None,
     ) -> str:
         """Put a doubt about a job on record, with its evidence; nothing is stopped.
 
         `class_`: budget, stall, health, fault, gang, frozen or memory. `notify`: it would have been stopped, were
-        its class not one that only reports. `convicted`: the caller stops it now unless the answer is held.
+        its class not one that only reports. `tripping`: the caller ends it now unless the answer is held.
         Returns noted, or held while so many gangs and workers are suspect that a stall or health trip would not
         be carried out. Raises `StaleToken`.
         """

@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +17,8 @@ from gangq.gpu.declared import DeclaredDriver
 from gangq.gpu.device import Device, Driver, Source
 from gangq.gpu.nvml import NvmlDriver
 from gangq.gpu.rocm import AmdsmiDriver
+from gangq.proc import killing
 
-_REAP_S = 2.0
 _LOOK: dict[Source, str] = {
     "nvml": "Run nvidia-smi and look at dmesg for Xid lines",
     "amdsmi": "Run amd-smi list and look at dmesg for amdgpu lines",
@@ -94,10 +92,10 @@ def _ask(
     *,
     timeout_s: float,
     environ: Mapping[str, str],
-    kill: Callable[[int, int], None] = os.killpg,
+    kill: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Device], list[str]]:
     """Run the probe for one driver; returns its devices and warnings, raises `DriverUnavailable`."""
-    command = [sys.executable, "-m", "gangq.gpu.probe", driver.name, str(timeout_s + 2 * _REAP_S)]
+    command = [sys.executable, "-m", "gangq.gpu.probe", driver.name, str(timeout_s + 2 * killing.DEATH_S)]
     # The probe must import what this process imports, and nothing that merely lies in the working directory
     # (a training script called random.py).
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -136,23 +134,18 @@ def _parse(out: bytes) -> dict[str, Any] | None:
 
 
 def _abandon(
-    driver: Driver, probe: subprocess.Popen[bytes], timeout_s: float, kill: Callable[[int, int], None]
+    driver: Driver, probe: subprocess.Popen[bytes], timeout_s: float, kill: Callable[[int, int], None] | None
 ) -> str:
     """Kill a probe that hangs and say so; a probe that outlives SIGKILL is left behind, never waited for."""
-    with suppress(ProcessLookupError):
-        kill(probe.pid, signal.SIGKILL)
     message = (
         f"{driver.library} did not answer within {timeout_s:g} s: this worker starts without its devices. "
         f"{_LOOK[driver.name]}; if that hangs too, the driver is wedged and needs a GPU reset or a reboot."
     )
-    try:
-        probe.communicate(timeout=_REAP_S)
-    except subprocess.TimeoutExpired:
-        for stream in (probe.stdout, probe.stderr):
-            if stream is not None:
-                stream.close()
-        # It has to be reaped if it ends one day.
-        threading.Thread(target=probe.wait, name=f"gangq-reap-{probe.pid}", daemon=True).start()
+    dead = killing.end_group(probe, kill=kill)
+    for stream in (probe.stdout, probe.stderr):
+        if stream is not None:
+            stream.close()
+    if not dead:
         message += f" The probe, pid {probe.pid}, does not die of SIGKILL: it is stuck in the kernel; reboot."
     return message
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gangq.gpu.current_call import Noted
 from gangq.gpu.nvml import NvmlDriver, text
-from gangq.gpu.reader import DeviceGone, NotAvailable, Notice, Use, Values, scoped, use
+from gangq.gpu.reader import DeviceGone, Notice, Reader, Use, Values, address, scoped, use
 from gangq.gpu.reading import DeviceReading, EventKind
 from gangq.proc.clock import boottime
 
@@ -34,7 +32,6 @@ _NO_INSTANCE = 0xFFFFFFFF
 _UNCORRECTED, _VOLATILE, _SRAM = 1, 0, 7
 
 _UTILISATION, _MEMORY_UTILISATION = 1, 2
-_MAX_WAIT_S = 3600.0
 _SAMPLE_S = 1.0
 
 
@@ -53,8 +50,12 @@ class _Handle:
     visible: dict[int, tuple[float, float]] = field(default_factory=dict)
 
 
-class NvmlReader:
+class NvmlReader(Reader):
     """Reads devices by UUID, whatever CUDA_VISIBLE_DEVICES and lost cards do to their numbers."""
+
+    _code = "value"
+    _reasons = _REASONS
+    _no_event = frozenset({_TIMEOUT})
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class NvmlReader:
         begin: Callable[[str], object] = lambda _: None,
     ) -> None:
         """``begin`` is told the name of every driver call before it is made."""
+        super().__init__()
         self._begin = begin
         self._driver = NvmlDriver(environ)
         self._poll_us = int(poll_s * 1e6)
@@ -71,69 +73,38 @@ class NvmlReader:
         self._handles: dict[str, _Handle] = {}
         self._cards: dict[int, list[str]] = {}
         self._events: Any = None
-        self._subscribed: set[int] = set()
 
     def open(self) -> None:
         """Initialise NVML."""
         self._nvml = Noted(self._driver.attach(), self._begin)
 
-    def subscribe(self, uuid: str) -> str | None:
-        """Subscribe to the events of the device's card."""
-        try:
-            card = self._handle(uuid).card
-            if _address(card) not in self._subscribed:
-                wanted = self._nvml.nvmlDeviceGetSupportedEventTypes(card) & _EVENTS
-                events = self._events or self._nvml.nvmlEventSetCreate()
-                self._nvml.nvmlDeviceRegisterEvents(card, wanted, events)
-                # Not before: to wait on a set that nothing was put into fails at once, every time.
-                self._events = events
-                self._subscribed.add(_address(card))
-        except DeviceGone as gone:
-            return gone.notice.kind
-        except Exception as error:
-            return self._reason(error)
-        return None
+    def _event_handle(self, uuid: str) -> Any:
+        return self._handle(uuid).card
 
-    def count(self) -> int | None:
-        """Return the number of cards."""
-        try:
-            return int(self._nvml.nvmlDeviceGetCount())
-        except Exception:
-            return None
+    def _subscribe(self, handle: Any) -> None:
+        wanted = self._nvml.nvmlDeviceGetSupportedEventTypes(handle) & _EVENTS
+        events = self._events or self._nvml.nvmlEventSetCreate()
+        self._nvml.nvmlDeviceRegisterEvents(handle, wanted, events)
+        # Not before: to wait on a set that nothing was put into fails at once, every time.
+        self._events = events
 
-    def read(self, uuid: str, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
-        """Read one card or MIG instance."""
-        at = boottime()
-        try:
-            return self._read(uuid, at, pids), []
-        except DeviceGone as gone:
-            # The handle of a device that comes back is another one.
-            self._handles.pop(uuid, None)
-            return DeviceReading.nothing(uuid, at, f"failed: {gone.notice.kind}"), [gone.notice]
-        except Exception as error:
-            self._handles.pop(uuid, None)
-            return DeviceReading.nothing(uuid, at, self._reason(error)), []
+    def _count(self) -> int:
+        return int(self._nvml.nvmlDeviceGetCount())
 
-    def wait(self, timeout_s: float) -> list[Notice]:
-        """Wait for one event of any subscribed card."""
-        nvml = self._nvml
-        if self._events is None:
-            time.sleep(timeout_s)
-            return []
-        started = time.monotonic()
-        try:
-            data = nvml.nvmlEventSetWait(self._events, max(1, int(min(timeout_s, _MAX_WAIT_S) * 1000)))
-        except Exception as error:
-            if getattr(error, "value", None) != _TIMEOUT:
-                # A lost card makes the wait fail at once, again and again; the next round names it.
-                time.sleep(max(0.0, min(0.2, timeout_s - (time.monotonic() - started))))
-            return []
+    def _forget(self, uuid: str) -> None:
+        # The handle of a device that comes back is another one.
+        self._handles.pop(uuid, None)
+
+    def _wait(self, timeout_ms: int) -> Any:
+        return self._nvml.nvmlEventSetWait(self._events, timeout_ms)
+
+    def _notices(self, data: Any) -> list[Notice]:
         notice = self._event(int(data.eventType), int(data.eventData))
         return [Notice(uuid, *notice) for uuid in self._befallen(data)] if notice else []
 
     def _befallen(self, data: Any) -> list[str] | list[str | None]:
         """Return the devices that an event of a card is about: a MIG instance's is none of its neighbours'."""
-        watched = self._cards.get(_address(data.device))
+        watched = self._cards.get(address(data.device))
         if not watched:
             return [self._uuid(data.device)]
         # A binding from before MIG does not know the field.
@@ -171,18 +142,6 @@ class NvmlReader:
         except Exception:
             return None
 
-    def _reason(self, error: Exception) -> str:
-        code = getattr(error, "value", None)
-        if code in _REASONS:
-            return _REASONS[code]
-        if isinstance(error, NotAvailable):
-            return "not_available"
-        if type(error).__name__ == "NVMLLibraryMismatchError":
-            return "library_mismatch"
-        if isinstance(error, AttributeError):
-            return "function_not_found"
-        return f"failed: {' '.join(str(error).split())[:200] or type(error).__name__}"
-
     def _call(self, uuid: str, name: str, *args: Any) -> Any:
         """Call a function of the binding; raises `DeviceGone` where it says that the device is."""
         try:
@@ -206,7 +165,7 @@ class NvmlReader:
             device = self._search(uuid, error, mig=mig)
         card = self._call(uuid, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device) if mig else device
         found = self._handles[uuid] = _Handle(device, card, mig, self._gpu_instance(device) if mig else None)
-        on_card = self._cards.setdefault(_address(card), [])
+        on_card = self._cards.setdefault(address(card), [])
         if uuid not in on_card:
             on_card.append(uuid)
         return found
@@ -259,7 +218,7 @@ class NvmlReader:
         except Exception:
             return None
 
-    def _read(self, uuid: str, at: float, pids: Collection[int]) -> DeviceReading:
+    def _read(self, uuid: str, at: float, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
         handle = self._handle(uuid)
         values = Values(self._reason)
 
@@ -293,7 +252,7 @@ class NvmlReader:
                 ),
             )
         power_mw = ask("power_w", "nvmlDeviceGetPowerUsage", handle.card)
-        return DeviceReading(
+        reading = DeviceReading(
             uuid,
             at,
             gpu_pct=gpu_pct,
@@ -312,6 +271,7 @@ class NvmlReader:
             shared=processes.shared if processes else False,
             unknown=values.unknown,
         )
+        return reading, []
 
     def _memory(self, uuid: str, device: Any) -> tuple[int, int]:
         version = getattr(self._nvml, "nvmlMemory_v2", None)
@@ -411,7 +371,3 @@ class NvmlReader:
         if value.nvmlReturn != 0:
             raise self._nvml.NVMLError(value.nvmlReturn)
         return int(value.value.uiVal)
-
-
-def _address(handle: Any) -> int:
-    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)

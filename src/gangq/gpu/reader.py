@@ -1,13 +1,23 @@
-"""What the sampler's process asks of a driver binding, and how a failed call becomes a reason."""
+"""What a reader of a driver does whichever driver it is, and how a failed call becomes a reason.
+
+Its two subclasses, for NVML (:mod:`gangq.gpu.nvml_readings`) and amdsmi (:mod:`gangq.gpu.rocm_readings`), run in the
+sampler's process only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import ctypes
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gangq.gpu.reading import DeviceReading, EventKind, Scope
+from gangq.proc.clock import boottime
+
+_MAX_WAIT_S = 3600.0
 
 T = TypeVar("T")
 
@@ -21,28 +31,127 @@ class Notice:
     code: int | None
 
 
-class Reader(Protocol):
-    """Reads the devices of one driver. Every method may block for as long as the driver likes."""
+class DeviceGone(Exception):
+    """A driver call said that the device is not there any more, or not usable."""
 
+    def __init__(self, notice: Notice) -> None:
+        super().__init__(notice.kind)
+        self.notice = notice
+
+
+class Reader(ABC):
+    """Reads the devices of one driver by UUID. Every method may block for as long as the driver likes."""
+
+    _code: ClassVar[str]
+    """The attribute of the binding's errors that holds the driver's code."""
+    _reasons: ClassVar[Mapping[int, str]]
+    """What a code says of a value that is missing."""
+    _no_event: ClassVar[frozenset[int]]
+    """Codes with which a wait says that no event came."""
+
+    def __init__(self) -> None:
+        self._subscribed: set[int] = set()
+        """Addresses of the handles whose events are delivered."""
+
+    # -- what a driver's reader adds -------------------------------------------------------------------------
+
+    @abstractmethod
     def open(self) -> None:
         """Initialise the driver; raises `DriverUnavailable`."""
-        ...
+
+    @abstractmethod
+    def _count(self) -> int:
+        """How many cards the driver lists."""
+
+    @abstractmethod
+    def _read(self, uuid: str, at: float, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
+        """Read one device; raises `DeviceGone` where there is no such device any more."""
+
+    def _forget(self, uuid: str) -> None:  # noqa: B027 - not every driver changes handles
+        """A reading failed: do not use the handle of that device again."""
+
+    @abstractmethod
+    def _event_handle(self, uuid: str) -> Any:
+        """The handle by which the device's events are asked for."""
+
+    @abstractmethod
+    def _subscribe(self, handle: Any) -> None:
+        """Have the driver deliver its events."""
+
+    @abstractmethod
+    def _wait(self, timeout_ms: int) -> Any:
+        """Wait for events of any handle; returns what the binding gives, and raises where none came."""
+
+    @abstractmethod
+    def _notices(self, data: Any) -> list[Notice]:
+        """What the events that :meth:`_wait` returned say."""
+
+    # -- the same for all ------------------------------------------------------------------------------------
 
     def subscribe(self, uuid: str) -> str | None:
         """Ask for the device's events; returns why the driver delivers none, None if it does."""
-        ...
+        try:
+            handle = self._event_handle(uuid)
+            if address(handle) not in self._subscribed:
+                self._subscribe(handle)
+                self._subscribed.add(address(handle))
+        except DeviceGone as gone:
+            return gone.notice.kind
+        except Exception as error:
+            return self._reason(error)
+        return None
 
     def count(self) -> int | None:
         """Return how many cards the driver lists; None where it does not say."""
-        ...
+        try:
+            return self._count()
+        except Exception:
+            return None
 
     def read(self, uuid: str, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
         """Read one device. A device that is gone gives a reading without values, and a notice."""
-        ...
+        at = boottime()
+        try:
+            return self._read(uuid, at, pids)
+        except DeviceGone as gone:
+            reason, notices = f"failed: {gone.notice.kind}", [gone.notice]
+        except Exception as error:
+            reason, notices = self._reason(error), []
+        self._forget(uuid)
+        return DeviceReading.nothing(uuid, at, reason), notices
 
     def wait(self, timeout_s: float) -> list[Notice]:
         """Wait for events for at most this long; returns at the first. Without events it sleeps."""
-        ...
+        if not self._subscribed:
+            time.sleep(timeout_s)
+            return []
+        started = time.monotonic()
+        try:
+            data = self._wait(max(1, int(min(timeout_s, _MAX_WAIT_S) * 1000)))
+        except Exception as error:
+            if getattr(error, self._code, None) not in self._no_event:
+                # A lost card makes the wait fail at once, again and again; the next round names it.
+                time.sleep(max(0.0, min(0.2, timeout_s - (time.monotonic() - started))))
+            return []
+        return self._notices(data)
+
+    def _reason(self, error: Exception) -> str:
+        """Why a value is missing after a call failed so."""
+        code = getattr(error, self._code, None)
+        if code is not None and code in self._reasons:
+            return self._reasons[code]
+        if isinstance(error, NotAvailable):
+            return "not_available"
+        if type(error).__name__ == "NVMLLibraryMismatchError":
+            return "library_mismatch"
+        if isinstance(error, AttributeError):
+            return "function_not_found"
+        return f"failed: {' '.join(str(error).split())[:200] or type(error).__name__}"
+
+
+def address(handle: Any) -> int:
+    """What tells a driver's handle from another one."""
+    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
 class Values:
@@ -62,14 +171,6 @@ class Values:
         except Exception as error:
             self.unknown[name] = self._reason(error)
             return None
-
-
-class DeviceGone(Exception):
-    """A driver call said that the device is not there any more, or not usable."""
-
-    def __init__(self, notice: Notice) -> None:
-        super().__init__(notice.kind)
-        self.notice = notice
 
 
 @dataclass(frozen=True)

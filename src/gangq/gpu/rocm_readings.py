@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 from gangq.errors import DriverUnavailable
 from gangq.gpu.amd_notices import NOTICES
 from gangq.gpu.current_call import Noted
-from gangq.gpu.reader import DeviceGone, NotAvailable, Notice, Values, scoped, use, whole
+from gangq.gpu.reader import DeviceGone, NotAvailable, Notice, Reader, Values, address, scoped, use, whole
 from gangq.gpu.reading import DeviceReading
 from gangq.gpu.rocm import AmdsmiDriver
 from gangq.proc.clock import boottime
@@ -54,53 +52,42 @@ class _Card:
     moved: set[int] = field(default_factory=set)
 
 
-class AmdsmiReader:
+class AmdsmiReader(Reader):
     """Reads cards and partitions by the UUID that detection gave them."""
+
+    _code = "err_code"
+    _reasons = _REASONS
+    _no_event = frozenset({_NO_DATA, _TIMEOUT})
 
     def __init__(
         self, environ: Mapping[str, str], *, begin: Callable[[str], object] = lambda _: None
     ) -> None:
         """``begin`` is told the name of every driver call before it is made."""
+        super().__init__()
         self._begin = begin
         self._driver = AmdsmiDriver(environ)
         self._smi: Any = None
         self._cards: dict[str, _Card] = {}
-        self._listeners: dict[int, Any] = {}
+        self._listeners: list[Any] = []
 
     def open(self) -> None:
         """Initialise the library and find the cards."""
         self._smi = Noted(self._driver.attach(), self._begin)
         self._enumerate()
 
-    def subscribe(self, uuid: str) -> str | None:
-        """Subscribe to the card's notifications; the subscription lasts as long as this object."""
-        try:
-            handle = self._card(uuid).handle
-            if _address(handle) not in self._listeners:
-                wanted = [self._smi.AmdSmiEvtNotificationType[name] for name in NOTICES]
-                self._listeners[_address(handle)] = self._smi.AmdSmiEventReader(handle, wanted)
-        except DeviceGone as gone:
-            return gone.notice.kind
-        except Exception as error:
-            return self._reason(error)
-        return None
+    def _event_handle(self, uuid: str) -> Any:
+        return self._card(uuid).handle
 
-    def count(self) -> int | None:
-        """Return the number of cards and partitions."""
-        try:
-            return len(self._smi.amdsmi_get_processor_handles())
-        except Exception:
-            return None
+    def _subscribe(self, handle: Any) -> None:
+        wanted = [self._smi.AmdSmiEvtNotificationType[name] for name in NOTICES]
+        # The subscription lasts as long as this object.
+        self._listeners.append(self._smi.AmdSmiEventReader(handle, wanted))
 
-    def read(self, uuid: str, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
-        """Read one card or partition."""
-        at = boottime()
-        try:
-            reading, lost = self._look(uuid, at, self._card(uuid), pids)
-        except DeviceGone as gone:
-            return DeviceReading.nothing(uuid, at, "failed: lost"), [gone.notice]
-        except Exception as error:
-            return DeviceReading.nothing(uuid, at, self._reason(error)), []
+    def _count(self) -> int:
+        return len(self._smi.amdsmi_get_processor_handles())
+
+    def _read(self, uuid: str, at: float, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
+        reading, lost = self._look(uuid, at, self._card(uuid), pids)
         return reading, [] if lost is None else [Notice(uuid, "lost", lost)]
 
     def _card(self, uuid: str) -> _Card:
@@ -120,9 +107,9 @@ class AmdsmiReader:
             raise DeviceGone(Notice(uuid, "lost", code)) from error
         if uuid in self._cards:
             return self._cards[uuid]
-        names = {_address(card.handle): name for name, card in self._cards.items()}
+        names = {address(card.handle): name for name, card in self._cards.items()}
         for handle in handles:
-            name = names.get(_address(handle))
+            name = names.get(address(handle))
             if name is None:
                 code = self._look(uuid, boottime(), _Card(handle), ())[1]
             if (name is None and code is None) or (name is not None and _may_be(name, uuid)):
@@ -146,45 +133,27 @@ class AmdsmiReader:
             codes.add(getattr(error, "err_code", None))
             return self._reason(error)
 
-        reading = self._read(uuid, at, card, Values(reason), pids)
+        reading = self._read_card(uuid, at, card, Values(reason), pids)
         answered = any(
             value is not None for value in (reading.memory_pct, reading.used_mb, reading.temperature_c)
         )
         lost = sorted(code for code in codes if code in _LOST)
         return reading, lost[0] if lost and not answered else None
 
-    def wait(self, timeout_s: float) -> list[Notice]:
-        """Wait for events of the subscribed cards."""
-        if not self._listeners:
-            time.sleep(timeout_s)
-            return []
-        started = time.monotonic()
-        try:
-            # One wait serves every subscribed card, whichever listener is asked.
-            told = next(iter(self._listeners.values())).read(max(1, int(timeout_s * 1000)))
-        except Exception as error:
-            if getattr(error, "err_code", None) not in (_NO_DATA, _TIMEOUT):
-                time.sleep(max(0.0, min(0.2, timeout_s - (time.monotonic() - started))))
-            return []
-        uuids = {_address(card.handle): uuid for uuid, card in self._cards.items()}
+    def _wait(self, timeout_ms: int) -> Any:
+        # One wait serves every subscribed card, whichever listener is asked.
+        return self._listeners[0].read(timeout_ms)
+
+    def _notices(self, data: Any) -> list[Notice]:
+        uuids = {address(card.handle): uuid for uuid, card in self._cards.items()}
         return [
-            Notice(uuids.get(_address(entry["processor_handle"])), NOTICES[entry["event"]][1], code)
-            for entry in told
+            Notice(uuids.get(address(entry["processor_handle"])), NOTICES[entry["event"]][1], code)
+            for entry in data
             if entry["event"] in NOTICES
             for code in (NOTICES[entry["event"]][0],)
         ]
 
-    def _reason(self, error: Exception) -> str:
-        code = getattr(error, "err_code", None)
-        if code in _REASONS:
-            return _REASONS[code]
-        if isinstance(error, NotAvailable):
-            return "not_available"
-        if isinstance(error, AttributeError):
-            return "function_not_found"
-        return f"failed: {' '.join(str(error).split())[:200] or type(error).__name__}"
-
-    def _read(
+    def _read_card(
         self, uuid: str, at: float, card: _Card, values: Values, pids: Collection[int]
     ) -> DeviceReading:
         smi, handle = self._smi, card.handle
@@ -299,7 +268,3 @@ def _energy(counter: Mapping[str, Any]) -> int:
 def _pcie(info: Mapping[str, Any]) -> int:
     """Kilobytes a second, from megabits."""
     return whole(info["pcie_metric"]["pcie_bandwidth"]) * 125
-
-
-def _address(handle: Any) -> int:
-    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)

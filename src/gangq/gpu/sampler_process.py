@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import threading
@@ -21,12 +20,11 @@ from gangq.gpu.current_call import CurrentCall
 from gangq.gpu.detection import Detection
 from gangq.gpu.findings import Findings
 from gangq.gpu.reading import VALUES, DeviceEvent, DeviceReading
-from gangq.proc import procfs
+from gangq.proc import killing, procfs
 from gangq.proc.clock import boottime
 
 log = logging.getLogger("gangq.gpu.sampler")
 
-_REAP_S = 2.0
 _MAX_LEFT_BEHIND = 3
 _STDERR_BYTES = 2000
 _LATE_S = 1.0
@@ -128,7 +126,7 @@ class SamplerProcess:
         *,
         start_s: float = 30.0,
         history_s: float = 360.0,
-        kill: Callable[[int, int], None] = os.killpg,
+        kill: Callable[[int, int], None] | None = None,
     ) -> None:
         self._source = detection.source
         self._environ = dict(os.environ if environ is None else environ)
@@ -173,7 +171,7 @@ class SamplerProcess:
             return
         self._stopping.set()
         self._wake()
-        thread.join(2 * _REAP_S + 1.0)
+        thread.join(2 * killing.DEATH_S + 1.0)
         if not thread.is_alive():
             with self._lock:
                 os.close(self._wake_r)
@@ -418,9 +416,7 @@ class SamplerProcess:
     def _ended(self, child: Child) -> None:
         """The process has closed its side: collect it and say why."""
         self._child = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(_REAP_S)
-        self._end(child)
+        self._end(child, killing.DEATH_S)
         code = child.process.returncode
         words = child.stderr_tail.decode("utf-8", "replace").strip().splitlines()
         how = (
@@ -437,21 +433,15 @@ class SamplerProcess:
             log.warning("sampler_ended", extra={"reason": why, "again_in_s": wait_s})
         self._why_not = f"failed: {why}"
 
-    def _end(self, child: Child) -> bool:
-        """Kill the process; says whether it is dead, and leaves it behind where it is not."""
-        process = child.process
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._kill(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_REAP_S)
+    def _end(self, child: Child, grace_s: float = 0.0) -> bool:
+        """Kill the process, if it has not ended within the grace; says whether it is dead, and leaves it behind where
+        it is not.
+        """
+        dead = killing.end_group(child.process, grace_s, self._kill)
         child.close()
-        if process.poll() is not None:
-            return True
-        self._left_behind.append(process)
-        # It has to be reaped if it ends one day.
-        threading.Thread(target=process.wait, name=f"gangq-reap-{process.pid}", daemon=True).start()
-        return False
+        if not dead:
+            self._left_behind.append(child.process)
+        return dead
 
     def _mark_stale(self) -> None:
         """Give every watched device without a fresh reading one that says so, once a round."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gangq.errors import DatabaseUnreachable, GangqError
 from gangq.host.backends import Backend, Choice
+from gangq.host.deaths import CHECK_S, Proof, prove, report_dead
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangq.host")
 
-CHECK_S = 0.3
-"""How long to look whether a silent worker's processes are gone already."""
 _PROOF_AFTER_KILL_S = 5.0
 _BY = "gangq bounce"
 _REFUSALS = {
@@ -44,18 +43,6 @@ _REFUSALS = {
     "database, the network and the shared storage (gangq workers, gangq doctor)",
 }
 """Answers of the database that an operator should see; heard, replaced, taken and unknown need no attention."""
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What a look at this host's processes found of one incarnation's work."""
-
-    dead: bool
-    evidence: Mapping[str, Any]
-    left: tuple[int, ...] = ()
-    """Pids of it that live."""
-    stuck: tuple[int, ...] = ()
-    """Those of them that were sent SIGKILL and did not die of it."""
 
 
 class Prover(Protocol):
@@ -98,9 +85,9 @@ class Bouncer:
     """The bouncer of one host. :meth:`round` ticks and acts on what is flagged now, :meth:`verify` looks what became
     of it.
 
-    ``choose`` says how a worker is restarted, ``prove`` looks for its processes, ``report_death`` reports it dead and
-    returns how many jobs that freed. ``kill_after_s`` is what a worker gets before SIGKILL, ``verify_s`` what
-    its successor gets until its first heartbeat. ``report_only``: nothing is restarted or reported.
+    ``choose`` says how a worker is restarted, ``prove`` looks for its processes. ``kill_after_s`` is what a worker
+    gets before SIGKILL, ``verify_s`` what its successor gets until its first heartbeat. ``report_only``: nothing is
+    restarted or reported.
     """
 
     def __init__(
@@ -109,8 +96,7 @@ class Bouncer:
         *,
         host: str,
         choose: Callable[[str, Mapping[str, Any]], Choice],
-        prove: Prover,
-        report_death: Callable[[Client, str, int, Mapping[str, Any], Mapping[str, Any]], int],
+        prove: Prover = prove,
         kill_after_s: float = 15.0,
         verify_s: float = 120.0,
         report_only: bool = False,
@@ -121,7 +107,6 @@ class Bouncer:
         self._host = host
         self._choose = choose
         self._prove = prove
-        self._report_death = report_death
         self._kill_after_s = kill_after_s
         self._verify_s = verify_s
         self._report_only = report_only
@@ -246,8 +231,7 @@ class Bouncer:
                 "is gone, its jobs are free, and it was not started again: see why its service manager does not",
             )
             return
-        evidence = {"by": _BY, "host": self._host, **proof.evidence}
-        jobs = self._report_death(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
+        jobs = self._record_death(flag, proof)
         if jobs == 0:
             # Its successor, or its unit, was faster.
             log.info("death_known", extra={"worker": flag.worker, "incarnation": flag.incarnation})
@@ -299,19 +283,19 @@ class Bouncer:
             pending.detail = {"backend": str(backend), "did": done.detail}
             self._tell(flag, "bounced", True, f"silent for {flag.silent_s:.0f} s: {done.detail}")
         if proof is not None and proof.dead:
-            self._report_death_if_possible(flag, proof)
+            try:
+                self._record_death(flag, proof)
+            except GangqError as problem:
+                # Its successor does the same when it registers: a database that is away now is no reason to stop.
+                log.warning("death_not_reported", extra={"worker": flag.worker, "error": str(problem)})
 
     def _end(self, flag: FlaggedRow) -> Proof | None:
         """SIGKILL what can be seen of it: silent for so long, it will not answer SIGTERM either."""
         return self._prove(flag.identity, within_s=self._kill_after_s, kill=flag.worker)
 
-    def _report_death_if_possible(self, flag: FlaggedRow, proof: Proof) -> None:
-        """Its successor does the same when it registers: a database that is away now is no reason to stop."""
-        try:
-            evidence = {"by": _BY, "host": self._host, **proof.evidence}
-            self._report_death(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
-        except GangqError as problem:
-            log.warning("death_not_reported", extra={"worker": flag.worker, "error": str(problem)})
+    def _record_death(self, flag: FlaggedRow, proof: Proof) -> int:
+        evidence = {"by": _BY, "host": self._host, **proof.evidence}
+        return report_dead(self._client, flag.worker, flag.incarnation, flag.identity, evidence)
 
     def _stuck(self, pending: _Pending, proof: Proof) -> None:
         pending.ok = False
@@ -364,4 +348,4 @@ class Bouncer:
         self._say(Action(flag.worker, flag.incarnation, action, ok, line))
 
 
-__all__ = ["Action", "Bouncer", "Proof", "Prover"]
+__all__ = ["Action", "Bouncer", "Prover"]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gangq import private
+from gangq.proc import killing
 
 _OUTPUT = 2000
 """Characters kept of what a program said, the last ones."""
-_REAP_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,20 +37,24 @@ class Ran:
         return self.problem or f"{self.argv[0]} ended with {self.code}" + (f": {said}" if said else "")
 
 
-def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> Ran:
+def run(
+    argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, stdin: bytes = b""
+) -> Ran:
     """Run ``argv``, without a shell, for at most ``timeout_s`` seconds; never raises for what becomes of it.
 
-    ``environ`` is added to this process's environment, without the address of the database. At the limit its whole
-    process group is killed. What it leaves in the background when it ends by itself (a worker that it has started)
-    lives on, and is not waited for: the output goes through a file, because a pipe would stay open as long as that
-    worker.
+    ``stdin`` is what it reads. ``environ`` is added to this process's environment, without the address of the
+    database. At the limit its whole process group is killed. What it leaves in the background when it ends by itself
+    (a worker that it has started) lives on, and is not waited for: input and output are files, because a pipe would
+    stay open as long as that worker, or block where nobody reads it.
     """
     words = tuple(argv)
-    with tempfile.TemporaryFile() as out:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
+        given.write(stdin)
+        given.seek(0)
         try:
             started = subprocess.Popen(
                 words,
-                stdin=subprocess.DEVNULL,
+                stdin=given,
                 stdout=out,
                 stderr=out,
                 env={**private.without_secrets(os.environ), **(environ or {})},
@@ -65,9 +67,6 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
             started.wait(timeout_s)
         except subprocess.TimeoutExpired:
             problem = f"{words[0]} did not end within {timeout_s:.0f} s and was killed"
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                started.wait(_REAP_S)
+            killing.end_group(started)
         said = os.pread(out.fileno(), _OUTPUT, max(0, os.fstat(out.fileno()).st_size - _OUTPUT))
     return Ran(words, None if problem else started.returncode, said.decode(errors="replace"), problem)

@@ -23,6 +23,7 @@ UNITS = (
     "gangq-tick.service",
     "gangq-bounce.service",
     "gangq-bounce.timer",
+    "gangq-notify@.service",
 )
 RESTART_STEPS = "restart-steps.conf"
 ENVIRONMENT = "worker.env.example"

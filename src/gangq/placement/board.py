@@ -105,6 +105,8 @@ class Unit:
     """The key by which it is kept apart from others."""
     ask: Ask | None = None
     """What it would wait as, were it placed again; for units that are to be moved."""
+    limit_key: str = ""
+    """What limits its jobs beside the queue; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,8 @@ class Kind:
     """Kept on other hosts than everything with the same key."""
     model: str = ""
     """The model it needs; where that is loaded it starts sooner."""
+    limit_key: str = ""
+    """What limits its jobs beside the queue; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,8 @@ class Board:
     kinds: tuple[Kind, ...] = ()
     asks: tuple[Ask, ...] = ()
     queues: tuple[Queue, ...] = (Queue("default"),)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Of the jobs that name a limit key so many may be placed at once."""
     cut: tuple[int, ...] = ()
     """Kinds of which more may wait than are on the board."""
     kept: tuple[Kept, ...] = ()

@@ -110,11 +110,13 @@ def unknown(now: Pass, _: Ask, kind: Kind, __: Sequence[int]) -> Refused | None:
 
 
 def limited(now: Pass, ask: Ask, kind: Kind, counts: Sequence[int]) -> Refused | None:
-    """No limit of its queue, of an ancestor or of its submitter may be exceeded."""
-    if not now.usage.limits(kind.queue):
-        return None
+    """No limit of its queue, of an ancestor, of its submitter or of its limit key may be exceeded."""
     gangs = not ask.single and ask.missing is None
-    return now.usage.limit_on(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
+    if now.usage.limits(kind.queue):
+        refused = now.usage.limit_on(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
+        if refused is not None:
+            return refused
+    return now.usage.key_on(kind.limit_key, sum(counts)) if kind.limit_key else None
 
 
 def judged(now: Pass, ask: Ask, _: Kind, __: Sequence[int]) -> Refused | None:
@@ -320,8 +322,10 @@ class Pass:
         """It waits, and this is why."""
         self._decision(ask).refused = refused
         self._remember(ask, refused)
-        if refused.gate.waits_for == "limit":
-            self.rivals.add(ask, refused.where)
+        if refused.gate == gates.LIMIT_KEY:
+            self.rivals.add(ask, key=refused.where)
+        elif refused.gate.waits_for == "limit":
+            self.rivals.add(ask, queue=refused.where)
         elif refused.gate.waits_for == "room" and ask.kind not in self._never:
             self.rivals.add(ask)
 
@@ -360,6 +364,7 @@ class Pass:
         kind = self.kinds[ask.kind]
         gangs = not ask.single and ask.missing is None
         self.usage.add(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
+        self.usage.add_to_key(kind.limit_key, sum(counts))
 
     def _keep(
         self, ask: str, estimate_s: float, victims: Sequence[str], seats: list[Taken], starts_at: float

@@ -216,7 +216,7 @@ class Search:
     ) -> list[int] | Refused:
         """Workers for the members of one role, ranks in order."""
         role = kind.roles[n]
-        wish = self._beside_mates(ask, kind, n, wish)
+        wish = self.beside_mates(ask, kind, n, wish)
         for level in self._levels(role.require, role.prefer):
             alone = replace(kind, roles=(role,))
             for inside in self._domains_with_room(alone, [count], layer, wish, level, role.require):
@@ -394,7 +394,7 @@ class Search:
                 best, where = room, name
         return Refused(gates.ONE_DOMAIN, need=sum(counts), have=best, of=level, where=where)
 
-    def _beside_mates(self, ask: Ask, kind: Kind, n: int, wish: Wish) -> Wish:
+    def beside_mates(self, ask: Ask, kind: Kind, n: int, wish: Wish) -> Wish:
         """A replaced member sits beside the others where the gang or its role has to be together, else apart."""
         if not any(ask.mates):
             return wish

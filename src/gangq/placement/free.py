@@ -319,13 +319,17 @@ class Free:
         """How many members of a role a worker has room for."""
         return fits(self.worker_state(worker, layer, role.needs.avoid), role)
 
-    def nearest(self, role: Role, layer: int) -> tuple[int, tuple[Short, ...]] | None:
+    def nearest(
+        self, role: Role, layer: int, without: frozenset[int], inside: frozenset[int] | None
+    ) -> tuple[int, tuple[Short, ...]] | None:
         """The worker that is nearest to having room for one more member of a role, and what is short there: the
         fewest things, then the smallest parts of what is needed. None: no worker serves it.
+
+        ``without`` and ``inside`` are as in :meth:`rooms`.
         """
         best: tuple[int, float, int] | None = None
         lacks: tuple[Short, ...] = ()
-        for state, _, worker in self._in_states(role, layer):
+        for state, _, worker in self._in_states(role, layer, without, inside):
             if short := lacking(state, role):
                 key = len(short), sum([1 - have / need for _, need, have in short]), worker
                 if best is None or key < best:
@@ -339,16 +343,25 @@ class Free:
             for state, workers, _ in self._in_states(role, layer)
         )
 
-    def _in_states(self, role: Role, layer: int) -> Iterator[tuple[WorkerState, int, int]]:
+    def _in_states(
+        self,
+        role: Role,
+        layer: int,
+        without: frozenset[int] = frozenset(),
+        inside: frozenset[int] | None = None,
+    ) -> Iterator[tuple[WorkerState, int, int]]:
         """The states of open workers, without the devices that a role avoids: how many are in each, and the first."""
         self._settle()
         odd = self._odd(role)
-        for number, hosts in self.layers[layer].hosts.items():
-            alike = [host for host in hosts if host not in odd] if odd else hosts
+        apart = odd | without
+        for number, hosts in self.layers[layer].hosts.items() if inside is None else ():
+            alike = [host for host in hosts if host not in apart] if apart else hosts
             for n, state in enumerate(self._states[number] if alike else ()):
                 yield state, len(alike), self.workers_of[alike[0]][n]
-        for worker in (worker for host in odd for worker in self.workers_of[host]):
-            yield self.worker_state(worker, layer, role.needs.avoid), 1, worker
+        alone = (worker for host in odd for worker in self.workers_of[host]) if inside is None else inside
+        for worker in alone:
+            if self.workers[worker].open and self.host_of[worker] not in without:
+                yield self.worker_state(worker, layer, role.needs.avoid), 1, worker
 
     def _odd(self, role: Role) -> set[int]:
         """Hosts with devices that a role avoids: they are in another state for it."""

@@ -23,8 +23,9 @@ class Gate(str):
 
     words: Callable[[Refused], Words]
     waits_for: Literal["room", "limit", ""]
-    """What it waits for: room on workers, a limit of the queue that the refusal names, or nothing that others could
-    take. Jobs that come after it do not take that without another pass (:class:`gangq.placement.places.Rivals`).
+    """What it waits for: room on workers, a limit of the queue or limit key that the refusal names, or nothing that
+    others could take. Jobs that come after it do not take that without another pass
+    (:class:`gangq.placement.places.Rivals`).
     """
     remembered: bool
     """Whether others of its kind may be refused for the same reason without another look in this pass."""
@@ -74,14 +75,17 @@ def _unknown(r: Refused) -> Words:
 
 
 def _limit(name: str) -> Callable[[Refused], Words]:
+    """``name``: of the limit and of what has it, up to its own name."""
+    of = name.partition(" of ")[2]
+
     def words(r: Refused) -> Words:
         lacking = r.need - r.have
         most = f", {number(r.limit, r.of)}," if r.limit is not None else ""
         left, enough = number(max(0, r.have), r.of), number((r.limit or 0) + lacking, r.of)
         return (
-            f"{name} of queue {r.where}{most} leaves {left}, and it needs {number(r.need, r.of)}"
+            f"{name} {r.where}{most} leaves {left}, and it needs {number(r.need, r.of)}"
             + _held_by(r.holders),
-            f"{number(lacking, r.of)} given back in queue {r.where}, or a limit of {enough}",
+            f"{number(lacking, r.of)} given back in {of} {r.where}, or a limit of {enough}",
         )
 
     return words
@@ -89,11 +93,14 @@ def _limit(name: str) -> Callable[[Refused], Words]:
 
 PAUSED = Gate("paused", _paused, waits_for="", remembered=False)
 UNKNOWN = Gate("unknown", _unknown, waits_for="", remembered=False)
-RUNNING_LIMIT = Gate("running_limit", _limit("the running limit"), waits_for="limit", remembered=False)
-QUOTA = Gate("quota", _limit("the maximum"), waits_for="limit", remembered=False)
-SUBMITTER_LIMIT = Gate(
-    "submitter_limit", _limit("the limit for each submitter"), waits_for="limit", remembered=False
+RUNNING_LIMIT = Gate(
+    "running_limit", _limit("the running limit of queue"), waits_for="limit", remembered=False
 )
+QUOTA = Gate("quota", _limit("the maximum of queue"), waits_for="limit", remembered=False)
+SUBMITTER_LIMIT = Gate(
+    "submitter_limit", _limit("the limit for each submitter of queue"), waits_for="limit", remembered=False
+)
+LIMIT_KEY = Gate("limit_key", _limit("the limit of limit key"), waits_for="limit", remembered=False)
 
 
 # On the workers -----------------------------------------------------------------------------------------------

@@ -54,6 +54,10 @@ class Usage:
         self.queues = {queue.name: queue for queue in board.queues}
         self._paths: dict[str, list[Queue]] = {}
         self.used: dict[str, Amount] = defaultdict(Amount)
+        self._limits = board.limits
+        self._key_used: dict[str, float] = defaultdict(float)
+        self._of_key: dict[str, list[str]] = defaultdict(list)
+        """By limit key, the units that name it."""
         self.by_submitter: dict[tuple[str, str], Amount] = defaultdict(Amount)
         self._units: dict[tuple[str, str], list[tuple[int, Unit]]] = defaultdict(list)
         """By queue and submitter, with their places on the board."""
@@ -70,6 +74,10 @@ class Usage:
             self._units[unit.queue, unit.submitter].append((n, unit))
         for (name, submitter), units in self._units.items():
             self.add(name, submitter, Amount.held(*(unit for _, unit in units)))
+        for unit in board.units:
+            if unit.limit_key:
+                self._key_used[unit.limit_key] += Amount.held(unit)["jobs"]
+                self._of_key[unit.limit_key].append(unit.id)
 
     def path(self, name: str) -> list[Queue]:
         """A queue and its ancestors, from itself to the root."""
@@ -84,6 +92,20 @@ class Usage:
         for up in self.path(queue):
             self.used[up.name].add(used)
             self.by_submitter[up.name, submitter].add(used)
+
+    def add_to_key(self, key: str, jobs: float) -> None:
+        """So many more jobs that name a limit key, or no key, are placed from here on."""
+        if key:
+            self._key_used[key] += jobs
+
+    def key_on(self, key: str, jobs: float) -> Refused | None:
+        """The limit key, if so many more jobs that name it would exceed its limit."""
+        most = self._limits.get(key)
+        if most is None or self._key_used[key] + jobs <= most:
+            return None
+        holders = tuple(self._of_key[key][:HOLDERS])
+        left = most - self._key_used[key]
+        return Refused(gates.LIMIT_KEY, jobs, left, "jobs", limit=most, where=key, holders=holders)
 
     def limits(self, queue: str) -> bool:
         """Whether there is any limit on the path of a queue."""

@@ -29,14 +29,14 @@ class Rivals:
 
     def __init__(self, kinds: Mapping[int, Kind]) -> None:
         self._kinds = kinds
-        self._waiting: dict[str, tuple[Ask, str]] = {}
+        self._waiting: dict[str, tuple[Ask, str, str]] = {}
         self._kinds_waiting: set[int] = set()
         self._blocked: dict[tuple[int, int], bool] = {}
         self._floors: dict[tuple[int, int], int] = {}
 
-    def add(self, ask: Ask, limited: str = "") -> None:
-        """It waits, for a limit of the queue ``limited`` or else for room; what was added before it comes first."""
-        self._waiting.setdefault(ask.id, (ask, limited))
+    def add(self, ask: Ask, queue: str = "", key: str = "") -> None:
+        """It waits, for a limit of this queue or limit key or else for room; what was added before it comes first."""
+        self._waiting.setdefault(ask.id, (ask, queue, key))
         self._kinds_waiting.add(ask.kind)
 
     def waits(self, kind: int) -> bool:
@@ -59,13 +59,13 @@ class Rivals:
 
     def _rivals(self, kind: int, class_id: int, itself: bool = False) -> Iterator[Ask]:
         """In their order; ``itself``: with the asks of this kind."""
-        queue = f"{self._kinds[kind].queue}."
-        for ask, limited in self._waiting.values():
+        own = self._kinds[kind]
+        for ask, queue, key in self._waiting.values():
             if ask.kind == kind:
                 if itself:
                     yield ask
-            elif limited:
-                if queue.startswith(f"{limited}."):
+            elif queue or key:
+                if key == own.limit_key if key else f"{own.queue}.".startswith(f"{queue}."):
                     yield ask
             elif any(class_id in role.serves for role in self._kinds[ask.kind].roles):
                 yield ask

@@ -10,7 +10,7 @@ from functools import cached_property
 from gangq.placement import gates
 from gangq.placement.board import Ask, Kind
 from gangq.placement.decisions import HOLDERS, Refused, Short
-from gangq.placement.fit import Search
+from gangq.placement.fit import Search, Wish
 from gangq.placement.free import Taken
 
 
@@ -42,7 +42,7 @@ class WhyNot:
             self._planned_before(ask, counts, layer)
             or self._search.unserved(kind, counts)
             or self._search.kept_apart(ask, counts, layer)
-            or self._short(kind, layer, found)
+            or self._short(ask, kind, layer, found)
         )
 
     def _planned_before(self, ask: Ask, counts: Sequence[int], layer: int) -> Refused | None:
@@ -62,11 +62,13 @@ class WhyNot:
             at=starts[0].starts_at,
         )
 
-    def _short(self, kind: Kind, layer: int, found: Refused) -> Refused:
+    def _short(self, ask: Ask, kind: Kind, layer: int, found: Refused) -> Refused:
         # Of several roles it is not known here what those before the one refused have taken.
         if found.gate != gates.ROOM or len(kind.roles) > 1:
             return found
-        if (nearest := self._free.nearest(kind.roles[0], layer)) is None:
+        wish = self._search.beside_mates(ask, kind, 0, Wish(self._search.hosts_of_others(ask)))
+        nearest = self._free.nearest(kind.roles[0], layer, wish.without, wish.only)
+        if nearest is None:
             return found
         number, short = nearest
         return replace(

@@ -42,7 +42,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 if TYPE_CHECKING or __package__:
-    from gangq.proc import bounded_log, cgroup, clock, kernel, procfs
+    from gangq.proc import bounded_log, cgroup, clock, kernel, killing, procfs
 else:
     # Appended, so that no neighbour of this file can ever stand in for a module of the standard library.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
@@ -50,6 +50,7 @@ else:
     import cgroup
     import clock
     import kernel
+    import killing
     import procfs
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -378,12 +379,9 @@ class Guardian:
         is empty.
         """
         self.signal_group(signal.SIGKILL)  # All members at one instant: none can escape by forking.
-        inside = set() if self.group is None else cgroup.kill(self.group)
-        processes = procfs.table()
-        me = os.getpid()
-        ours = (procfs.descendants(processes, {me}) | procfs.carriers(processes, self.mark) | inside) - {me}
-        ours &= set(processes)
-        left = procfs.strike([processes[pid] for pid in ours if processes[pid].alive])
+        left = killing.strike_command(
+            self.mark, self.group, lambda processes: procfs.descendants(processes, {os.getpid()})
+        )
         self.left = [entry.pid for entry in left]
         self.reap()
         if left or self.status is None:

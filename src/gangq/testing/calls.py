@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from gangq.app import TaskOptions
-from gangq.client.encoding import as_object, dumps
+from gangq.client.encoding import dumps
 from gangq.context import find_current, runs_handler, set_current
 from gangq.errors import InvalidInput, ResultNotStored, Stopped
-from gangq.signatures import misfit, unfinished
+from gangq.signatures import by_name, misfit, unfinished
+from gangq.task_options import TaskOptions
 from gangq.testing.context import FakeContext
 from gangq.worker.results import dumps_result
 
@@ -54,7 +53,7 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
     function = task.function
     if function is None:
         raise InvalidInput(f"task {task.name!r} is implemented elsewhere: import what implements it")
-    given = as_object(_by_name(task.name, function, args, kwargs), "payload")
+    given = by_name(function, args, kwargs, task.name)
     payload: dict[str, Any] = json.loads(dumps(given, "payload"))
     why = misfit(function, payload)
     if why is not None:
@@ -68,7 +67,7 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
         raise TypeError(why)
     if context.completed:
         stored = context.result
-    elif result is None and context.stop_flag.seen:
+    elif result is None and context.stop_seen:
         raise Stopped(
             f"the handler of task {task.name!r} returned None after it saw that it should stop: a worker hands the "
             "job back, to be run again"
@@ -82,27 +81,6 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
             )
     found: R = stored
     return found
-
-
-def _by_name(task: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by the names of the handler's parameters, of which the first is the context."""
-    if not args:
-        return dict(kwargs)
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())[1:]
-    names = [one.name for one in parameters if one.kind in positional]
-    if len(args) > len(names):
-        raise InvalidInput(
-            f"the arguments do not fit task {task!r}: {len(args)} are given by position; it takes "
-            f"({', '.join(map(str, parameters))})"
-        )
-    named = dict(zip(names, args, strict=False))
-    twice = sorted(named.keys() & kwargs.keys())
-    if twice:
-        raise InvalidInput(
-            f"the arguments do not fit task {task!r}: {twice[0]!r} is given by position and by name"
-        )
-    return {**named, **kwargs}
 
 
 @contextlib.contextmanager

@@ -9,20 +9,20 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Peer
+from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import InvalidInput, StaleToken, TooLarge
 from gangq.gpu.declared import parse_declared
-from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
+from gangq.task_options import TaskOptions, declared
+from gangq.worker.context_impl import HandlerContext, job_log
 from gangq.worker.jobs import BEAT_BYTES
 from gangq.worker.results import as_progress, dumps_result
 
 if TYPE_CHECKING:
-    from gangq.app import TaskOptions
     from gangq.context import Logger
 
 CHECKPOINT_BYTES = 1 << 20
@@ -45,13 +45,14 @@ class Submission:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-class FakeContext(Context):
+class FakeContext(HandlerContext):
     """The context of a handler that runs in a test; no worker and no database.
 
     What the handler is told:
 
     - `gang`: (rank, world size), all members on one host, or a `GangInfo`. None: a solo job.
     - `checkpoint`: (step, bytes) or a `Checkpoint` to resume from.
+    - `inputs`: what it waited for, by the id of the job: its result, or an error such as `JobFailed`.
     - `devices`: "2x24GiB" declares them as `gangq worker --devices` does; or `DeviceInfo` objects.
     - `attempt`: from 1. `job`: all facts of the job at once; `run` replaces its task and payload.
     - `stop_at`: it is told to stop once it has beaten, or saved a checkpoint, at this step or a later one.
@@ -66,28 +67,26 @@ class FakeContext(Context):
         *,
         gang: tuple[int, int] | GangInfo | None = None,
         checkpoint: tuple[int, bytes] | Checkpoint | None = None,
+        inputs: Mapping[int, Any] | None = None,
         devices: str | Sequence[DeviceInfo] = (),
         attempt: int = 1,
         job: JobInfo | None = None,
         stop_at: int | None = None,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
+        super().__init__()
         # The token of a later attempt is larger.
         self._info = job or JobInfo(1, 100 + attempt, attempt, max(attempt, 3), "default", "task")
         self._gang = _gang_info(gang, self._info.id, epoch=1)
+        self._given_inputs = dict(inputs or {})
         self._devices = tuple(_declared(devices) if isinstance(devices, str) else devices)
         self._stop_at = stop_at
         self._checkpoint_bytes = checkpoint_bytes
-        self._lock = threading.RLock()
         self._told = threading.Event()
-        self._changed = threading.Event()
-        self._callbacks: list[Callable[[GangInfo], None]] = []
         self._lost = False
         self._ids = itertools.count(self._info.id + 1)
         self._directory: Path | None = None
         self._given = self._as_file(checkpoint)
-        self.stop_flag = StopFlag(self._told)
-        """Whether it is told to stop, and whether the handler has looked."""
         self.beats: list[dict[str, Any]] = []
         """Each beat as it would be stored: step, total, phase and the handler's own fields, where given."""
         self.logs: list[logging.LogRecord] = []
@@ -126,8 +125,7 @@ class FakeContext(Context):
         with self._lock:
             self._given = self._latest()
             self._gang = changed
-        self._changed.set()
-        call_each(self._callbacks, changed, self.log)
+        self._gang_changed(changed)
 
     def next_attempt(self) -> FakeContext:
         """Return the context of the next attempt: a new token, in a gang a new epoch, and the latest checkpoint."""
@@ -137,6 +135,7 @@ class FakeContext(Context):
         return FakeContext(
             gang=gang,
             checkpoint=self._latest(),
+            inputs=self._given_inputs,
             devices=self._devices,
             job=attempt,
             checkpoint_bytes=self._checkpoint_bytes,
@@ -150,15 +149,15 @@ class FakeContext(Context):
 
     def is_for(self, task: str, options: TaskOptions, payload: Mapping[str, Any]) -> None:
         """For `run`: this is the job of that task with this payload."""
-        info = self._info
+        info, needs = self._info, declared(options)
         self._info = replace(
             info,
             task=task,
             payload=payload,
-            queue=options.queue or info.queue,
-            priority=info.priority if options.priority is None else options.priority,
-            max_attempts=options.max_attempts or info.max_attempts,
-            budget_s=options.budget or info.budget_s,
+            queue=needs.get("queue", info.queue),
+            priority=needs.get("priority", info.priority),
+            max_attempts=needs.get("max_attempts", info.max_attempts),
+            budget_s=needs.get("budget_s", info.budget_s),
         )
 
     # -- what the handler sees -------------------------------------------------------------------------------
@@ -169,18 +168,8 @@ class FakeContext(Context):
         return self._info
 
     @property
-    def gang(self) -> GangInfo | None:
-        """See `Context.gang`."""
-        return self._gang
-
-    @property
-    def gang_changed(self) -> threading.Event:
-        """See `Context.gang_changed`."""
-        return self._changed
-
-    def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
-        """See `Context.on_gang_change`."""
-        self._callbacks.append(callback)
+    def _stop_event(self) -> threading.Event:
+        return self._told
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
@@ -190,7 +179,13 @@ class FakeContext(Context):
     @property
     def checkpoint(self) -> Checkpoint | None:
         """See `Context.checkpoint`. What this attempt saves is for the next one: see `next_attempt`."""
+        return self._load_checkpoint()
+
+    def _load_checkpoint(self) -> Checkpoint | None:
         return self._given
+
+    def _load_inputs(self) -> dict[int, Any]:
+        return self._given_inputs
 
     @property
     def log(self) -> Logger:
@@ -205,27 +200,15 @@ class FakeContext(Context):
 
     # -- what the handler says -------------------------------------------------------------------------------
 
-    def beat(
-        self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
-    ) -> None:
-        """See `Context.beat`."""
-        stored, _ = as_progress(progress(step, total, phase, data), BEAT_BYTES)
+    def _send_beat(self, data: dict[str, Any]) -> None:
+        stored, _ = as_progress(data, BEAT_BYTES)
         with self._lock:
             self.beats.append(stored)
-        self._reached(step)
+        self._reached(data.get("step"))
 
     def set_model(self, name: str | None) -> None:
         """See `Context.set_model`."""
         self.model = name
-
-    @property
-    def stopping(self) -> bool:
-        """See `Context.stopping`."""
-        return self.stop_flag.look()
-
-    def wait_stopping(self, timeout: float | None = None) -> bool:
-        """See `Context.wait_stopping`."""
-        return self.stop_flag.wait(timeout)
 
     def save_checkpoint(self, step: int, data: bytes) -> None:
         """See `Context.save_checkpoint`."""
@@ -253,7 +236,11 @@ class FakeContext(Context):
         stored = json.loads(dumps_result(result, f"the result of job {self._info.id}"))
         self._require_claim()
         with self._lock:
-            self.completed, self.result = True, stored
+            self._say_completed()
+            self.result = stored
+
+    def _say_completed(self) -> None:
+        self.completed = True
 
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Context.submit_child`. It is kept in `submitted`, and its ids are made up."""

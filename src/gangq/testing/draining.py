@@ -20,6 +20,7 @@ from gangq import logqueue
 from gangq.app import COMMAND, App, AsyncApp
 from gangq.client.rows import JobRow, WaitingRow
 from gangq.context import runs_handler
+from gangq.durations import Duration, seconds
 from gangq.errors import GangqError, InvalidInput, WaitTimeout
 from gangq.schema import check_version
 from gangq.worker.child_main import app_target
@@ -65,7 +66,7 @@ class Drained:
 def drain(
     app: App | AsyncApp,
     *,
-    timeout: float = 60.0,
+    timeout: Duration = 60.0,
     devices: str | None = None,
     labels: Mapping[str, Any] | None = None,
     taints: Sequence[str] = (),
@@ -82,8 +83,8 @@ def drain(
 
     Then all of it again, for what has been submitted meanwhile. What is due later is left: move the clock.
 
-    - `timeout`: seconds for everything. A handler that still runs is told to stop, and after a second interrupted by
-      an exception; its job is handed back.
+    - `timeout`: how long everything may take: seconds, "90s" or a timedelta. A handler that still runs is told to
+      stop, and after a second interrupted by an exception; its job is handed back.
     - `devices`: what placed work finds in place of what it asks for, "2x24GiB" or "none". A job that holds some of
       several devices runs in a child process.
     - `labels` and `taints` of the workers, beside the labels that jobs ask for.
@@ -93,7 +94,9 @@ def drain(
 
     Raises `WaitTimeout`; `InvalidInput` for a gang where no other process could find the App.
     """
-    return _Drain(app if isinstance(app, App) else app._app, timeout, devices, labels or {}, taints).run()
+    return _Drain(
+        app if isinstance(app, App) else app._app, seconds(timeout, "timeout"), devices, labels or {}, taints
+    ).run()
 
 
 class _Drain:
@@ -292,7 +295,7 @@ class _Worker(Worker):
                 self.timed_out = f"{names} ran then, and was interrupted"
                 self._interrupt()
             else:
-                told = all(job.told for job in running)
+                told = all(job.must_end for job in running)
 
     def _interrupt(self) -> None:
         if self._thread == threading.main_thread().ident:

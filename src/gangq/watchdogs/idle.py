@@ -47,7 +47,8 @@ class Sample:
     ``host`` is None where the host side is not sampled. ``devices`` are the readings of the devices it holds
     taken since the sample before, any number for each. ``held`` are those devices' uuids (empty: those of
     ``devices``), ``calibrated`` those whose utilisation has been seen above zero before, and ``idle_w`` what
-    each draws when it has a program's memory and nothing to do, watts.
+    each draws when it has a program's memory and nothing to do, watts. ``python_steps`` counts the looks at which
+    Python had got on in this process (:mod:`gangq.watchdogs.steps`); None where it is not the one watched.
     """
 
     at: float
@@ -56,7 +57,7 @@ class Sample:
     held: tuple[str, ...] = ()
     calibrated: frozenset[str] = frozenset()
     idle_w: Mapping[str, float] = field(default_factory=dict)
-    steps: int | None = None
+    python_steps: int | None = None
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -199,7 +200,7 @@ def _movements(window: Sequence[Sample]) -> Iterator[tuple[Movement, bool]]:
         return
     for before, after in pairwise(window):
         if before.host is not None and after.host is not None and after.host.at > before.host.at:
-            got_on = None not in (before.steps, after.steps) and after.steps != before.steps
+            got_on = before.python_steps is not None and after.python_steps not in (None, before.python_steps)
             yield movement(before.host, after.host), got_on
 
 

@@ -62,10 +62,9 @@ class Waits(NamedTuple):
 
 def of_handler() -> Waits:
     """What the handler in the main thread of this process waits in."""
-    pid, tid = os.getpid(), threading.main_thread().native_id
-    call = fd = None
-    if tid is not None:
-        call, fd = _call(pid, tid)
+    pid = os.getpid()
+    # The id of its main thread too. Thread.native_id is still the parent's in a process that was forked.
+    call, fd = _call(pid, pid)
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     own = _own(frame)
     place = _phrase(call, _where(own) if own else None)

@@ -27,7 +27,7 @@ def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo
     The last claim's transaction opens the barrier and notifies; behind that it is polled every 200 ms. Being
     told to stop, or having lost the claim, ends the wait at once.
     """
-    while not job.told and not session.ended.is_set():
+    while not job.must_end and not session.ended.is_set():
         job.wake.clear()
         try:
             members = session.thread_client.execute(who_is_who(job, ports))
@@ -42,7 +42,7 @@ def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo
         except IncarnationEnded as problem:
             session.end(str(problem))
             return None
-        if members and members[0].go and not job.told:
+        if members and members[0].go and not job.must_end:
             job.gang = gang_info(job, members)
             return job.gang
         job.wake.wait(_POLL_S * random.uniform(0.8, 1.2))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangq.errors import CommandStartError
-from gangq.proc import bounded_log, cgroup, procfs
+from gangq.proc import bounded_log, cgroup, killing, procfs
 from gangq.proc.clock import boottime
 from gangq.worker.forkserver import Forked, ForkServer
 from gangq.worker.launch import launch, start_error
@@ -313,15 +313,7 @@ class Child:
         """
         self._process.kill()
         self._process.wait()
-        inside = set() if self._group is None else cgroup.kill(self._group)
-        processes = procfs.table()
-        roots = procfs.carriers(processes, self.mark) | (inside & set(processes))
-        for entry in processes.values():
-            if self.pid in (entry.pgrp, entry.session) and entry.start_ticks >= self.start_ticks:
-                roots.add(entry.pid)
-        roots |= self._adopted(processes)
-        ours = (roots | procfs.descendants(processes, roots)) - {os.getpid()}
-        left = procfs.strike([processes[pid] for pid in ours if processes[pid].alive])
+        left = killing.strike_command(self.mark, self._group, self._grouped_or_adopted)
         empty = self._group is None or cgroup.remove(self._group)
         self._clean_passes = 0 if left or not empty else self._clean_passes + 1
         if self._clean_passes >= 2:
@@ -333,19 +325,20 @@ class Child:
         elif left and boottime() - since >= self._stuck_after_s:
             self._exit = Exit(None, None, False, tuple(entry.pid for entry in left), "stuck")
 
-    def _adopted(self, processes: dict[int, procfs.Stat]) -> set[int]:
-        """What the supervisor got from the dead guardian: whatever the command has detached, without mark or group.
+    def _grouped_or_adopted(self, processes: dict[int, procfs.Stat]) -> set[int]:
+        """What is in the command's process group or session, and what the supervisor got from the dead guardian:
+        whatever the command has detached, without mark or group.
 
         Every other guardian keeps its own; what came to the supervisor before this command began is not of it.
         """
-        supervisor = processes.get(os.getppid())
-        if supervisor is None or supervisor.comm != procfs.SUPERVISOR_NAME:
-            return set()
+        above = processes.get(os.getppid())
+        supervisor = above.pid if above is not None and above.comm == procfs.SUPERVISOR_NAME else None
         return {
             entry.pid
             for entry in processes.values()
-            if entry.ppid == supervisor.pid and entry.start_ticks >= self.start_ticks
-        } - {os.getpid()}
+            if entry.start_ticks >= self.start_ticks
+            and (self.pid in (entry.pgrp, entry.session) or entry.ppid == supervisor)
+        }
 
     def _finish(self, ended: Exit) -> None:
         self._exit = ended

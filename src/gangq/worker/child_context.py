@@ -13,20 +13,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from gangq import errors
-from gangq.client import Client
-from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
-from gangq.errors import GangqError, Stopped, TooLarge, WorkerGone
-from gangq.worker.context_impl import StopFlag, call_each, job_log, progress
-from gangq.worker.handler_info import checkpoint_from_wire, from_wire, gang_from_wire
+from gangq.context import Checkpoint, DeviceInfo, JobInfo
+from gangq.errors import GangqError, TooLarge, WorkerGone
+from gangq.worker.context_impl import HandlerContext
+from gangq.worker.handler_info import checkpoint_from_wire, from_wire, gang_from_wire, inputs_from_wire
 from gangq.worker.jobs import BEAT_BYTES
 from gangq.worker.results import as_progress, dumps_result, note_for
-
-if TYPE_CHECKING:
-    from gangq.context import Logger
 
 _ANSWER_S = 120.0
 _BUSY_S = 0.05
@@ -139,116 +135,38 @@ def _error(answer: dict[str, Any]) -> GangqError:
     return GangqError(f"{answer['error']}: {answer['message']}")
 
 
-class ChildContext(Context):
-    """The context of a command, or of a handler in a child process."""
+class ChildContext(HandlerContext):
+    """For a command, or a handler in a child process: asks the worker over its socket."""
+
+    _poll_s = _POLL_S
 
     def __init__(self, link: Link, stopping: threading.Event | None = None) -> None:
+        """``stopping`` is set when the worker says so; the caller may set it too."""
+        super().__init__()
         self._link = link
         wire = link.ask("describe")
-        self._info, self._gang, self._devices, self._checkpoint = from_wire(wire)
+        self._info, self._gang, self._device_infos, self._checkpoint = from_wire(wire)
+        self._loaded_for = 0 if self._gang is None else self._gang.epoch
         self._request_bytes: int = wire["request_bytes"]
         self._beat_noted = False
-        self._loaded_for = 0 if self._gang is None else self._gang.epoch
         self._gang_lock = threading.RLock()
-        self._changed = threading.Event()
-        self._callbacks: list[Callable[[GangInfo], None]] = []
-        self._poller: threading.Thread | None = None
+        self._follower: threading.Thread | None = None
         self._event = threading.Event() if stopping is None else stopping
         self._asked_at = 0.0
-        self.stop_flag = StopFlag(self._event)
 
     @property
     def job(self) -> JobInfo:
         return self._info
 
     @property
-    def gang(self) -> GangInfo | None:
-        if self._gang is not None:
-            self._ask_now_and_then()
-        return self._gang
-
-    @property
-    def gang_changed(self) -> threading.Event:
-        self._poll_gang()
-        return self._changed
-
-    def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
-        self._callbacks.append(callback)
-        self._poll_gang()
-
-    def _poll_gang(self) -> None:
-        with self._gang_lock:
-            if self._gang is None or self._poller is not None:
-                return
-            self._poller = threading.Thread(target=self._look_at_gang, name="gangq-gang", daemon=True)
-            self._poller.start()
-
-    def _look_at_gang(self) -> None:
-        while not self._event.wait(_GANG_POLL_S):
-            self._ask_now_and_then()
-
-    def _renew_gang(self, epoch: int | None) -> None:
-        with self._gang_lock:
-            if self._gang is None or epoch is None or epoch <= self._gang.epoch:
-                return
-            gang = gang_from_wire(self._link.ask("gang")["gang"])
-            if gang is None:
-                return
-            self._gang = gang
-        self._changed.set()
-        call_each(self._callbacks, gang, self.log)
+    def _stop_event(self) -> threading.Event:
+        return self._event
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
-        return self._devices
+        return self._device_infos
 
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        gang = self.gang
-        with self._gang_lock:
-            if gang is not None and gang.epoch != self._loaded_for:
-                self._checkpoint = checkpoint_from_wire(self._link.ask("checkpoint")["checkpoint"])
-                if self._checkpoint is None and self.stopping:
-                    # The stop came before an answer. None would mean "from the beginning", which may be wrong.
-                    raise Stopped(f"job {self._info.id} was told to stop while it loaded its checkpoint")
-                self._loaded_for = gang.epoch
-            return self._checkpoint
-
-    @property
-    def log(self) -> Logger:
-        return job_log(self._info, self._gang)
-
-    def beat(
-        self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
-    ) -> None:
-        beat, changed = as_progress(progress(step, total, phase, data), BEAT_BYTES)
-        trouble: object = f"it was changed in {', '.join(changed)}" if changed else None
-        try:
-            self._link.ask("beat", data=beat)
-        except GangqError as problem:
-            trouble = problem
-        if trouble is not None and not self._beat_noted:
-            self._beat_noted = True
-            self.log.warning("a beat was not stored as it was given: %s", trouble)
-
-    def set_model(self, name: str | None) -> None:
-        """See `Context.set_model`: what a child has loaded ends with it."""
-
-    @property
-    def stopping(self) -> bool:
-        self._ask_now_and_then()
-        return self.stop_flag.look()
-
-    def wait_stopping(self, timeout: float | None = None) -> bool:
-        until = None if timeout is None else time.monotonic() + timeout
-        while not self.stopping:
-            left = _POLL_S if until is None else min(_POLL_S, until - time.monotonic())
-            if left <= 0:
-                break
-            self._event.wait(left)
-        return self.stopping
-
-    def _ask_now_and_then(self) -> None:
+    def _poll(self) -> None:
         # A loop may look at this a million times a second.
         now = time.monotonic()
         if self._event.is_set() or now - self._asked_at < _POLL_S / 2:
@@ -262,6 +180,47 @@ class ChildContext(Context):
         except WorkerGone:
             self._event.set()
 
+    def _renew_gang(self, epoch: int | None) -> None:
+        with self._gang_lock:
+            if self._gang is None or epoch is None or epoch <= self._gang.epoch:
+                return
+            gang = gang_from_wire(self._link.ask("gang")["gang"])
+            if gang is None:
+                return
+            self._gang = gang
+        self._gang_changed(gang)
+
+    def _follow_gang(self) -> None:
+        with self._gang_lock:
+            if self._gang is None or self._follower is not None:
+                return
+            self._follower = threading.Thread(target=self._follow, name="gangq-gang", daemon=True)
+            self._follower.start()
+
+    def _follow(self) -> None:
+        while not self._event.wait(_GANG_POLL_S):
+            self._poll()
+
+    def _load_checkpoint(self) -> Checkpoint | None:
+        return checkpoint_from_wire(self._link.ask("checkpoint")["checkpoint"])
+
+    def _load_inputs(self) -> dict[int, Any]:
+        return inputs_from_wire(self._link.ask("inputs")["inputs"])
+
+    def _send_beat(self, data: dict[str, Any]) -> None:
+        beat, changed = as_progress(data, BEAT_BYTES)
+        trouble: object = f"it was changed in {', '.join(changed)}" if changed else None
+        try:
+            self._link.ask("beat", data=beat)
+        except GangqError as problem:
+            trouble = problem
+        if trouble is not None and not self._beat_noted:
+            self._beat_noted = True
+            self.log.warning("a beat was not stored as it was given: %s", trouble)
+
+    def set_model(self, name: str | None) -> None:
+        """What a child has loaded ends with it."""
+
     def save_checkpoint(self, step: int, data: bytes) -> None:
         self._link.ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
 
@@ -270,14 +229,7 @@ class ChildContext(Context):
         sent = json.loads(json.dumps(dict(arguments), default=str))
         return self._link.ask("submit", verb=verb, arguments=sent)
 
-    def complete(self, connection: object, result: Any = None) -> None:
-        # A client without an address: with the caller's connection it needs none.
-        Client().complete(
-            job_ids=[self._info.id],
-            tokens=[self._info.token],
-            results=[dumps_result(result, f"the result of job {self._info.id}")],
-            connection=connection,
-        )
+    def _say_completed(self) -> None:
         self._link.ask("completed")
 
     def outcome(self, kind: str, **fields: Any) -> None:

@@ -21,10 +21,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gangq.app import variables
 from gangq.context import set_current
 from gangq.errors import GangqError
 from gangq.signatures import unfinished
 from gangq.worker.child_context import ChildContext, Link
+from gangq.worker.forks import restore_signals
 from gangq.worker.runner_inline import HandlerUnfit, error_of_exception, what_follows
 
 SCRIPT = "__gangq_main__"
@@ -73,15 +75,12 @@ def app_target(app: Any) -> str:
     Raises:
         GangqError: it is in no module's variable, so no other process can find it.
     """
-    for name, module in list(sys.modules.items()):
-        for variable, value in list(getattr(module, "__dict__", {}).items()):
-            if value is not app:
-                continue
-            if name != "__main__":
-                return f"{name}:{variable}"
-            path = getattr(module, "__file__", None)
-            if path:
-                return f"{Path(path).resolve()}:{variable}"
+    for name, variable in variables(app):
+        if name != "__main__":
+            return f"{name}:{variable}"
+        path = getattr(sys.modules[name], "__file__", None)
+        if path:
+            return f"{Path(path).resolve()}:{variable}"
     raise GangqError(
         "handlers with isolate=True run in a child process, which must be able to find the app: keep it in a "
         "variable of a module or script"
@@ -116,7 +115,7 @@ def run(find: Callable[[], Any], task: str) -> int:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     # A fork of the handler must die of SIGTERM: a pool of processes ends its workers with that.
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL) and None)
+    restore_signals([signal.SIGTERM])
     context = ChildContext(Link.from_environ(), stopping)
     set_current(context)
     pid = os.getpid()
@@ -140,7 +139,7 @@ def run(find: Callable[[], Any], task: str) -> int:
             )
         return 1
     _only_in(pid)
-    if context.stop_flag.seen and result is None:
+    if context.stop_seen and result is None:
         context.outcome("stopped")
     else:
         context.returned(result)

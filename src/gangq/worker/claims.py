@@ -142,7 +142,9 @@ class ClaimSource(Generic[W]):
         self.lane = lane
         self._session = session
         self._keeper = keeper
-        self._claiming = keeper.new_claiming()
+        self.claiming = False
+        """Whether jobs may have been claimed that are not in the job table yet."""
+        keeper.sources.append(self)
         self.wakes: W = wakes
         session.on_wake(wakes.set)
         self._ports = ports
@@ -232,7 +234,7 @@ class ClaimSource(Generic[W]):
             return None
         request = self._request = uuid.uuid4()
         self._most = most
-        self._claiming.set()
+        self.claiming = True
         try:
             answer = yield Verbs.complete_and_claim(
                 incarnation=self._session.incarnation,
@@ -282,7 +284,7 @@ class ClaimSource(Generic[W]):
     def _ask(self, most: int) -> Steps[list[Claim]]:
         if self._request is None:
             self._request, self._most = uuid.uuid4(), most
-        self._claiming.set()
+        self.claiming = True
         rows: list[Claim] = yield Verbs.claim(
             incarnation=self._session.incarnation,
             request_id=self._request,
@@ -301,4 +303,4 @@ class ClaimSource(Generic[W]):
     def settled(self) -> None:
         """What was claimed is in the job table now."""
         if self._request is None:
-            self._claiming.clear()
+            self.claiming = False

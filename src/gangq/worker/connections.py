@@ -82,10 +82,10 @@ class ListeningClient(AsyncClient):
     Its calls take turns. Notifications are read with the answer of a call, and between two calls as they come.
     """
 
-    def __init__(self, dsn: str | None, *, heard: Callable[[str, str], object], **options: Any) -> None:
-        """``heard(channel, payload)`` is called in the loop for each notification."""
+    def __init__(self, dsn: str | None, **options: Any) -> None:
         super().__init__(dsn, max_size=1, **options)
-        self._hears = heard
+        self.on_notification: Callable[[str, str], object] = lambda _channel, _payload: None
+        """Called in the loop for each notification, with channel and payload."""
         self._own: AsyncConnection | None = None
         self._watched = -1
         self._calls = asyncio.Lock()
@@ -152,14 +152,14 @@ class ListeningClient(AsyncClient):
             await conn.execute(statement.encode())
 
     def _noted(self, note: psycopg.Notify) -> None:
-        self._hears(note.channel, note.payload)
+        self.on_notification(note.channel, note.payload)
 
     def _watch(self, conn: AsyncConnection) -> None:
         if conn.closed:
             return
         # What came with the last answer and behind it has been read from the socket, which will not tell again.
         while (note := conn.pgconn.notifies()) is not None:
-            self._hears(note.relname.decode(), note.extra.decode())
+            self.on_notification(note.relname.decode(), note.extra.decode())
         self._watched = conn.fileno()
         asyncio.get_running_loop().add_reader(self._watched, self._arrived)
 

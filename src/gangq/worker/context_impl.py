@@ -1,16 +1,25 @@
-"""The :class:`gangq.context.Context` of a handler that runs inside the worker process."""
+"""What the :class:`gangq.context.Context` of every job has in common, and that of a handler in the worker's process.
+
+:class:`InlineContext` is made by :mod:`gangq.worker.runner_inline`. The one of a child process, which talks to the
+worker over a socket, is in :mod:`gangq.worker.child_context`; the one of tests is `gangq.testing.FakeContext`.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from gangq.client import Client
 from gangq.client.rows import GangSubmitted
 from gangq.client.verb import Verb
 from gangq.client.verbs import Verbs
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
+from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput, Stopped
 from gangq.worker import handler_info
 from gangq.worker.jobs import ActiveJob
@@ -52,56 +61,153 @@ def call_each(callbacks: Sequence[Callable[[GangInfo], None]], gang: GangInfo, l
             log.exception("on_gang_change_failed")
 
 
-class StopFlag:
-    """Whether to stop, and whether the handler has *seen* that it should.
+class HandlerContext(Context):
+    """What a context does wherever its handler runs. How it talks to the worker is what the subclasses add.
 
-    A handler that returns None after it saw the flag has broken off its loop; one that never looked has done
-    its work to the end. Only the first must not be taken for done.
+    A subclass sets :attr:`_gang` for each new epoch and calls :meth:`_gang_changed` then.
     """
 
-    def __init__(self, event: threading.Event) -> None:
-        self._event = event
-        self.seen = False
+    _poll_s: ClassVar[float] = 3600.0
+    """How often :meth:`_poll` has to be called for a stop to be noticed in time."""
 
-    def look(self) -> bool:
-        """The flag, for the handler."""
-        if self._event.is_set():
-            self.seen = True
-        return self.seen
+    def __init__(self) -> None:
+        self._gang: GangInfo | None = None
+        """Its place in its gang, as far as it is known here."""
+        self.stop_seen = False
+        """Whether any thread of the handler has seen that it should stop. One that returns None after that has broken
+        off its loop; one that never looked has done its work to the end. Only the first must not be taken for done.
+        """
+        self._callbacks: list[Callable[[GangInfo], None]] = []
+        self._loaded_for: int | None = None
+        """The epoch whose checkpoint is loaded, 0 without a gang; None: none is."""
+        self._checkpoint: Checkpoint | None = None
+        self._inputs: dict[int, Any] | None = None
+        self._lock = threading.RLock()
+        self._made_lock = threading.Lock()
+        self._changed: threading.Event | None = None
 
-    def wait(self, timeout: float | None) -> bool:
-        """The flag, once it is up or the time is."""
-        self._event.wait(timeout)
-        return self.look()
+    # -- how it talks to the worker --------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _stop_event(self) -> threading.Event:
+        """Set once it has to stop."""
+
+    @abstractmethod
+    def _load_checkpoint(self) -> Checkpoint | None:
+        """The checkpoint of the present epoch. None where there is none, or the stop came before the answer."""
+
+    @abstractmethod
+    def _load_inputs(self) -> dict[int, Any]:
+        """What came of the jobs it waited for."""
+
+    @abstractmethod
+    def _send_beat(self, data: dict[str, Any]) -> None:
+        """Pass a beat on. Never raises."""
+
+    @abstractmethod
+    def _say_completed(self) -> None:
+        """The handler has completed the job in its own transaction, which it is about to commit."""
+
+    def _poll(self) -> None:
+        """Ask for a stop and a new epoch, where these do not arrive by themselves."""
+
+    def _follow_gang(self) -> None:
+        """From now on learn of new epochs without :meth:`_poll`."""
+
+    # -- the same everywhere ---------------------------------------------------------------------------------
+
+    @property
+    def gang(self) -> GangInfo | None:
+        if self._gang is not None:
+            self._poll()
+        return self._gang
+
+    @property
+    def gang_changed(self) -> threading.Event:
+        self._follow_gang()
+        with self._made_lock:
+            if self._changed is None:
+                self._changed = threading.Event()
+            return self._changed
+
+    def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
+        self._callbacks.append(callback)
+        self._follow_gang()
+
+    def _gang_changed(self, gang: GangInfo) -> None:
+        self.gang_changed.set()
+        call_each(self._callbacks, gang, self.log)
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        gang = self.gang
+        epoch = 0 if gang is None else gang.epoch
+        with self._lock:
+            if self._loaded_for != epoch:
+                self._checkpoint = self._load_checkpoint()
+                if self._checkpoint is None and self.stopping:
+                    # The stop came before an answer. None would mean "from the beginning", which may be wrong.
+                    raise Stopped(f"job {self.job.id} was told to stop while it loaded its checkpoint")
+                self._loaded_for = epoch
+            return self._checkpoint
+
+    @property
+    def inputs(self) -> dict[int, Any]:
+        with self._lock:
+            if self._inputs is None:
+                self._inputs = self._load_inputs()
+            return self._inputs
+
+    @property
+    def log(self) -> Logger:
+        return job_log(self.job, self._gang)
+
+    def beat(
+        self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
+    ) -> None:
+        self._send_beat(progress(step, total, phase, data))
+
+    @property
+    def stopping(self) -> bool:
+        self._poll()
+        if self._stop_event.is_set():
+            self.stop_seen = True
+        return self.stop_seen
+
+    def wait_stopping(self, timeout: Duration | None = None) -> bool:
+        until = math.inf if timeout is None else time.monotonic() + seconds(timeout, "timeout")
+        while not self.stopping and (left := until - time.monotonic()) > 0:
+            self._stop_event.wait(min(left, self._poll_s))
+        return self.stopping
+
+    def complete(self, connection: object, result: Any = None) -> None:
+        # A client without an address: with the caller's connection it needs none.
+        Client().complete(
+            job_ids=[self.job.id],
+            tokens=[self.job.token],
+            results=[dumps_result(result, f"the result of job {self.job.id}")],
+            connection=connection,
+        )
+        # Before the caller commits: the heartbeat that finds the claim gone may be the very next thing.
+        self._say_completed()
 
 
-class InlineContext(Context):
-    """Answers from the claim; what the handler stores goes over the worker's own connections."""
+class InlineContext(HandlerContext):
+    """For a handler in the worker's own process: answers from the claim, and calls over the worker's connections."""
 
-    def __init__(self, session: Session, job: ActiveJob, gang: GangInfo | None) -> None:
+    def __init__(self, session: Session, job: ActiveJob) -> None:
+        super().__init__()
         self._session = session
         self._active = job
         self._info: JobInfo | None = None
-        self._changed: threading.Event | None = None
-        self._callbacks: list[Callable[[GangInfo], None]] = []
-        if job.gang is None:
-            job.gang = gang
         if job.gang is not None:
-            job.on_gang = self._gang_changed
-        self._loaded_for: int | None = None
-        self._checkpoint: Checkpoint | None = None
-        self._lock = threading.Lock()
-        # Made for those who ask, as in the job: they cost more than a small job.
-        self._made_lock = threading.Lock()
-        self._flag: StopFlag | None = None
+            job.on_gang = self._gang_changes
+            self._gang = job.gang
 
-    @property
-    def stop_flag(self) -> StopFlag:
-        """The one flag of this job: what any thread of the handler has seen counts."""
-        with self._made_lock:
-            if self._flag is None:
-                self._flag = StopFlag(self._active.stopping)
-            return self._flag
+    def _gang_changes(self, gang: GangInfo) -> None:
+        self._gang = gang
+        self._gang_changed(gang)
 
     @property
     def job(self) -> JobInfo:
@@ -110,63 +216,25 @@ class InlineContext(Context):
         return self._info
 
     @property
-    def gang(self) -> GangInfo | None:
-        return self._active.gang
-
-    @property
-    def gang_changed(self) -> threading.Event:
-        with self._made_lock:
-            if self._changed is None:
-                self._changed = threading.Event()
-            return self._changed
-
-    def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:
-        self._callbacks.append(callback)
-
-    def _gang_changed(self, gang: GangInfo) -> None:
-        self.gang_changed.set()
-        call_each(self._callbacks, gang, self.log)
+    def _stop_event(self) -> threading.Event:
+        return self._active.stopping
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
         return handler_info.device_infos(self._active)
 
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        with self._lock:
-            gang = self._active.gang
-            epoch = 0 if gang is None else gang.epoch
-            if self._loaded_for != epoch:
-                self._checkpoint = self._fetch_checkpoint()
-                if self._active.told and self._checkpoint is None:
-                    # The stop came before an answer. None would mean "from the beginning", which may be wrong.
-                    self.stop_flag.look()
-                    raise Stopped(f"job {self._active.id} was told to stop while it loaded its checkpoint")
-                self._loaded_for = epoch
-            return self._checkpoint
-
-    def _fetch_checkpoint(self) -> Checkpoint | None:
+    def _load_checkpoint(self) -> Checkpoint | None:
         job, session = self._active, self._session
         return handler_info.fetch_checkpoint(session, job, session.directory / f"{job.id}-{job.token}")
 
-    @property
-    def log(self) -> Logger:
-        return job_log(self.job, self._active.gang)
+    def _load_inputs(self) -> dict[int, Any]:
+        return handler_info.inputs_from_wire(handler_info.fetch_inputs(self._session, self._active))
 
-    def beat(
-        self, step: int | None = None, total: int | None = None, phase: str | None = None, **data: Any
-    ) -> None:
-        self._active.beat(progress(step, total, phase, data))
+    def _send_beat(self, data: dict[str, Any]) -> None:
+        self._active.beat(data)
 
     def set_model(self, name: str | None) -> None:
         self._session.model = name
-
-    @property
-    def stopping(self) -> bool:
-        return self.stop_flag.look()
-
-    def wait_stopping(self, timeout: float | None = None) -> bool:
-        return self.stop_flag.wait(timeout)
 
     def save_checkpoint(self, step: int, data: bytes) -> None:
         handler_info.store_checkpoint(self._session, self._active, step, data)
@@ -174,14 +242,7 @@ class InlineContext(Context):
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return submit_child(self._session, self._active, verb, arguments)
 
-    def complete(self, connection: object, result: Any = None) -> None:
-        self._session.thread_client.complete(
-            job_ids=[self._active.id],
-            tokens=[self._active.token],
-            results=[dumps_result(result, f"the result of job {self._active.id}")],
-            connection=connection,
-        )
-        # Before the caller commits: the heartbeat that finds the claim gone may be the very next thing.
+    def _say_completed(self) -> None:
         self._active.completed_by_handler = True
 
 

@@ -41,9 +41,7 @@ class Control:
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="gangq-control", daemon=True)
-        self.on_notification: Callable[[str, str], object] | None = None
-        """Called in the loop with channel and payload."""
-        self.client = ListeningClient(client.target.conninfo, heard=self._pass_notification_on, **options)
+        self.client = ListeningClient(client.target.conninfo, **options)
         """For tasks of the loop."""
         self.for_threads = ControlClient(self, client.target.conninfo, **options)
         """The same for threads."""
@@ -146,10 +144,6 @@ class Control:
         for task in asyncio.all_tasks():
             if task is not asyncio.current_task():
                 task.cancel()
-
-    def _pass_notification_on(self, channel: str, payload: str) -> None:
-        if self.on_notification is not None:
-            self.on_notification(channel, payload)
 
 
 def _fault(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

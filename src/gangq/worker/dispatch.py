@@ -15,7 +15,7 @@ from gangq.worker.runner_command import Command, CommandRunner, Done
 from gangq.worker.runner_inline import InlineRunner
 
 if TYPE_CHECKING:
-    from gangq.app import Task
+    from gangq.tasks import Task
 
 log = logging.getLogger("gangq.worker.dispatch")
 

@@ -30,7 +30,7 @@ class Ending(Enum):
 class Attempt:
     """What is known of an attempt once nothing of it runs any more.
 
-    ``lost``: its claim is. ``completed``: `Context.complete` was called. ``told``: it was told to stop. ``trip``: the
+    ``lost``: its claim is. ``completed``: `Context.complete` was called. ``trip``: the
     code of the watchdog that tripped. ``cause``: what ended the process, as in :class:`gangq.worker.child.Exit`;
     ``exit`` for a handler in the main thread.
     """
@@ -38,7 +38,7 @@ class Attempt:
     outcome: Outcome | None
     lost: bool = False
     completed: bool = False
-    told: bool = False
+    told_to_stop: bool = False
     trip: ExitCode | None = None
     cause: str = "exit"
 
@@ -58,7 +58,7 @@ def ending_of(attempt: Attempt) -> Ending:
     # Its guardian ended it: the lease was about to end, or the worker had died.
     if attempt.cause in ("deadline", "orphan"):
         return Ending.STOPPED
-    if attempt.told and (attempt.cause in ("stop", "kill") or attempt.outcome == "stopped"):
+    if attempt.told_to_stop and (attempt.cause in ("stop", "kill") or attempt.outcome == "stopped"):
         return Ending.STOPPED
     if attempt.outcome == "error":
         return Ending.ERROR

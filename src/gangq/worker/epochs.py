@@ -45,7 +45,7 @@ class EpochWatch:
             self._some.clear()
             behind, self._behind = self._behind, {}
             for job in behind.values():
-                if job.told or job.reporting:
+                if job.must_end or job.reporting:
                     continue
                 try:
                     await self.look(job)

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from gangq import private
-from gangq.proc import guardian, procfs
+from gangq.proc import guardian, killing, procfs
 from gangq.worker import child_main
 
 log = logging.getLogger("gangq.worker.forkserver")
@@ -192,11 +192,7 @@ class ForkServer:
             self._channel.close()
             self._channel = None
         if self._process is not None:
-            try:
-                self._process.wait(0 if self._process.poll() is not None else _END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            killing.end_group(self._process, _END_S)
             self._process = None
 
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer
-from gangq.errors import IncarnationEnded, NotFound, StaleToken
+from gangq.errors import (
+    WHO_READS,
+    IncarnationEnded,
+    JobCancelled,
+    JobFailed,
+    NotAllowed,
+    NotFound,
+    ResultNotStored,
+    StaleToken,
+    TooLarge,
+)
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.retry import until_answered
+from gangq.worker.retry import ANSWERS, until_answered
 from gangq.worker.session import Session
 
 
@@ -50,7 +61,7 @@ def fetch_checkpoint(session: Session, job: ActiveJob, directory: Path) -> Check
         saved = until_answered(
             lambda: session.thread_client.load_checkpoint(job_id=job.id, token=job.token),
             "load_checkpoint",
-            lambda: job.told or session.ended.is_set(),
+            lambda: job.must_end or session.ended.is_set(),
             job.stopping,
         )
     except (StaleToken, NotFound, IncarnationEnded):
@@ -61,6 +72,52 @@ def fetch_checkpoint(session: Session, job: ActiveJob, directory: Path) -> Check
     path = directory / f"checkpoint-{saved.step}"
     path.write_bytes(saved.data)
     return Checkpoint(saved.step, saved.data, path)
+
+
+def fetch_inputs(session: Session, job: ActiveJob) -> list[dict[str, Any]]:
+    """How the jobs ended that this one waited for, as JSON.
+
+    Raises:
+        StaleToken: the claim is over.
+        TooLarge: more than the database hands out at once.
+    """
+    found = until_answered(
+        lambda: session.thread_client.inputs(job_id=job.id, token=job.token),
+        "inputs",
+        lambda: job.lost is not None or session.lapsed(),
+        answers=(*ANSWERS, TooLarge),
+    )
+    if found is None:
+        raise StaleToken(
+            f"the database did not answer what job {job.id} waited for before its claim was over"
+        )
+    return [one._asdict() for one in found]
+
+
+def inputs_from_wire(found: Iterable[dict[str, Any]]) -> dict[int, Any]:
+    """What `Context.inputs` returns, from :func:`fetch_inputs`."""
+    return {one["on_job_id"]: _input(**one) for one in found}
+
+
+def _input(
+    on_job_id: int, state: str, readable: bool, result: Any, error: dict[str, Any] | None, **_: object
+) -> Any:
+    said = ": ".join(str(error[key]) for key in ("type", "message") if error.get(key)) if error else ""
+    because = f": {said}" if said else ""
+    if state == "failed":
+        return JobFailed(f"job {on_job_id} failed{because}", on_job_id, error)
+    if state == "cancelled":
+        return JobCancelled(
+            f"job {on_job_id} was cancelled{because}", on_job_id, (error or {}).get("message")
+        )
+    if not readable:
+        return NotAllowed(
+            f"the submitter of this job may not read the result of job {on_job_id}. {WHO_READS}"
+        )
+    match result:
+        case {ResultNotStored.KEY: str(note), **others} if not others:
+            return ResultNotStored(f"job {on_job_id} is done, its result is not stored: {note}", on_job_id)
+    return result
 
 
 def store_checkpoint(session: Session, job: ActiveJob, step: int, data: bytes) -> None:

@@ -31,6 +31,7 @@ from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter
 from gangq.worker.runner_command import CommandRunner
 from gangq.worker.runner_inline import HardExit, InlineRunner
+from gangq.worker.schedules import ScheduleStore
 from gangq.worker.session import Session
 from gangq.worker.signals import SignalWatch
 from gangq.worker.socket_server import SocketServer
@@ -54,6 +55,7 @@ class ProcessParts:
     signals: SignalWatch
     liveness: Liveness
     surroundings: Surroundings
+    schedules: ScheduleStore
     deadman: Deadman | None
     """Ends the process at a deadline; None where no handler runs in it."""
     waiting: deque[ActiveJob] = field(default_factory=deque)
@@ -99,6 +101,7 @@ class Incarnation:
             control.spawn(self._listener.run(), "listener"),
             control.spawn(self._maintenance.run(), "tick"),
             control.spawn(self._epochs.run(), "epochs"),
+            control.spawn(process.schedules.run(session), "schedules"),
             control.spawn(process.drain.run(session, self._reporter, process.waiting), "drain"),
         ]
         try:

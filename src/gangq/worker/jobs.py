@@ -177,8 +177,8 @@ class ActiveJob:
             work.extend(kill_at, grace_s)
 
     @property
-    def told(self) -> bool:
-        """Whether it must not start any more."""
+    def must_end(self) -> bool:
+        """Whether it was told to stop, or its claim is lost. It must not start any more."""
         return self.stop_reason is not None or self.lost is not None
 
     # -- the runner's side -----------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class ActiveJob:
     def start(self, work: Work) -> bool:
         """From now on orders go to ``work``; False when one has come already, and nothing may start."""
         with self._lock:
-            if self.told:
+            if self.must_end:
                 return False
             self._work = work
             return True

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gangq.errors import Busy, GangqError, IncarnationEnded, NotFound
 from gangq.proc.clock import boottime
@@ -22,6 +22,7 @@ from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
+    from gangq.worker.claims import ClaimSource
     from gangq.worker.epochs import EpochWatch
     from gangq.worker.watching import Watching
 
@@ -30,27 +31,6 @@ log = logging.getLogger("gangq.worker.lease")
 _WATCH_S = 0.25
 _STRANGE_BEATS = 3
 _PACE_S = 0.05
-
-
-class Flag:
-    """An event without waiting: raised and lowered with every claim, of which there may be thousands a second."""
-
-    __slots__ = ("_up",)
-
-    def __init__(self) -> None:
-        self._up = False
-
-    def set(self) -> None:
-        """Raise it."""
-        self._up = True
-
-    def clear(self) -> None:
-        """Lower it."""
-        self._up = False
-
-    def is_set(self) -> bool:
-        """Whether it is up."""
-        return self._up
 
 
 class LeaseKeeper:
@@ -67,13 +47,8 @@ class LeaseKeeper:
         self._epochs = epochs
         self._now = asyncio.Event()
         self._strange: dict[tuple[int, int], int] = {}
-        self._claiming: list[Flag] = []
-
-    def new_claiming(self) -> Flag:
-        """Return a flag for one more claim loop, which raises it while an answer of ``claim`` is outstanding."""
-        flag = Flag()
-        self._claiming.append(flag)
-        return flag
+        self.sources: list[ClaimSource[Any]] = []
+        """Those that claim for this session."""
 
     def beat_now(self) -> None:
         """Do not wait for the interval. From any thread."""
@@ -145,7 +120,7 @@ class LeaseKeeper:
                     self._epochs.note_epoch(known, order.epoch)
             elif self._session.table.get(order.job_id, order.token) is None:
                 strange[order.job_id, order.token] = self._strange.get((order.job_id, order.token), 0) + 1
-        self._strange = {} if any(flag.is_set() for flag in self._claiming) else strange
+        self._strange = {} if any(source.claiming for source in self.sources) else strange
         await self._hand_back_strange()
 
     def _obey(self, job: ActiveJob, action: str, reason: str | None) -> None:

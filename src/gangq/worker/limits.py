@@ -16,8 +16,8 @@ from gangq.proc.clock import boottime
 from gangq.watchdogs.trip import within
 
 if TYPE_CHECKING:
-    from gangq.app import WatchOptions
     from gangq.client.rows import Claim, WatchTerms
+    from gangq.task_options import WatchOptions
     from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.limits")

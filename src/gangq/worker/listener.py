@@ -53,7 +53,7 @@ class Listener:
 
     async def run(self) -> None:
         """Listen until cancelled."""
-        self._session.control.on_notification = self._on_notification
+        self._client.on_notification = self._on_notification
         waits = backoff(0.05, 5.0)
         while True:
             since = time.monotonic()

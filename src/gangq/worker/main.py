@@ -27,6 +27,7 @@ from gangq.errors import GangqError, IncarnationEnded
 from gangq.gpu import SamplerProcess, detect
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
+from gangq.task_options import declared
 from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import fitness, host_record
@@ -44,6 +45,7 @@ from gangq.worker.options import WorkerOptions
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import PROCESS_MARK, register
 from gangq.worker.retry import TRANSIENT, backoff, until_answered
+from gangq.worker.schedules import ScheduleStore
 from gangq.worker.session import Session
 from gangq.worker.signals import SignalWatch
 
@@ -114,7 +116,7 @@ class Worker:
     def task_options(self) -> dict[str, dict[str, Any]]:
         """What they are declared with, per task that is declared."""
         own = {} if self.app is None else self.app.tasks
-        return {name: task.defaults.declared() for name, task in own.items() if task.function is not None}
+        return {name: declared(task.defaults) for name, task in own.items() if task.function is not None}
 
     def stop(self) -> None:
         """Drain; a second call skips the grace. From any thread."""
@@ -187,6 +189,7 @@ class Worker:
             signals=self._signals,
             liveness=self._liveness,
             surroundings=surroundings,
+            schedules=ScheduleStore(self.app, self._target, self.options.name),
             deadman=self._deadman,
         )
         model: str | None = None

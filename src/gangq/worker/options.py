@@ -13,13 +13,14 @@ from typing import Any
 import psutil
 
 from gangq import names
+from gangq.durations import seconds
 from gangq.errors import InvalidInput
 from gangq.proc import cgroup
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """A worker's options. Memory in MiB, times in seconds.
+    """A worker's options. Memory in MiB; lengths of time as seconds, which "90s" and timedeltas become.
 
     ``queues`` it serves; ``name`` [the host's, with ``-gpu<index>`` where CUDA_VISIBLE_DEVICES restricts it]
     is unique among live workers and stays the same over restarts; ``slots`` [one for each device, at least 1] is
@@ -81,8 +82,6 @@ class WorkerOptions:
             raise InvalidInput(
                 f"connections is {self.connections}: 2 (one of them for the main thread), or 1 for everything"
             )
-        if self.drain_timeout_s < 0:
-            raise InvalidInput(f"drain_timeout_s is {self.drain_timeout_s}: seconds are not negative")
         host = names.check("host", self.host, "pass --host NAME") if self.host else names.host_name()
         name = self.name or default_name(host, os.environ)
         address = self.address or reachable_address(host)
@@ -95,6 +94,8 @@ class WorkerOptions:
             cpus=usable_cpus() if self.cpus is None else self.cpus,
             labels=dict(self.labels),
             taints=tuple(self.taints),
+            lease_s=None if self.lease_s is None else seconds(self.lease_s, "lease_s"),
+            drain_timeout_s=seconds(self.drain_timeout_s, "drain_timeout_s"),
             address=names.check("a worker's address", address, "pass --address HOST"),
         )
 

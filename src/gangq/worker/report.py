@@ -116,8 +116,13 @@ def report_end(
     supervisor saw [what that left there]. In this order:
 
     1. The trip of a job that the worker, or else its supervisor, could not report.
+       If the claim is over by now its token is refused, and nothing changes.
     2. If the worker had ended its jobs for no fault of theirs, its retirement: they are released, not charged with a
        crash. Otherwise its death.
+
+    Raises:
+        IncarnationEnded: another process has reported the death already.
+        DatabaseUnreachable: the files stay, and the next caller reports what they say.
     """
     reason = None if directory is None else clean_stop_reason(directory, incarnation, uid)
     tripped = directory is not None and _kept_trip(client, incarnation, directory, uid)
@@ -135,17 +140,6 @@ def report_end(
     except IncarnationEnded:
         log.info("already_ended: incarnation %s", incarnation)
     return reason, 0
-
-
-def deliver(client: Client, incarnation: int, directory: Path, uid: int) -> None:
-    """Report the trip of a job that this incarnation (a worker of user ``uid``) or its supervisor could not report
-    and left in its directory. If the claim is over by now its token is refused, and nothing changes.
-
-    Raises:
-        DatabaseUnreachable: the database is away; the file stays, and the next caller reports it.
-    """
-    if not _kept_trip(client, incarnation, directory, uid):
-        _trip_of_kept_death(client, incarnation, directory, uid)
 
 
 def _trip_of_kept_death(client: Client, incarnation: int, directory: Path, uid: int) -> bool:

@@ -30,7 +30,7 @@ def dumps_result(value: object, what: str) -> Encoded:
 
 
 def note_for(refused: Exception, what: str) -> Encoded:
-    """Return what stands in place of a result that could not be stored; `Handle.result` raises its text."""
+    """Return what stands in place of a result that could not be stored; `Job.result` raises its text."""
     try:
         why = str(refused)
         return Encoded(dumps({ResultNotStored.KEY: why}, what))

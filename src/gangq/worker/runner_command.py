@@ -43,7 +43,7 @@ from gangq.worker.socket_server import SocketServer
 from gangq.worker.watching import CommandTrip, JobWatch, Watching
 
 if TYPE_CHECKING:
-    from gangq.app import WatchOptions
+    from gangq.task_options import WatchOptions
 
 log = logging.getLogger("gangq.worker.command")
 
@@ -181,13 +181,13 @@ class CommandRunner:
             job.tell_stop("lease", 0.0)
         # First of all: what it is given from here on, its budget among it, is not spent on an import.
         forked = command.target is not None and self._forks.warm(
-            command.target, lambda: job.told or session.ended.is_set()
+            command.target, lambda: job.must_end or session.ended.is_set()
         )
-        checkpoint = None if job.told else handler_info.fetch_checkpoint(session, job, directory)
+        checkpoint = None if job.must_end else handler_info.fetch_checkpoint(session, job, directory)
         gang: GangInfo | None = None
         if job.claim.gang_id is not None:
             gang = wait_for_go(session, job, self._ports)
-        if job.told or session.ended.is_set() or (job.claim.gang_id is not None and gang is None):
+        if job.must_end or session.ended.is_set() or (job.claim.gang_id is not None and gang is None):
             self._not_started(job)
             return
         self._server.announce(
@@ -347,7 +347,7 @@ class CommandRunner:
                 outcome,
                 lost=job.lost is not None,
                 completed=job.completed_by_handler,
-                told=job.stop_reason is not None,
+                told_to_stop=job.stop_reason is not None,
                 trip=None if trip is None else trip.code,
                 cause=ended.cause,
             )

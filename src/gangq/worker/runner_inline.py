@@ -38,7 +38,7 @@ from gangq.worker.session import Session
 from gangq.worker.watching import JobWatch
 
 if TYPE_CHECKING:
-    from gangq.app import WatchOptions
+    from gangq.task_options import WatchOptions
 
 log = logging.getLogger("gangq.worker.inline")
 
@@ -238,7 +238,7 @@ class InlineRunner:
         if (claim.gang_id is not None and gang is None) or not job.start(work):
             self._not_started(job)
             return
-        context = InlineContext(session, job, gang)
+        context = InlineContext(session, job)
         if claim.model is not None:
             session.model = claim.model
         work.begin()
@@ -290,18 +290,20 @@ class InlineRunner:
         again: Again | None,
         more_follow: bool,
     ) -> None:
-        if problem is None and not job.told and not job.completed_by_handler:
+        if problem is None and not job.must_end and not job.completed_by_handler:
             self._done(job, result, more_follow)
             return
         self.rest()
-        told = job.stop_reason is not None
+        told_to_stop = job.stop_reason is not None
         outcome: Outcome = "result"
-        if told and (problem is not None or (context.stop_flag.seen and result is None)):
+        if told_to_stop and (problem is not None or (context.stop_seen and result is None)):
             outcome = "stopped"
         elif problem is not None:
             outcome = "error"
         lost = job.lost is not None
-        ending = ending_of(Attempt(outcome, lost=lost, completed=job.completed_by_handler, told=told))
+        ending = ending_of(
+            Attempt(outcome, lost=lost, completed=job.completed_by_handler, told_to_stop=told_to_stop)
+        )
         if ending is Ending.NOTHING:
             self._reporter.forget(job)
         elif ending is Ending.COMMITTED_OR_FAILED:
@@ -311,7 +313,7 @@ class InlineRunner:
                 log.info("stopped_by_raising", extra={**job.extra, "error": repr(problem)[:500]})
             self._reporter.stopped(job)
         elif problem is not None and again is not None:
-            cause = "port_taken" if _port_taken(problem, context.gang) else "error"
+            cause = "port_taken" if _port_taken(problem, job.gang) else "error"
             self._reporter.failed(job, error_of_exception(problem), again=again, cause=cause)
         else:
             self._done(job, result, more_follow)

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from gangq.worker.control import Control
+from gangq.worker.forks import restore_signals
 
 log = logging.getLogger("gangq.worker.signals")
 
@@ -53,8 +54,7 @@ class SignalWatch:
         for number in _WATCHED:
             self._former[number] = signal.signal(number, self._installed)
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        # What a handler forks is not a worker: there, these signals mean what they always mean.
-        os.register_at_fork(after_in_child=self._forked)
+        restore_signals(_WATCHED, lambda: bool(self._former))
         self._control.watch(self._read, self._arrived)
 
     def renew(self) -> None:
@@ -88,13 +88,6 @@ class SignalWatch:
             return
         with contextlib.suppress(OSError):
             os.write(self._write, bytes([number | _FROM_PYTHON]))
-
-    def _forked(self) -> None:
-        if not self._former:
-            return
-        signal.set_wakeup_fd(-1)
-        for number in _WATCHED:
-            signal.signal(number, signal.SIG_DFL)
 
     def _arrived(self) -> None:
         for byte in os.read(self._read, 64):

@@ -21,7 +21,7 @@ from gangq.client.encoding import dumps
 from gangq.durations import seconds
 from gangq.errors import GangqError, InvalidInput
 from gangq.worker.context_impl import submit_child
-from gangq.worker.handler_info import checkpoint_as_wire, fetch_checkpoint, store_checkpoint
+from gangq.worker.handler_info import checkpoint_as_wire, fetch_checkpoint, fetch_inputs, store_checkpoint
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import clean
 from gangq.worker.retry import until_answered
@@ -33,11 +33,12 @@ _PER_JOB = 64
 _WITHOUT_KEY = 64
 """Connections that have not shown a key yet; for one more, the oldest of them is cut."""
 _FIRST_WORD_S = 2.0
-_BACKLOG = 64
+_BACKLOG = 16
+"""asyncio accepts so many at once, before it closes any that were cut: a flood must not take the worker's files."""
 _LINE_SLACK = 1 << 20
 _SMALL = 64 << 10
 """A request of at most so many bytes is read in the control loop."""
-_SLOW = frozenset({"checkpoint", "load_checkpoint", "save_checkpoint", "submit"})
+_SLOW = frozenset({"checkpoint", "inputs", "load_checkpoint", "save_checkpoint", "submit"})
 """Requests whose answer has to wait for the database."""
 
 
@@ -57,6 +58,7 @@ class SocketServer:
             "completed": self._completed,
             "describe": self._describe,
             "gang": self._gang,
+            "inputs": self._inputs,
             "load_checkpoint": self._load_checkpoint,
             "outcome": self._outcome,
             "save_checkpoint": self._save_checkpoint,
@@ -199,6 +201,9 @@ class SocketServer:
 
     def _gang(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         return {"gang": None if job.gang is None else asdict(job.gang)}
+
+    def _inputs(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
+        return {"inputs": fetch_inputs(self._session, job)}
 
     def _status(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         reason = (job.lost and "lost") or job.stop_reason

@@ -36,7 +36,7 @@ from gangq.watchdogs.trip import within
 from gangq.worker.limits import Limits, LimitsTable
 
 if TYPE_CHECKING:
-    from gangq.app import WatchOptions
+    from gangq.task_options import WatchOptions
     from gangq.worker.child import Child
     from gangq.worker.jobs import ActiveJob
     from gangq.worker.reporter import Reporter
@@ -104,7 +104,7 @@ class Watching:
                 class_=suspicion.cls,
                 evidence={"message": suspicion.message, **suspicion.evidence},
                 notify=notify or None,
-                convicted=tripping or None,
+                tripping=tripping or None,
             )
             return said
 

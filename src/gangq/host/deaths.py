@@ -1,4 +1,4 @@
-"""Reporting workers of this host dead: what `gangq bounce` and `gangq systemd report-death` share."""
+"""Proving that workers of this host are dead, and reporting it: `gangq bounce`, `gangq systemd report-death`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,26 @@ from typing import Any
 
 from gangq.client import Client
 from gangq.errors import IncarnationEnded
-from gangq.host.bouncer import CHECK_S, Proof
 from gangq.proc import procfs
 from gangq.proc.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
 from gangq.worker import host_record
 from gangq.worker.host_record import DIRECTORY_PREFIX
-from gangq.worker.report import deliver
-from gangq.worker.session import clean_stop_reason
+from gangq.worker.report import report_end
+
+CHECK_S = 0.3
+"""How long to look whether a silent worker's processes are gone already."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a look at this host's processes found of one incarnation's work."""
+
+    dead: bool
+    evidence: Mapping[str, Any]
+    left: tuple[int, ...] = ()
+    """Pids of it that live."""
+    stuck: tuple[int, ...] = ()
+    """Those of them that were sent SIGKILL and did not die of it."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +52,9 @@ class Registered:
             return None
         return cls(mark, host, process, Path(directory) if isinstance(directory, str) else None)
 
-    def clean_stop(self, incarnation: int) -> str | None:
-        """Why it ended its own work for no fault of the jobs', if it left word of that."""
-        return None if self.left is None else clean_stop_reason(self.left, incarnation, self.host.uid)
-
     @property
-    def left(self) -> Path | None:
-        """Its private directory, if it has one by its name. What is in it is read as nobody's word."""
+    def private_directory(self) -> Path | None:
+        """The directory that it has recorded, if its name is that of one. Readers check who wrote what is in it."""
         found = self.directory
         return found if found is not None and found.name.startswith(DIRECTORY_PREFIX) else None
 
@@ -77,7 +86,7 @@ def prove(identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Pr
     stuck: list[procfs.Stat] = []
     left = [entry for survivor in evidence.survivors if (entry := procfs.stat(survivor.pid)) is not None]
     if any(procfs.dying(entry.pid) for entry in left):
-        # Killed and not dead yet. Who has much memory to give back takes long for it.
+        # Killed and not dead yet: a process that has much memory to give back takes long for it.
         stuck = procfs.await_end(left)
         evidence = look(min(within_s, CHECK_S))
     if not (evidence.proves_death or evidence.survivors):
@@ -91,10 +100,12 @@ def prove(identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Pr
 
 
 def _recorded_here(worker: str, registered: Registered) -> bool:
-    """Whether the user that it says it ran as has written the same on this host, where only that user can."""
-    if registered.left is None:
+    """Whether the user whom the database names as its own has recorded the same on this host, where only that user
+    can write it.
+    """
+    if registered.private_directory is None:
         return False
-    own = host_record.read(registered.left, registered.host.uid)
+    own = host_record.read(registered.private_directory, registered.host.uid)
     return own is not None and (own.worker, own.mark, own.process) == (
         worker,
         registered.mark,
@@ -102,22 +113,16 @@ def _recorded_here(worker: str, registered: Registered) -> bool:
     )
 
 
-def bury(
+def report_dead(
     client: Client, worker: str, incarnation: int, identity: Mapping[str, Any], evidence: Mapping[str, Any]
 ) -> int:
-    """Tell the database that an incarnation is proven dead; return how many jobs that freed.
-
-    One that had ended its own work, for a reason that is no fault of the jobs', is retired: a release, not a crash.
+    """Report an incarnation that is proven dead, as its supervisor would (:func:`gangq.worker.report.report_end`);
+    return how many jobs that freed.
     """
     registered = Registered.of(identity)
-    clean_stop = None if registered is None else registered.clean_stop(incarnation)
+    directory, uid = (None, 0) if registered is None else (registered.private_directory, registered.host.uid)
     try:
-        if clean_stop is not None:
-            client.retire_worker(incarnation=incarnation, final=True)
-            return 0
-        if registered is not None and registered.left is not None:
-            deliver(client, incarnation, registered.left, registered.host.uid)
-        return client.report_dead(worker=worker, incarnation=incarnation, evidence=evidence)
+        return report_end(client, worker, incarnation, directory, uid, evidence)[1]
     except IncarnationEnded:
         # Its successor, or its unit, was faster.
         return 0
@@ -125,7 +130,7 @@ def bury(
 
 @dataclass(frozen=True)
 class Found:
-    """One incarnation that `report` looked at. `jobs` is how many were freed."""
+    """One incarnation that was looked for. `jobs` is how many were freed."""
 
     worker: str
     incarnation: int
@@ -134,7 +139,9 @@ class Found:
     detail: str
 
 
-def report(client: Client, worker: str, *, within_s: float, evidence: Mapping[str, Any]) -> Iterator[Found]:
+def prove_and_report(
+    client: Client, worker: str, *, within_s: float, evidence: Mapping[str, Any]
+) -> Iterator[Found]:
     """Report every incarnation of this name dead that is, and whose death is not on record yet."""
     for incarnation, identity in _unproven(client, worker):
         yield _looked_for(client, worker, incarnation, identity, within_s, evidence)
@@ -167,7 +174,7 @@ def _looked_for(
             0,
             f"{called} cannot be proven dead from here ({left}): what it holds is free when its lease ends",
         )
-    jobs = bury(client, worker, incarnation, identity, {**evidence, **proof.evidence})
+    jobs = report_dead(client, worker, incarnation, identity, {**evidence, **proof.evidence})
     return Found(worker, incarnation, True, jobs, f"{called} is dead and was reported so; jobs freed: {jobs}")
 
 
@@ -180,4 +187,4 @@ def _unproven(client: Client, worker: str) -> Iterator[tuple[int, dict[str, Any]
             yield last.incarnation, last.identity
 
 
-__all__ = ["Found", "Registered", "bury", "prove", "report"]
+__all__ = ["Found", "Proof", "Registered", "prove", "prove_and_report", "report_dead"]

@@ -2,8 +2,8 @@
 --
 -- The row of a key is made before the job, so that of two calls with one key the second waits for
 -- the first to end, and then finds what it submitted, or submits if it was rolled back.
--- Locks: the row of the key, then, to replace it, the job. Nobody else locks rows of unique_keys but
--- the tick, which skips those that are locked.
+-- Locks: the row of the key, then, to replace it, the job. Nobody else locks rows of unique_keys
+-- but the tick, which skips those that are locked.
 
 create type gangq.key_options as (
   unique_key gangq.name, keep_s gangq.seconds, task gangq.name
@@ -24,7 +24,6 @@ create function gangq.hold_key(
   unique_key text, task text, queue text, of_gang boolean, options jsonb, keep_s real,
   request_id uuid, out k gangq.unique_keys, out existed boolean
 ) language plpgsql as $$
-#variable_conflict use_variable
 declare
   owner text := session_user;
 begin
@@ -46,7 +45,8 @@ begin
   end if;
   loop
     select x.* into k from gangq.unique_keys x
-    where (x.key, x.task, x.queue, x.login) = (unique_key, coalesce(task, ''), queue, owner)
+    where (x.key, x.task, x.queue, x.login) =
+      (unique_key, coalesce(hold_key.task, ''), hold_key.queue, owner)
     for update;
     exit when found;
     insert into gangq.unique_keys as x (key, task, queue, login)
@@ -81,7 +81,6 @@ comment on function gangq.give_key is
 create function gangq.replace_job(
   job_id bigint, queue text, payload jsonb, priority integer, due_at timestamptz
 ) returns boolean language plpgsql as $$
-#variable_conflict use_variable
 declare
   t timestamptz := gangq.now();
   j gangq.live_jobs;
@@ -122,7 +121,6 @@ create function gangq.submit_unique(
   after bigint[] default '{}', keep_s real default null,
   replaces boolean default false, request_id uuid default null, options jsonb default '{}'
 ) returns table (job_id bigint, existed boolean, replaced boolean) language plpgsql as $$
-#variable_conflict use_variable
 declare
   held record;
 begin
@@ -145,11 +143,11 @@ begin
 end $$;
 comment on function gangq.submit_unique is
   'Submits a job as submit does, unless this key stands for one already: then that one''s id, and '
-  'existed. A key stands for the job submitted with it while that is live, and with keep_s at least '
-  'for so many seconds. replaces: where no claim has taken that job yet, it gets this payload, '
-  'due_at and priority (null: its own), and replaced says so; what it needs stays. Keys are a '
-  'task''s in a queue, and of each login its own, in a shared queue of all. Of two calls at once '
-  'the second waits for the first, up to 2 s. retry is not bound by keys. Raises what submit '
+  'existed. A key stands for the job submitted with it while that is live, and with keep_s at '
+  'least for so many seconds. replaces: where no claim has taken that job yet, it gets this '
+  'payload, due_at and priority (null: its own), and replaced says so; what it needs stays. Keys '
+  'are a task''s in a queue, and of each login its own, in a shared queue of all. Of two calls at '
+  'once the second waits for the first, up to 2 s. retry is not bound by keys. Raises what submit '
   'raises, and GQ008 (a key needs READ COMMITTED).';
 
 create function gangq.submit_unique_gang(
@@ -159,7 +157,6 @@ create function gangq.submit_unique_gang(
   keep_s real default null, options jsonb default '{}'
 ) returns table (gang_id bigint, job_ids bigint[], note text, existed boolean)
 language plpgsql as $$
-#variable_conflict use_variable
 declare
   held record;
   request_id uuid := options ->> 'request_id';

@@ -39,7 +39,6 @@ comment on function gangq.only_notifies is
 
 create function gangq.learn_gap(task text, device_class text, longest_s real, beats bigint)
 returns void language plpgsql as $$
-#variable_conflict use_column
 begin
   if coalesce(learn_gap.task, '') = '' or length(learn_gap.task) > 200
     or length(learn_gap.device_class) > 200 then
@@ -56,7 +55,7 @@ begin
   insert into gangq.beat_gaps as b (task, device_class, longest_s, beats, updated_at)
   values (learn_gap.task, coalesce(learn_gap.device_class, ''), learn_gap.longest_s,
     learn_gap.beats, gangq.now())
-  on conflict (task, device_class) do update set
+  on conflict on constraint beat_gaps_pkey do update set
     longest_s = greatest(b.longest_s, excluded.longest_s),
     beats = least(b.beats + excluded.beats, 1e18::bigint),
     updated_at = excluded.updated_at;
@@ -113,8 +112,7 @@ comment on function gangq.judge_progress is
   'report steps. Returns how many events that made.';
 
 create function gangq.judge_standstill(gang_id bigint, t timestamptz, cfg gangq.settings)
-returns integer language plpgsql set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
+returns integer language plpgsql as $$
 declare
   j gangq.live_jobs;
   last record;
@@ -129,11 +127,10 @@ begin
   -- replaced the others may have to wait for it.
   select greatest(max(p.step_at), max(x.claimed_at)) as step_at, count(p.step_at) as steppers,
     bool_or(p.phase in ('load', 'save', 'long')) as busy,
-    jsonb_object_agg(coalesce(x.epoch_rank, x.rank), p.step) filter (where p.step is not null)
-      as steps,
-    jsonb_agg(jsonb_build_object('rank', coalesce(x.epoch_rank, x.rank), 'worker', i.name,
-      'host', i.host, 'step', p.step, 'step_at', p.step_at, 'phase', p.phase, 'rate', p.rate,
-      'beat_at', p.beat_at) order by x.rank) as members
+    jsonb_object_agg(gangq.rank_of(x), p.step) filter (where p.step is not null) as steps,
+    jsonb_agg(jsonb_build_object('rank', gangq.rank_of(x), 'worker', i.name, 'host', i.host,
+      'step', p.step, 'step_at', p.step_at, 'phase', p.phase, 'rate', p.rate, 'beat_at', p.beat_at)
+      order by x.rank) as members
   into last
   from gangq.live_gangs g
   join gangq.live_jobs x on x.gang_id = g.id and x.state = 'running'
@@ -166,11 +163,11 @@ begin
       'outcome', case when notifies then 'notify' else 'preempted' end, 'steps', last.steps),
     jsonb_build_object('members', last.members));
   if not notifies then
-    -- Charged, and no culprit: the member is not proven stopped. It is told to stop, and keeps its
-    -- devices until it has.
+    -- The member pays, but is not proven stopped: it is told to stop, and keeps its devices until
+    -- it has.
     perform gangq.drain(j.gang_id, '{}', 'trip',
       jsonb_build_object('type', 'NoCollectiveProgress', 'message', why, 'code', 76), why, t,
-      charged => array_remove(array[first.job_id], null));
+      payers => array_remove(array[first.job_id], null));
   end if;
   return 1;
 end $$;
@@ -182,14 +179,14 @@ comment on function gangq.judge_standstill is
 -- stands out. A rate is as old as the last step. So when steps have stopped coming, the rate is at
 -- most one step in the time since then, less two heartbeats, because steps arrive with them.
 create function gangq.judge_stragglers(gang_id bigint, t timestamptz, cfg gangq.settings)
-returns integer language plpgsql set plan_cache_mode = force_generic_plan as $$
+returns integer language plpgsql as $$
 declare
   w record;
   strikes integer := 0;
 begin
   for w in
     with members as (
-      select j.id, coalesce(j.epoch_rank, j.rank) as rank, j.token, j.incarnation, p.lags_since,
+      select j.id, gangq.rank_of(j) as rank, j.token, j.incarnation, p.lags_since,
         case when t - p.step_at > make_interval(secs => 3 * cfg.heartbeat_s)
           then least(p.rate, 1 / (extract(epoch from t - p.step_at) - 2 * cfg.heartbeat_s))
           else p.rate end as rate

@@ -1,0 +1,185 @@
+-- Light jobs: the heads of the shapes that a worker serves, and where to look for them
+-- (gangq.lows).
+-- Locks: pending jobs and rows of lows, with skip locked; the row 'lows' of lock_rows, nowait.
+
+create function gangq.low_start(key bigint) returns bigint language sql immutable
+return (key >> 50 << 50) + 562949953421312;
+comment on function gangq.low_start is
+  'Internal. The first key that a submission could have with the priority of this key.';
+
+create function gangq.first_pending(shape_id integer, from_key bigint) returns table (key bigint)
+language sql stable as $$
+  select min(f.order_key)
+  from (
+    (select j.order_key from gangq.live_jobs j
+    where j.shape_id = first_pending.shape_id and j.state = 'pending' and j.returned
+      and j.order_key >= from_key
+    order by j.order_key limit 1)
+    union all
+    select y.order_key
+    from (
+      select l.low, lead(l.start, 1, 9223372036854775807) over (order by l.start) as high
+      from gangq.lows l where l.shape_id = first_pending.shape_id
+      union all
+      select 0, coalesce(min(l.start), 9223372036854775807)
+      from gangq.lows l where l.shape_id = first_pending.shape_id) r
+    cross join lateral (
+      select j.order_key from gangq.live_jobs j
+      where j.shape_id = first_pending.shape_id and j.state = 'pending'
+        and j.order_key >= greatest(r.low, from_key) and j.order_key < r.high
+      order by j.order_key limit 1) y) f
+$$;
+comment on function gangq.first_pending is
+  'Internal. The key of the first pending job of a shape from a key on, without the entries below '
+  'gangq.lows; null: none.';
+
+-- The block with the exception is a subtransaction. It gets a new transaction id when it locks.
+create function gangq.raise_low(shape_id integer, first bigint, horizon xid8) returns void
+language plpgsql as $$
+begin
+  perform from gangq.lock_rows x where x.name = 'lows' for update nowait;
+  insert into gangq.lows as l (shape_id, start, low, marked)
+  values (raise_low.shape_id, gangq.low_start(raise_low.first), gangq.low_start(raise_low.first),
+    raise_low.first)
+  on conflict on constraint lows_pkey do update
+  set low = least(l.marked, excluded.marked), marked = excluded.marked
+  where age(raise_low.horizon::xid) <= age(l.xmin);
+exception when lock_not_available then
+  return;  -- Another session is raising one.
+end $$;
+comment on function gangq.raise_low is
+  'Internal. Step 3. first: the first pending job of this shape and priority, or the last position '
+  'given out. horizon: every older transaction had ended before first was looked up.';
+
+-- Where nothing is pending no claim comes by. Horizon and position are read before the jobs are.
+create function gangq.raise_idle_lows() returns integer language plpgsql as $$
+declare
+  horizon constant xid8 := pg_snapshot_xmin(pg_current_snapshot());
+  last_pos constant bigint := (
+    select b.base + p.last_value from gangq.id_base() b cross join gangq.positions p);
+begin
+  return (
+    select count(gangq.raise_low(l.shape_id, l.start + last_pos, horizon))
+    from gangq.lows l
+    where l.start + last_pos - l.low >= 256 and not exists (
+      select from gangq.live_jobs j
+      where j.shape_id = l.shape_id and j.state = 'pending'
+        and j.order_key >= l.low and j.order_key <= l.start + last_pos));
+end $$;
+comment on function gangq.raise_idle_lows is
+  'Internal. Raises low where nothing is pending. Returns how often it tried.';
+
+-- Shapes are kept for ever. Where there are many, those with a pending job are found by hopping
+-- along the index from shape to shape, but not over the dead entries of the shapes in gangq.lows.
+create function gangq.shapes_waiting() returns integer[] language plpgsql stable as $$
+begin
+  return array(
+    with recursive known(id) as materialized (
+      select distinct l.shape_id from gangq.lows l
+      union
+      select 2147483647
+    ),
+    waiting(id, until) as (
+      select x.id, x.until
+      from (
+        select k.id as until, lag(k.id, 1, -2147483648) over (order by k.id) as after
+        from known k) g
+      cross join lateral (
+        select j.shape_id as id, g.until from gangq.live_jobs j
+        where j.state = 'pending' and j.shape_id > g.after and j.shape_id < g.until
+        order by j.shape_id limit 1) x
+      union all
+      select x.id, w.until
+      from waiting w
+      cross join lateral (
+        select j.shape_id as id from gangq.live_jobs j
+        where j.state = 'pending' and j.shape_id > w.id and j.shape_id < w.until
+        order by j.shape_id limit 1) x
+    )
+    select w.id from waiting w
+    union all
+    select k.id from known k where k.id < 2147483647);
+end $$;
+comment on function gangq.shapes_waiting is
+  'Internal. The shapes with a pending job, and all those of gangq.lows.';
+
+-- Light jobs of a queue that is paused wait; those of a queue with a limit or a fair order are
+-- placed.
+create function gangq.light_heads(me gangq.incarnations, shape_ids integer[], from_key bigint)
+returns table (shape gangq.shapes, key bigint) language sql stable as $$
+  select z, f.key
+  from unnest(shape_ids) as x(id)
+  join gangq.shapes z on z.id = x.id
+  cross join lateral gangq.first_pending(z.id, from_key) f
+  where gangq.serves(me, z) and f.key is not null and not gangq.is_placed(z, array(
+      select q.name || '.' from gangq.queues_table q
+      where q.paused or q.limited or q.policy = 'fair'))
+$$;
+comment on function gangq.light_heads is
+  'Internal. Of each of these shapes the first light job from a key on that this worker may run.';
+
+create function gangq.take_light(
+  me gangq.incarnations, request_id uuid, most integer, shape_ids integer[], base bigint,
+  t timestamptz
+) returns setof gangq.claim_row language plpgsql as $$
+declare
+  want integer := most;
+  horizon constant xid8 := pg_snapshot_xmin(pg_current_snapshot());
+  head record;
+  s gangq.shapes;
+  from_key bigint := 0;
+  looked_from bigint;
+  found_at tid[];
+begin
+  if cardinality(shape_ids) > 32 then
+    shape_ids := gangq.shapes_waiting();
+  end if;
+  -- Of the shape whose first job is next, the jobs up to where the next shape's first job stands.
+  -- Then all before that key has been looked at, and the next look begins there.
+  while want > 0 and from_key is not null loop
+    looked_from := from_key;
+    select h.shape, h.key, lead(h.key) over (order by h.key) as next, (
+      select l.low from gangq.lows l
+      where l.shape_id = (h.shape).id and l.start = gangq.low_start(h.key)) as low
+    into head
+    from gangq.light_heads(me, shape_ids, from_key) h
+    order by h.key limit 1;
+    exit when not found;
+    s := head.shape;
+    -- Below low only jobs that have returned: the dead entries there are not stepped over.
+    from_key := least(head.next, case when head.low > head.key then head.low end);
+    select array_agg(p.ctid) into found_at
+    from (
+      select j.ctid from gangq.live_jobs j
+      where j.shape_id = s.id and j.state = 'pending'
+        and (head.low is null or head.low <= head.key or j.returned)
+        and j.order_key >= head.key and j.order_key < coalesce(from_key, 9223372036854775807)
+      order by j.order_key limit want for update skip locked) p;
+    if found_at is not null then
+      want := want - cardinality(found_at);
+      -- In the order in which they were found, because each is looked up by itself; a test holds
+      -- the plan to that.
+      return query
+      update gangq.live_jobs j set state = 'running', incarnation = me.id,
+        token = gangq.new_token(base), light = true, attempts = j.attempts + 1, claimed_at = t,
+        due_at = null, request_id = take_light.request_id
+      from unnest(found_at) as w(ctid) where j.ctid = w.ctid
+      returning j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer,
+        j.max_attempts::integer, j.priority::integer, j.budget_s, null::bigint, null::integer,
+        null::integer, null::integer, null::integer,
+        -- Only a job that ran before has saved anything.
+        case when j.final_token is not null then (
+          select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
+        '[]'::jsonb, j.submitted_at, s.model, true;
+    end if;
+    -- low is raised only after a look that began at it: one that began higher can miss a job whose
+    -- claim is rolled back.
+    if looked_from <= coalesce(head.low, gangq.low_start(head.key))
+      and head.key - coalesce(head.low, gangq.low_start(head.key)) >= 256 then
+      perform gangq.raise_low(s.id, head.key, horizon);
+    end if;
+  end loop;
+end $$;
+comment on function gangq.take_light is
+  'Internal. Up to so many light jobs that this worker serves start on it: by priority, first in '
+  'first out within one, whatever their shape.';

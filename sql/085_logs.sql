@@ -1,0 +1,90 @@
+-- append_log: what a job prints, in chunks numbered from 0 per attempt.
+-- Locks: the attempt's first row of output, or its job's row while there is none, FOR NO KEY
+-- UPDATE.
+
+create function gangq.append_log(
+  job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]
+) returns void
+language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+declare
+  -- A chunk counts as 64 bytes more than it has, for its row. The smallest has one byte: a worker
+  -- that keeps to log_bytes never comes here.
+  most bigint := (select 65::bigint * c.log_bytes from gangq.settings c);
+  said record;
+  held record;
+  other bigint;
+  last record;
+  total bigint;
+  -- So that no partition of later days is read.
+  until timestamptz := gangq.now() + interval '1 hour';
+begin
+  if (
+    select count(distinct coalesce(cardinality(a.list), 0))
+    from (values (append_log.job_ids::text[]), (append_log.tokens::text[]),
+      (append_log.seqs::text[]), (append_log.chunks)) as a(list)) > 1
+    or array_position(append_log.seqs, null) is not null
+    or array_position(append_log.chunks, null) is not null or 0 > any (append_log.seqs)
+  then
+    perform gangq.refuse('GQ001',
+      'append_log needs as many tokens, numbers and chunks as job ids, and numbers from 0 on',
+      'Pass arrays of one length, without nulls in seqs and chunks.');
+  end if;
+  perform gangq.refuse_larger('a chunk', max(octet_length(c.chunk)), 1048576)
+  from unnest(append_log.chunks) as c(chunk);
+  perform gangq.require_read_committed('append_log');
+  for said in
+    select l.id, l.token, array_agg(l.seq order by l.seq) as seqs,
+      array_agg(l.chunk order by l.seq) as chunks
+    from unnest(append_log.job_ids, append_log.tokens, append_log.seqs, append_log.chunks)
+      as l(id, token, seq, chunk)
+    group by l.id, l.token order by l.id, l.token
+  loop
+    select j.incarnation, j.submitted_at, j.token is not distinct from said.token as present
+    into held from gangq.live_jobs j
+    where j.id = said.id and (j.token = said.token or j.final_token = said.token);
+    continue when not found;
+    -- An attempt that is over has left its job's row: the event of its end says where it ran.
+    other := (
+      select i.id from gangq.incarnations i
+      where i.id = any (case when held.present then array[held.incarnation] else array(
+          select e.incarnation from gangq.events e
+          where e.job_id = said.id and e.token = said.token) end)
+        and not gangq.may_report(i.login) limit 1);
+    if other is not null then
+      perform gangq.refuse_login(other);
+    end if;
+    -- Two appends at once would each count without the other. So appends of one attempt wait for
+    -- each other: at its first row, and while there is none at the row of its job, unless that runs
+    -- as another attempt.
+    perform from gangq.logs x
+    where x.job_id = said.id and x.token = said.token
+      and x.at between held.submitted_at and until
+    order by x.seq limit 1 for no key update;
+    if not found then
+      perform from gangq.live_jobs j
+      where j.id = said.id
+        and (j.token = said.token or j.token is null and j.final_token = said.token)
+      for no key update;
+      continue when not found;
+      perform from gangq.logs x
+      where x.job_id = said.id and x.token = said.token
+        and x.at between held.submitted_at and until
+      order by x.seq limit 1 for no key update;
+    end if;
+    select x.seq, x.upto into last from gangq.logs x
+    where x.job_id = said.id and x.token = said.token and x.at between held.submitted_at and until
+    order by x.seq desc limit 1;
+    select coalesce(last.upto, 0) + sum(octet_length(c.chunk) + 64) into total
+    from unnest(said.seqs, said.chunks) as c(seq, chunk) where last.seq is null or c.seq > last.seq;
+    perform gangq.refuse_larger(
+      format('the output of this attempt of job %s, with its rows,', said.id), total, most);
+    insert into gangq.logs (job_id, token, seq, at, chunk, upto)
+    select said.id, said.token, c.seq, gangq.now(), c.chunk, total
+    from unnest(said.seqs, said.chunks) as c(seq, chunk) where last.seq is null or c.seq > last.seq;
+  end loop;
+end $$;
+comment on function gangq.append_log is
+  'Output of claims, in chunks numbered from 0 per attempt. Stale pairs and numbers that are not '
+  'above the last are dropped silently; the worker bounds the total (settings.log_bytes). Raises '
+  'GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes more for each '
+  'chunk), 42501 if another login''s worker holds or held one of the claims.';

@@ -1,0 +1,343 @@
+-- cancel and retry: what submitters do with work that is live, or has ended.
+-- Locks: gangs by id, jobs by id. retry locks the ending that it starts from (history or
+-- gang_history), then the settings, shared; then, with skip locked, what it revives (112). Never a
+-- worker row.
+
+create function gangq.check_known(job_ids bigint[], gang_ids bigint[]) returns void
+language plpgsql as $$
+begin
+  perform gangq.refuse_missing(x.what, x.id::text)
+  from (
+    select 'job' as what, c.id from unnest(job_ids) as c(id)
+    where not exists (select 1 from gangq.live_jobs j where j.id = c.id)
+      and not exists (select 1 from gangq.history h where h.job_id = c.id)
+    union all
+    select 'gang', c.id from unnest(gang_ids) as c(id)
+    where not exists (select 1 from gangq.live_gangs g where g.id = c.id)
+      and not exists (select 1 from gangq.gang_history h where h.gang_id = c.id)) x;
+end $$;
+comment on function gangq.check_known is
+  'Internal. Raises GQ002 for a job or gang that is neither live nor in history.';
+
+-- Why each step stands before the next one:
+-- 1. Lock first: what is checked and shown below cannot change any more.
+-- 2. Read the clock under the locks, or an ending could be dated before the retry that it ends.
+-- 3. Cancel the gangs. cancelling is set before the drain, because complete_drain reads it.
+-- 4. Cancel the jobs. Those that run are woken before they are told to stop, while the rows still
+--    say which run. All that need not stop leave.
+-- 5. Answer with the states that they have now.
+create function gangq.cancel_all(job_ids bigint[], gang_ids bigint[], reason text)
+returns table (job_id bigint, gang_id bigint, state text)
+language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+declare
+  t timestamptz;
+  batch record;
+  waiting bigint[];
+  g gangq.live_gangs;
+begin
+  perform gangq.refuse_larger('the reason', octet_length(cancel_all.reason), 4000);
+  -- 1.
+  batch := gangq.lock_batch(cancel_all.job_ids, cancel_all.gang_ids);
+  perform gangq.check_known(cancel_all.job_ids, cancel_all.gang_ids);
+  perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', j.id, j.rank, j.gang_id),
+    format('Members stop together: cancel the gang (gang_ids => array[%s]).', j.gang_id))
+  from gangq.live_jobs j where j.id = any (cancel_all.job_ids) and j.gang_id is not null;
+  -- 2.
+  t := gangq.now();
+  -- 3.
+  for g in select x.* from gangq.live_gangs x where x.id = any (batch.gangs) order by x.id loop
+    perform gangq.log_event(t, 'cancel', g.id, g.epoch, reason => cancel_all.reason);
+    update gangq.live_gangs x set cancelling = true where x.id = g.id;
+    if g.state in ('reserved', 'running') then
+      perform gangq.drain(g.id, '{}', 'cancel', null, cancel_all.reason, t);
+    elsif g.state in ('waiting', 'blocked') then
+      perform gangq.end_gang(g.id, 'cancelled', cancel_all.reason, t);
+    end if;
+    -- Of a gang that drained already, or members that had left the epoch (shrink_gang).
+    update gangq.live_jobs x set stop_reason = 'cancel'
+    where x.gang_id = g.id and x.state = 'preempting' and x.stop_reason <> 'cancel';
+  end loop;
+  -- 4.
+  perform gangq.log_event(t, 'cancel', job_id => j.id, token => j.token,
+      reason => cancel_all.reason),
+    case when j.state = 'running' then gangq.wake(array[j.incarnation], 'stop') end
+  from gangq.live_jobs j where j.id = any (batch.jobs) order by j.id;
+  update gangq.live_jobs j set state = 'preempting', stop_reason = 'cancel',
+    told_at = case j.state when 'running' then t else j.told_at end
+  where j.id = any (batch.jobs) and j.state in ('running', 'preempting');
+  waiting := array(
+    select j.id from gangq.live_jobs j where j.id = any (batch.jobs) and j.state <> 'preempting');
+  if waiting <> '{}' then
+    perform gangq.leave(waiting, '{}', 'cancelled', '{}',
+      jsonb_build_object('type', 'Cancelled', 'message', cancel_all.reason), t);
+  end if;
+  -- 5.
+  return query
+  select null::bigint, c.id, case when c.id = any (batch.left_gangs) then 'left'
+    else (select x.state from gangq.gangs x where x.id = c.id) end
+  from (select distinct u.id from unnest(cancel_all.gang_ids) as u(id)) c
+  union all
+  select c.id, null, case when c.id = any (batch.left_jobs) then 'left'
+    else (select x.state from gangq.jobs x where x.id = c.id) end
+  from (select distinct u.id from unnest(cancel_all.job_ids) as u(id)) c;
+end $$;
+comment on function gangq.cancel_all is
+  'Internal. As cancel, for callers whose right was checked, and for promote_due.';
+
+create function gangq.cancel(
+  job_ids bigint[] default '{}', gang_ids bigint[] default '{}', reason text default null
+) returns table (job_id bigint, gang_id bigint, state text)
+language plpgsql as $$
+begin
+  perform gangq.check_owner('cancel', cancel.job_ids, cancel.gang_ids);
+  return query select c.* from gangq.cancel_all(cancel.job_ids, cancel.gang_ids,
+    coalesce(cancel.reason, 'cancelled by ' || gangq.caller())) c;
+end $$;
+comment on function gangq.cancel is
+  'Cancels live jobs and gangs. Running work is told to stop and is cancelled once proven stopped. '
+  'Returns the state each has now (cancelled, preempting, draining, or how it had ended). A call '
+  'for one job or gang waits for its lock. Of several, those that another transaction holds and '
+  'those beyond 500 rows are returned unchanged with the state left: call again with them, in '
+  'another transaction. Raises GQ001 (a member of a gang), GQ002, GQ007, 42501 (another '
+  'submitter''s, in a queue that is not shared).';
+
+-- Two retries of one ending: both read the ending, the first retries, its job runs and ends. The
+-- second must not start from the old ending. So each
+-- 1. locks the ending's row,
+-- 2. reads in a later statement which ending no retry has started from,
+-- 3. writes that ending into retried, whose key no two rows share.
+create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
+returns table (job_id bigint, gang_id bigint, state text)
+language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+declare
+  t timestamptz := gangq.now();
+  room integer := 500;
+  members integer;
+  taken bigint[];
+  generation bigint[] := '{}';
+  until timestamptz := clock_timestamp() + interval '200 ms';
+begin
+  perform gangq.check_owner('retry', retry.job_ids, retry.gang_ids);
+  if coalesce(cardinality(retry.job_ids), 0) + coalesce(cardinality(retry.gang_ids), 0) = 1 then
+    perform from gangq.history h where h.job_id = any (retry.job_ids) and h.gang_id is null
+    for update;
+    perform from gangq.gang_history h where h.gang_id = any (retry.gang_ids) for update;
+  end if;
+  -- Submissions have their transaction id before they draw a position, and so has this.
+  perform pg_current_xact_id();
+  for gang_id in
+    select c.id from unnest(retry.gang_ids) with ordinality as c(id, n)
+    group by c.id order by min(c.n)
+  loop
+    members := case when room > 0 then gangq.retry_gang(gang_id, t) end;
+    room := room - coalesce(members, 0);
+    generation := generation || array(
+      select j.id from gangq.live_jobs j where j.gang_id = retry.gang_id);
+    state := case when members is null then 'left' else 'blocked' end;
+    if state = 'left' then
+      perform gangq.refuse_retries('{}', array[gang_id]);
+    end if;
+    return next;
+  end loop;
+  taken := gangq.retry_jobs(retry.job_ids, null, greatest(room, 0), t);
+  generation := generation || taken;
+  gang_id := null;
+  for job_id, state in
+    select c.id, case when c.id = any (taken) then 'pending' else 'left' end
+    from unnest(retry.job_ids) with ordinality as c(id, n)
+    group by c.id order by min(c.n)
+  loop
+    if state = 'left' then
+      perform gangq.refuse_retries(array[job_id], '{}');
+    end if;
+    return next;
+  end loop;
+  -- In an older snapshot a dependency that has changed since would fail the call.
+  room := case when gangq.reads_committed() then 500 else 0 end;
+  while generation <> '{}' and room > 0 and clock_timestamp() < until loop
+    generation := (gangq.revive(generation, room, t)).revived;
+    room := room - cardinality(generation);
+  end loop;
+  perform gangq.wake_tick();
+end $$;
+comment on function gangq.retry is
+  'Runs jobs and gangs that have ended once more, under their old ids, with fresh counters. A '
+  'failed gang resumes from its last complete checkpoint. They count as the caller''s in limits '
+  'and shares. What waited for one of them and was cancelled for it waits for it again, as its own '
+  'submitter''s, and what waited for that; of more than some hundreds of those the tick does the '
+  'rest. What is retried itself waits for nothing. Of several, those that another transaction '
+  'holds and those beyond 500 are returned unchanged with the state left: call again with them, in '
+  'another transaction. Raises GQ001 (a member of a gang, or a topology level that no longer '
+  'exists), GQ002, GQ004 (still live, or its queue is draining), 42501 (another submitter''s, in a '
+  'queue that is not shared, or a priority above the caller''s ceiling).';
+
+create function gangq.refuse_retries(job_ids bigint[], gang_ids bigint[]) returns void
+language plpgsql as $$
+begin
+  perform gangq.refuse('GQ004', format('%s is live', x.what),
+    format('Only a %s that has ended can be retried.', split_part(x.what, ' ', 1)))
+  from (
+    select 'gang ' || g.id from gangq.live_gangs g where g.id = any (refuse_retries.gang_ids)
+    union all
+    select 'job ' || j.id from gangq.live_jobs j where j.id = any (refuse_retries.job_ids)
+  ) as x(what);
+  perform gangq.check_known(refuse_retries.job_ids, refuse_retries.gang_ids);
+  perform gangq.refuse('GQ001',
+    format('job %s was rank %s of gang %s', h.job_id, h.rank, h.gang_id),
+    format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id))
+  from gangq.history h where h.job_id = any (refuse_retries.job_ids) and h.gang_id is not null;
+end $$;
+comment on function gangq.refuse_retries is
+  'Internal, for retry. Raises GQ001, GQ002 or GQ004 for what no other call could retry either.';
+
+create function gangq.retry_gang(
+  gang_id bigint, t timestamptz, revives boolean default false
+) returns integer language plpgsql as $$
+declare
+  k gangq.gang_history;
+  members bigint[];
+  submitter text := gangq.caller();
+  login text := session_user;
+  base bigint := (select b.base from gangq.id_base() b);
+begin
+  select x.* into k from gangq.gang_history x
+  where x.gang_id = retry_gang.gang_id and not exists (
+    select 1 from gangq.retried r where r.gang_id = x.gang_id and r.finished_at = x.finished_at)
+  for update skip locked;
+  insert into gangq.retried (gang_id, finished_at)
+  select k.gang_id, k.finished_at where k.gang_id is not null
+  on conflict do nothing;
+  if not found then
+    return null;
+  end if;
+  members := array(select h.job_id from gangq.history h where h.gang_id = k.gang_id);
+  if revives then
+    submitter := k.submitter;
+    login := k.login;
+    perform gangq.await_again(members);
+  end if;
+  -- As in submit_gang: configure takes no topology level away before this gang can be seen.
+  perform from gangq.settings c for share;
+  perform gangq.check_level(format('gang %s', k.gang_id), l.require, l.prefer, false)
+  from (
+    select x.require, x.prefer from gangq.gang_kinds x where x.id = k.kind_id
+    union all
+    select r.require, r.prefer from gangq.kind_roles r where r.kind_id = k.kind_id) l;
+  insert into gangq.live_gangs (id, order_key, kind_id, shape_id, size, epoch, priority,
+    max_attempts, max_crashes, max_trips, state, checkpoint_mode, claim_deadline_s, submitted_at,
+    name, submitter, login, failure_policy, completion, preemptible, budget_s, timeout_s,
+    timeout_style, timeout_at)
+  values (k.gang_id, gangq.order_key(k.priority, gangq.next_pos(base)),
+    gangq.kind_for(k.kind_id, submitter, login), gangq.shape_for(k.shape_id, submitter, login),
+    k.size, k.epoch, k.priority, k.max_attempts, k.max_crashes, k.max_trips,
+    case when exists (select 1 from gangq.dependencies d where d.job_id = any (members))
+      then 'waiting' else 'blocked' end,
+    k.checkpoint_mode, k.claim_deadline_s, t, k.name, submitter, login, k.failure_policy,
+    k.completion, k.preemptible, k.budget_s, k.timeout_s, k.timeout_style,
+    t + make_interval(secs => k.timeout_s));
+  if k.size <> cardinality(gangq.retry_jobs(members, k.gang_id, null, t, revives)) then
+    perform gangq.refuse('GQ002',
+      format('history no longer has every member of gang %s', k.gang_id),
+      'Part of it was dropped after its retention: submit the gang anew.');
+  end if;
+  perform gangq.log_event(t, 'retry', k.gang_id, k.epoch, reason => gangq.retried_because(revives));
+  return k.size;
+end $$;
+comment on function gangq.retry_gang is
+  'Internal, for retry and revive. Makes a gang live again from its latest ending. Its submitter '
+  'is the caller, or if it is revived the one it had. Returns how many members it has; null: '
+  'another transaction holds the ending.';
+
+create function gangq.retried_because(revives boolean) returns text language sql stable as $$
+  select case when revives then 'what it waited for was retried'
+    else 'retried by ' || gangq.caller() end
+$$;
+comment on function gangq.retried_because is 'Internal. The reason of an event retry.';
+
+-- Why each step stands before the next one:
+-- 1. One statement locks the endings and notes them in retried: see retry.
+-- 2. What is revived waits before it is live: a job that it waits for may end at any moment, and
+--    waits_on must count the dependencies that there are.
+-- 3. The queue and the priority are checked on the live rows. A refusal undoes step 1.
+-- 4. Events and wakes are for what is allowed.
+create function gangq.retry_jobs(
+  job_ids bigint[], gang_id bigint, most integer, t timestamptz, revives boolean default false
+) returns bigint[] language plpgsql as $$
+declare
+  taken bigint[];
+  ended_at timestamptz[];
+  base bigint := (select b.base from gangq.id_base() b);
+begin
+  -- 1.
+  with free as (
+    select h.job_id, h.finished_at
+    from unnest(retry_jobs.job_ids) with ordinality as c(id, n)
+    join gangq.history h on h.job_id = c.id
+    where h.gang_id is not distinct from retry_jobs.gang_id and not exists (
+      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by c.n
+    limit most
+    for update of h skip locked
+  ),
+  overtaken as (
+    insert into gangq.retried (job_id, finished_at)
+    select f.job_id, f.finished_at from free f
+    on conflict do nothing
+    returning job_id, finished_at
+  )
+  select coalesce(array_agg(o.job_id), '{}'), array_agg(o.finished_at) into taken, ended_at
+  from overtaken o;
+  -- 2.
+  if revives and retry_jobs.gang_id is null then
+    perform gangq.await_again(taken);
+  end if;
+  insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id,
+    budget_s, waits_on, priority, max_attempts, max_crashes, max_trips, state, submitter, login,
+    parent, payload, awaited, wants, final_token, taken_token)
+  select h.job_id, coalesce(g.order_key, gangq.order_key(h.priority, gangq.next_pos(base))), g.id,
+    h.rank, (
+      select max(r.ordinal) from gangq.kind_roles r
+      where r.kind_id = g.kind_id and r.first_rank <= h.rank),
+    t, gangq.shape_for(h.shape_id, o.submitter, o.login), h.budget_s, w.jobs, h.priority,
+    h.max_attempts, h.max_crashes, h.max_trips,
+    case when w.jobs > 0 then 'waiting' when g.id is null then 'pending' else 'blocked' end,
+    o.submitter, o.login, h.parent, h.payload, h.awaited, h.wants, h.token, h.taken_token
+  from unnest(taken, ended_at) as c(id, ended_at)
+  join gangq.history h on h.job_id = c.id and h.finished_at = c.ended_at
+  cross join lateral (
+    select case when revives then h.submitter else gangq.caller() end as submitter,
+      case when revives then h.login else session_user end as login) o
+  cross join lateral (
+    select count(*)::integer as jobs from gangq.dependencies d where d.job_id = h.job_id) w
+  left join gangq.live_gangs g on g.id = h.gang_id
+  order by array_position(retry_jobs.job_ids, h.job_id);
+  -- 3.
+  if not revives then
+    perform gangq.refuse_draining(q.name, s.queue)
+    from gangq.live_jobs j
+    join gangq.shapes s on s.id = j.shape_id
+    join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(s.queue))
+    where j.id = any (taken)
+    order by length(q.name) desc;
+    perform gangq.check_ceiling(r.queue, r.priority, gangq.caller(), session_user)
+    from (
+      select distinct s.queue, j.priority
+      from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+      where j.id = any (taken)) r;
+  end if;
+  -- 4.
+  perform gangq.log_event(t, 'retry', job_id => j.id, reason => gangq.retried_because(revives))
+  from gangq.live_jobs j where j.id = any (taken) and j.gang_id is null order by j.id;
+  perform gangq.wake_lane(r.shape_id, r.jobs, 'commit')
+  from (
+    select j.shape_id, count(*) as jobs from gangq.live_jobs j
+    where j.id = any (taken) and j.gang_id is null and j.state = 'pending'
+    group by j.shape_id) r;
+  return taken;
+end $$;
+comment on function gangq.retry_jobs is
+  'Internal, for retry and revive. Makes single jobs, or the members of this live gang, live from '
+  'their latest ending. Returns which: at most so many, and none whose ending is locked. revives: '
+  'they stay their submitter''s and wait for what they waited for.';

@@ -1,0 +1,482 @@
+-- Jobs that wait for others, or for a moment: settle and ended_as tell a job how those it waits for
+-- ended; settle_dependents and promote_due, steps of the tick, release or cancel it. A retry of the
+-- job that it was cancelled for revives it: revive, revive_dependents.
+-- A dependency says which outcome it wants: done (after), any (after_any) or failed (after_failed).
+-- The job is released when each job it waits for has ended as wanted, and cancelled as soon as one
+-- has ended otherwise. A cancelled job has not failed: what waits for its failure is cancelled too.
+-- Locks: jobs, dependencies and gangs, and the endings that are revived, all with skip locked.
+
+create function gangq.is_wanted(outcome text, wants text) returns boolean
+language sql immutable as $$
+  select outcome = wants or wants = 'any' and outcome is not null
+$$;
+comment on function gangq.is_wanted is 'Internal. Whether a dependency wants this outcome.';
+
+-- A member that a done gang could spare (its completion rule, an elastic role) is cancelled and
+-- lets nobody down. All members of a failed gang have failed for what waits for its failure, those
+-- too that were done before.
+create function gangq.ended_as(job_id bigint, wants text) returns text language sql stable as $$
+  select case
+    when h.gang_id is null or h.state = 'failed' then h.state
+    when g.state = 'done' and h.state = 'cancelled' then 'done'
+    when g.state = 'failed' and ended_as.wants = 'failed' then 'failed'
+    else h.state end
+  from (
+    select x.* from gangq.history x
+    where x.job_id = ended_as.job_id order by x.finished_at desc limit 1) h
+  left join lateral (
+    select k.state from gangq.gang_history k
+    where k.gang_id = h.gang_id order by k.finished_at desc limit 1) g on true
+$$;
+comment on function gangq.ended_as is
+  'Internal. How this job''s latest ending counts for a dependency that wants this; null: it has '
+  'not ended.';
+
+create function gangq.judge_awaited(awaited bigint[], wants text[])
+returns table (on_job_id bigint, wants text, live boolean, outcome text)
+language sql stable as $$
+  select a.id, w.wants, l.id is not null,
+    case when l.id is null then gangq.ended_as(a.id, w.wants) end
+  from unnest(judge_awaited.awaited, judge_awaited.wants) as a(id, wants)
+  cross join lateral (select coalesce(a.wants, 'done') as wants) w
+  left join lateral (select j.id from gangq.live_jobs j where j.id = a.id offset 0) l on true
+$$;
+comment on function gangq.judge_awaited is
+  'Internal. Of jobs that are waited for: whether each is live, else how it ended; null: it does '
+  'not exist, or history has dropped it. Null wants: done of all.';
+
+create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
+  -- Whether an ending that is no longer in history was a success is not known.
+  update gangq.dependencies d
+  set outcome = coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled')
+  where d.ctid = any (array(
+    select z.ctid from gangq.dependencies z
+    where z.on_job_id = any (settle.ended) and z.outcome is null
+      -- A retry may have come first: then its next ending counts.
+      and not exists (select 1 from gangq.live_jobs j where j.id = z.on_job_id)
+    order by z.on_job_id, z.job_id for update skip locked))
+$$;
+comment on function gangq.settle is
+  'Internal. Tells the dependents of these jobs how they ended, but for rows that another '
+  'transaction holds: see gangq.unsettled.';
+
+-- Problem: a job ends while the submission of a job that waits for it is not committed. The ending
+-- does not see the dependency, and the submission cannot know of the ending. Solution: a dependency
+-- is written with settled = false and is settled here.
+-- Invariant: a settled row is seen by every transaction that ends the awaited job.
+-- 1. The row d is visible to the first statement, so its submission is committed.
+-- 2. A later statement locks the awaited job's row, which every ending needs. So no ending was in
+--    flight, and the job was live. The lock is released at once: having had it is enough, and
+--    nothing waits for a tick that is left open.
+-- 3. An ending that begins after step 2 looks for dependents in a statement that starts after it
+--    has locked the job's row (leave), so it sees d. (An ending with an older snapshot, in
+--    REPEATABLE READ, cannot: it leaves a row in unsettled.)
+-- 4. When the lock is not free, an ending is in flight or another transaction holds the row: the
+--    next tick looks again.
+-- 5. When the job is not live any more it has ended, and d is told how, as its ending would have
+--    told it.
+-- Each call starts at a random place, so dependencies on locked jobs do not keep the others from
+-- being settled.
+create function gangq.settle_dependents(most integer default 200) returns integer language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+declare
+  waiting bigint[];
+  on_jobs bigint[];
+  quiet bigint[];
+  ended bigint[];
+  first bigint;
+  told integer;
+begin
+  first := (
+    select min(x.on_job_id)
+      + floor(random() * (max(x.on_job_id) - min(x.on_job_id) + 1))::bigint
+    from gangq.dependencies x where not x.settled and x.outcome is null);
+  if first is null then
+    return 0;
+  end if;
+  select array_agg(d.job_id), array_agg(d.on_job_id) into waiting, on_jobs
+  from (
+    (select x.job_id, x.on_job_id from gangq.dependencies x
+      where not x.settled and x.outcome is null and x.on_job_id >= first
+      order by x.on_job_id, x.job_id limit most)
+    union all
+    (select x.job_id, x.on_job_id from gangq.dependencies x
+      where not x.settled and x.outcome is null and x.on_job_id < first
+      order by x.on_job_id, x.job_id limit most)
+    limit most) d;
+  begin
+    quiet := array(
+      select j.id from gangq.live_jobs j
+      where j.id = any (on_jobs) order by j.id for key share skip locked);
+    raise exception using errcode = 'GQ000';
+  exception when sqlstate 'GQ000' then
+    null;  -- the locks are released
+  end;
+  ended := array(
+    select a.id from unnest(on_jobs) as a(id)
+    where not exists (select 1 from gangq.live_jobs j where j.id = a.id));
+  perform gangq.settle(ended);
+  update gangq.dependencies d set settled = true
+  where d.ctid = any (array(
+    select z.ctid from gangq.dependencies z join unnest(waiting, on_jobs) as w(job_id, on_job_id)
+      on z.on_job_id = w.on_job_id and z.job_id = w.job_id
+    where z.on_job_id = any (quiet) and not z.settled and z.outcome is null
+    order by z.on_job_id, z.job_id for update of z skip locked));
+  get diagnostics told = row_count;
+  return told + cardinality(ended);
+end $$;
+comment on function gangq.settle_dependents is
+  'Internal, a step of the tick. Dependencies that became visible since the last one: settled, or '
+  'told how the awaited job ended. Returns how many.';
+
+create function gangq.promote_due(most integer default 200) returns integer language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  due record;
+  ended bigint[];
+  moved integer := 0;
+begin
+  perform gangq.check_most(most);
+  for due in
+    with ready as (
+      update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
+      where j.id = any (array(
+        select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at <= t
+        order by z.due_at limit most for update skip locked))
+      returning j.shape_id
+    )
+    select r.shape_id, count(*) as jobs from ready r group by r.shape_id
+  loop
+    moved := moved + due.jobs;
+    perform gangq.wake_lane(due.shape_id, due.jobs, 'sleepers');
+  end loop;
+  ended := array(
+    select u.job_id from gangq.unsettled u order by u.job_id limit most for update skip locked);
+  if ended <> '{}' then
+    perform gangq.settle(ended);
+    delete from gangq.unsettled u
+    where u.job_id = any (ended) and (
+      exists (select 1 from gangq.live_jobs j where j.id = u.job_id)
+      or not exists (
+        select 1 from gangq.dependencies d where d.on_job_id = u.job_id and d.outcome is null));
+  end if;
+  return moved + gangq.promote_dependents(t, most);
+end $$;
+comment on function gangq.promote_due is
+  'A step of the tick. Scheduled jobs that are due become pending. Jobs that waited for jobs which '
+  'have ended as wanted are released; jobs that waited for one that has ended otherwise are '
+  'cancelled. Returns how many moved. Raises GQ001.';
+
+create function gangq.promote_dependents(t timestamptz, most integer) returns integer
+language plpgsql as $$
+declare
+  w record;
+  g bigint;
+  locked boolean;
+  moved integer := 0;
+begin
+  for w in
+    select d.job_id, j.gang_id,
+      array_agg(d.on_job_id) filter (where gangq.is_wanted(d.outcome, d.wants)) as met,
+      min(d.on_job_id) filter (where not gangq.is_wanted(d.outcome, d.wants)) as unmet
+    from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
+    where d.job_id = any (array(
+        with told as (
+          select distinct x.job_id from gangq.dependencies x
+          where x.outcome is not null order by x.job_id limit most)
+        select s.job_id from told s
+        union
+        -- Members are released together: the limit never cuts a gang.
+        select m.id
+        from told s
+        join gangq.live_jobs x on x.id = s.job_id
+        join gangq.live_jobs m on m.gang_id = x.gang_id))
+      and d.outcome is not null
+    group by d.job_id, j.gang_id
+    order by j.gang_id, d.job_id
+  loop
+    if w.gang_id is not null and w.gang_id is distinct from g then
+      g := w.gang_id;
+      locked := gangq.try_lock_gang(g);
+    end if;
+    continue when w.gang_id is not null and not locked;
+    perform 1 from gangq.live_jobs j
+    where j.id = w.job_id and j.state = 'waiting' for update skip locked;
+    continue when not found;
+    moved := moved + 1;
+    if w.unmet is not null then
+      perform gangq.cancel_dependent(w.job_id, w.gang_id, w.unmet);
+    else
+      perform gangq.release_dependent(w.job_id, w.gang_id, w.met, t);
+    end if;
+  end loop;
+  return moved;
+end $$;
+comment on function gangq.promote_dependents is
+  'Internal, for promote_due. Releases or cancels jobs whose awaited jobs have ended. Returns how '
+  'many.';
+
+create function gangq.cancel_dependent(job_id bigint, gang_id bigint, unmet bigint) returns void
+language plpgsql as $$
+begin
+  begin
+    perform 1 from gangq.dependencies d
+    where d.job_id = any (array(
+      select j.id from gangq.live_jobs j
+      where j.id = cancel_dependent.job_id or j.gang_id = cancel_dependent.gang_id))
+    order by d.on_job_id, d.job_id for update nowait;
+  exception when lock_not_available then
+    return;  -- a caller completes one of these jobs in an open transaction: a later tick does it
+  end;
+  -- A retry of unmet may have been committed before these locks were taken.
+  update gangq.live_jobs j set unmet = cancel_dependent.unmet
+  where j.id = cancel_dependent.job_id and exists (
+    select 1 from gangq.dependencies d
+    where d.on_job_id = cancel_dependent.unmet and d.job_id = j.id
+      and not gangq.is_wanted(d.outcome, d.wants));
+  if not found then
+    return;
+  end if;
+  perform gangq.cancel_all(
+    case when cancel_dependent.gang_id is null then array[cancel_dependent.job_id] else '{}' end,
+    array_remove(array[cancel_dependent.gang_id], null),
+    (
+      select format('job %s, which it waited for, %s', unmet, case
+        when d.wants = 'failed' then format('did not fail: it is %s', d.outcome)
+        else 'did not succeed' end)
+      from gangq.dependencies d
+      where d.on_job_id = cancel_dependent.unmet and d.job_id = cancel_dependent.job_id));
+end $$;
+comment on function gangq.cancel_dependent is
+  'Internal, for promote_dependents. Cancels a locked waiting job, or its gang, because the job '
+  'unmet has not ended as wanted.';
+
+create function gangq.release_dependent(job_id bigint, gang_id bigint, met bigint[], t timestamptz)
+returns void language plpgsql as $$
+declare
+  fewer integer;
+begin
+  delete from gangq.dependencies d
+  where d.job_id = release_dependent.job_id and d.on_job_id = any (met);
+  -- Counted from what is deleted: another promotion may have taken some of them meanwhile.
+  get diagnostics fewer = row_count;
+  update gangq.live_jobs j set
+    waits_on = j.waits_on - fewer,
+    state = case
+      when j.waits_on > fewer then 'waiting'
+      when j.gang_id is not null then 'blocked'
+      when j.due_at > t then 'scheduled'
+      else 'pending' end
+  where j.id = release_dependent.job_id;
+  if release_dependent.gang_id is not null then
+    update gangq.live_gangs x set state = 'blocked'
+    where x.id = release_dependent.gang_id and not exists (
+      select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'waiting');
+  else
+    perform gangq.wake_lane(j.shape_id, 1, 'sleepers')
+    from gangq.live_jobs j where j.id = release_dependent.job_id;
+  end if;
+end $$;
+comment on function gangq.release_dependent is
+  'Internal, for promote_dependents. A locked waiting job does not wait for these jobs any more.';
+
+-- A retried job is live again, so what its ending has cancelled waits for it again. That ending is
+-- in gangq.retried, with followed = false until nothing is left to revive:
+-- 1. retry revives at once what it can, in its own transaction, some hundreds of jobs at most.
+-- 2. The tick does the rest, and looks again at what a retry did: while that was open, another
+--    transaction may have cancelled, or told, dependents that the retry could not see or lock. Then
+--    it sets followed.
+-- 3. What is revived is noted in gangq.retried itself, so its own dependents follow in turn, and no
+--    ending is revived twice.
+-- Only what has unmet is revived: what somebody cancelled by hand stays cancelled. A job of which
+-- another awaited job has ended otherwise than wanted stays so until that one is retried as well.
+create function gangq.revive(
+  ids bigint[], most integer, t timestamptz, out revived bigint[], out left_ids bigint[]
+) language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+declare
+  jobs bigint[];
+  gangs bigint[];
+  held bigint[];
+  g bigint;
+  taken integer;
+begin
+  -- 1. Those still live that have been told of the ending before. If the job has ended again
+  -- meanwhile they are told of that.
+  update gangq.dependencies d set settled = false, outcome = case
+    when not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
+    then coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled') end
+  where d.ctid = any (array(
+    select z.ctid from gangq.dependencies z
+    where z.on_job_id = any (revive.ids) and z.outcome is not null
+    order by z.on_job_id, z.job_id for update skip locked));
+  -- 2. Those cancelled.
+  select coalesce(array_agg(x.job_id) filter (where x.gang_id is null), '{}'),
+    coalesce(array_agg(x.gang_id) filter (where x.gang_id is not null), '{}')
+  into jobs, gangs
+  from (
+    select h.job_id, h.gang_id
+    from gangq.history h
+    where h.unmet is not null and h.awaited && revive.ids
+      and not exists (
+        select 1 from gangq.retried r
+        where r.job_id = h.job_id and r.finished_at = h.finished_at)
+      and not exists (
+        select 1 from gangq.judge_awaited(h.awaited, h.wants) e
+        where not e.live and gangq.is_wanted(e.outcome, e.wants) is not true)
+      and not exists (
+        select 1 from gangq.shapes z
+        join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(z.queue))
+        where z.id = h.shape_id)
+    limit most + 1) x;
+  revived := gangq.retry_jobs(jobs[: most], null, most, t, true);
+  held := array(select u.id from unnest(jobs) as u(id) where u.id <> all (revived));
+  foreach g in array gangs loop
+    taken := null;
+    if cardinality(revived) < most then
+      begin
+        taken := gangq.retry_gang(g, t, true);
+      exception
+        -- A topology level is gone, or history has dropped a member: it cannot run again.
+        when sqlstate 'GQ001' or sqlstate 'GQ002' then taken := 0;
+      end;
+    end if;
+    if taken is null then
+      held := held || array(
+        select h.job_id from gangq.history h where h.gang_id = g and h.unmet is not null);
+    elsif taken > 0 then
+      revived := revived || array(select j.id from gangq.live_jobs j where j.gang_id = g);
+    end if;
+  end loop;
+  -- 3.
+  if cardinality(jobs) + cardinality(gangs) > most then
+    left_ids := ids;
+    return;
+  end if;
+  left_ids := array(
+    select distinct a.id
+    from gangq.history h cross join unnest(h.awaited) as a(id)
+    where h.job_id = any (held) and h.unmet is not null and a.id = any (revive.ids)
+    union
+    select d.on_job_id
+    from gangq.dependencies d join gangq.live_jobs j on j.id = d.on_job_id
+    where d.on_job_id = any (revive.ids) and d.outcome is not null);
+end $$;
+comment on function gangq.revive is
+  'Internal. What waited for these retried jobs waits again: most jobs at most, but for a gang '
+  'that exceeds it. revived: those that were cancelled; left_ids: the retried jobs of which some '
+  'are left, because another transaction holds them or there are more.';
+
+create function gangq.revive_dependents(most integer default 200) returns integer
+language plpgsql as $$
+declare
+  t timestamptz;
+  until timestamptz;
+  ids bigint[];
+  stuck bigint[] := '{}';  -- Held by other transactions: the next tick looks again.
+  generation record;
+  moved integer := 0;
+begin
+  -- All that most ticks do.
+  if not exists (select from gangq.retried r where r.job_id is not null and not r.followed) then
+    return 0;
+  end if;
+  t := gangq.now();
+  until := clock_timestamp() + interval '50 ms';
+  loop
+    ids := array(
+      select r.job_id from gangq.retried r
+      where r.job_id is not null and not r.followed and r.job_id <> all (stuck)
+      order by r.job_id limit most for update skip locked);
+    exit when ids = '{}';
+    -- There is more to do: the tick is called again at once.
+    if moved >= most or clock_timestamp() >= until then
+      return greatest(moved, most);
+    end if;
+    generation := gangq.revive(ids, most - moved, t);
+    moved := moved + cardinality(generation.revived);
+    stuck := stuck || case when moved < most then generation.left_ids else '{}' end;
+    update gangq.retried r set followed = true
+    where r.job_id = any (ids) and not r.followed and r.job_id <> all (generation.left_ids);
+  end loop;
+  return moved;
+end $$;
+comment on function gangq.revive_dependents is
+  'Internal, a step of the tick. What retried jobs had cancelled waits for them again, what that '
+  'had cancelled too, and so on, for 50 ms at most. Returns how many jobs were revived, or most if '
+  'there is more to do.';
+
+create function gangq.await_again(job_ids bigint[]) returns void language sql as $$
+  insert into gangq.dependencies (job_id, on_job_id, wants, outcome)
+  select h.job_id, e.on_job_id, e.wants,
+    case when not e.live then coalesce(e.outcome, 'cancelled') end
+  from (
+    -- The same in all endings of a job.
+    select distinct on (x.job_id) x.job_id, x.awaited, x.wants
+    from gangq.history x
+    where x.job_id = any (await_again.job_ids)
+    order by x.job_id) h
+  cross join lateral gangq.judge_awaited(h.awaited, h.wants) e
+  where e.live or gangq.is_wanted(e.outcome, e.wants) is not true
+$$;
+comment on function gangq.await_again is
+  'Internal. Jobs that are about to be revived wait again, for what has not ended as they want.';
+
+-- The rights are those of the job: its submitter may name any job in after, and must not read so
+-- what it may not read otherwise (the view jobs).
+create function gangq.inputs(job_id bigint, token bigint)
+returns table (
+  on_job_id bigint, gang_id bigint, rank integer, state text, readable boolean, result jsonb,
+  error jsonb
+) language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+declare
+  j gangq.live_jobs := gangq.own_claim(inputs.job_id, inputs.token);
+  roles text[];
+  bytes bigint;
+  most constant bigint := 16777216;
+begin
+  if j.awaited is null then
+    return;
+  end if;
+  roles := gangq.roles_of(j.submitter);
+  -- Once to count and once to return: a result of gigabytes must not be gathered first.
+  select sum(coalesce(octet_length(x.result::text), 0) + coalesce(octet_length(x.error::text), 0))
+  into bytes
+  from gangq.inputs_of(j.awaited, j.login, roles) x;
+  if bytes > most then
+    perform gangq.refuse('GQ007',
+      format('the results that job %s waited for have %s bytes, the limit is %s', inputs.job_id,
+        bytes, most),
+      'Let those jobs keep large results in shared storage and return their address, or wait for '
+      'fewer of them in one job.');
+  end if;
+  return query
+  select x.job_id, x.gang_id, x.rank, x.state, x.readable, x.result, x.error
+  from gangq.inputs_of(j.awaited, j.login, roles) x order by x.job_id;
+end $$;
+comment on function gangq.inputs is
+  'How the jobs ended that this one was submitted to wait for, by id, for the worker that holds '
+  'its claim: of a gang its members. One that is not in history any more is left out. readable: '
+  'whether the submitter of this job may read result and error, which are null otherwise. Raises '
+  'GQ002, GQ003, GQ007 (more than 16 MiB), 42501.';
+
+create function gangq.inputs_of(awaited bigint[], login text, roles text[])
+returns table (
+  job_id bigint, gang_id bigint, rank integer, state text, readable boolean, result jsonb,
+  error jsonb
+) language sql stable as $$
+  select h.job_id, h.gang_id, h.rank, h.state, o.readable,
+    case when o.readable then h.result end, case when o.readable then h.error end
+  from unnest(inputs_of.awaited) as a(id)
+  cross join lateral (
+    select x.* from gangq.history x
+    where x.job_id = a.id order by x.finished_at desc limit 1) h
+  join gangq.shapes s on s.id = h.shape_id
+  join gangq.queues_table q on q.name = s.queue
+  cross join lateral (
+    select h.login = inputs_of.login and h.submitter = any (roles)
+      or q.others = 'shared' and 'gangq_submitter' = any (roles) as readable) o
+$$;
+comment on function gangq.inputs_of is
+  'Internal, for inputs. The latest endings of these jobs, as a login with these roles may see '
+  'them.';

@@ -1,0 +1,258 @@
+-- What a watchdog saw: suspect writes it down, the brake holds trips of many suspects at once, and
+-- who_stopped names the member of a gang that stopped first.
+-- Takes no locks.
+
+-- What is written down ----------------------------------------------------------------------------
+
+create function gangq.class_of(code integer) returns text language sql immutable as $$
+  select case code
+    when 75 then 'budget' when 76 then 'stall' when 77 then 'lost' when 78 then 'health'
+    when 79 then 'unstopped' when 80 then 'frozen' when 85 then 'fault' when 86 then 'memory'
+    when 87 then 'unkillable' when 88 then 'unfit' end
+$$;
+comment on function gangq.class_of is
+  'Internal. The watchdog class of an exit code; null for a code that no watchdog uses.';
+
+create function gangq.uuids_of(device_ids bigint[]) returns jsonb language sql stable as $$
+  select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]')
+  from gangq.device_registry r where r.id = any (uuids_of.device_ids)
+$$;
+comment on function gangq.uuids_of is 'Internal. The names of these devices, for events.';
+
+create function gangq.log_with_evidence(
+  t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
+) returns void language plpgsql as $$
+declare
+  waits_for jsonb := log_with_evidence.evidence -> 'waits_for';
+begin
+  perform gangq.log_job(t, log_with_evidence.kind, j, log_with_evidence.reason,
+    log_with_evidence.data || jsonb_build_object('task', s.task, 'queue', s.queue, 'host', i.host,
+      'worker', i.name, 'rank', gangq.rank_of(j), 'devices', gangq.uuids_of(array(
+        select h.device_id from gangq.device_holds h where h.job_id = j.id)))
+      || case when jsonb_typeof(waits_for) = 'array' and pg_column_size(waits_for) < 4096
+        then jsonb_build_object('waits_for', waits_for) else '{}' end)
+  from gangq.shapes s left join gangq.incarnations i on i.id = j.incarnation
+  where s.id = j.shape_id;
+  -- A trip must not fail because of a long log.
+  insert into gangq.evidence (at, kind, job_id, token, incarnation, data)
+  values (t, log_with_evidence.kind, j.id, j.token, j.incarnation,
+    gangq.cut(coalesce(nullif(log_with_evidence.evidence, 'null'), '{}'), 4194304));
+end $$;
+comment on function gangq.log_with_evidence is
+  'Internal. Appends an event of a job, for every role, and its evidence, for those who may read '
+  'the job''s payload, at the same instant.';
+
+create function gangq.suspect(
+  incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}',
+  notify boolean default false, tripping boolean default false
+) returns text language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  j gangq.live_jobs;
+  held boolean;
+  kind text;
+begin
+  if coalesce(suspect.class, '') not in ('budget', 'stall', 'health', 'fault', 'gang', 'frozen',
+    'memory') then
+    perform gangq.refuse('GQ001', format('class is %L', suspect.class),
+      'It is budget, stall, health, fault, gang, frozen or memory.');
+  end if;
+  select x.* into j from gangq.live_jobs x where x.id = suspect.job_id;
+  if not found or j.token is distinct from suspect.token
+    or j.incarnation is distinct from suspect.incarnation then
+    perform gangq.refuse_stale(suspect.job_id, suspect.token);
+  end if;
+  perform gangq.check_login(j.incarnation);
+  held := suspect.class in ('stall', 'health')
+    and gangq.braking(j, suspect.class, suspect.evidence, t);
+  kind := case when suspect.notify then 'notify' when suspect.tripping and held then 'held'
+    else 'suspect' end;
+  perform gangq.log_with_evidence(t, kind, j,
+    coalesce(suspect.evidence ->> 'reason', suspect.class),
+    jsonb_build_object('class', suspect.class, 'outcome', nullif(kind, 'suspect')),
+    suspect.evidence);
+  return case when held then 'held' else 'noted' end;
+end $$;
+comment on function gangq.suspect is
+  'A watchdog doubts a job and goes on looking: an event with its evidence (evidence''s "reason" '
+  'is shown to everybody). Changes nothing. notify: it would have been stopped, were its class not '
+  'one that only reports. tripping: the worker ends it now unless the answer is held. Returns '
+  'noted, or held while so many gangs and workers are suspect that a stall or health trip would '
+  'not be carried out. Raises GQ001, GQ002, GQ003, 42501.';
+
+-- The brake: a trip that is held ------------------------------------------------------------------
+
+-- Many suspects at once are one fault elsewhere: the detector, the database or the shared store. So
+-- the brake holds their trips. The members of one gang wait for each other and count as one
+-- suspect, and as one of the fleet.
+--
+-- A job that beats more rarely than its stall timeout is suspected anew with every beat. A few such
+-- jobs would keep the brake on for ever, so a job that has beaten since does not count. A job that
+-- has not beaten counts each time it is suspected, or an outage longer than two timeouts would
+-- release the brake. (offset 0: looked up for each suspect, by its job.)
+--
+-- A trip held for brake_hold_s is released: by then a fault of its own is likelier than a shared
+-- one. Two things keep it held. The database was away within a lease, so no beat could be stored.
+-- Or suspects of other gangs or workers wait for the same file system or peer as this job, so the
+-- fault is there.
+create function gangq.braking(j gangq.live_jobs, class text, evidence jsonb, t timestamptz)
+returns boolean language plpgsql stable set plan_cache_mode = force_generic_plan as $$
+declare
+  cfg gangq.settings;
+  own_unit text := coalesce('g' || j.gang_id, (
+    select 'w' || i.name from gangq.incarnations i where i.id = j.incarnation));
+  last_beat timestamptz := (
+    select p.beat_at from gangq.progress p where p.job_id = j.id and p.token = j.token);
+  things text[] := case when jsonb_typeof(evidence -> 'waits_for') = 'array'
+    then array(select jsonb_array_elements_text(evidence -> 'waits_for')) end;
+  suspects bigint;
+  fleet bigint;
+  held_since timestamptz;
+begin
+  select x.* into cfg from gangq.settings x;
+  with suspected as (
+    select coalesce('g' || e.gang_id, 'w' || e.worker) as unit from gangq.events e
+    where e.at > t - interval '1 minute' and e.at <= t and e.kind in ('suspect', 'trip', 'held')
+      and e.data ->> 'class' in ('stall', 'health') and e.worker is not null
+      and not exists (
+        select 1
+        from gangq.events p
+        join gangq.progress b on b.job_id = p.job_id and b.token = p.token and b.beat_at > p.at
+        where p.job_id = e.job_id and p.token = e.token and p.at < e.at - interval '1 minute'
+          and p.at > t - interval '1 hour'
+          and p.kind in ('suspect', 'held') and p.data ->> 'class' = e.data ->> 'class' offset 0)
+    union
+    select own_unit
+  ),
+  -- A job tripped within the minute has ended: it counts as suspect and as fleet.
+  live as (
+    select coalesce('g' || m.gang_id, 'w' || i.name) as unit
+    from gangq.incarnations i
+    left join gangq.live_jobs m on m.incarnation = i.id and m.gang_id is not null
+      and m.state in ('running', 'preempting')
+    where i.ended_at is null
+    union
+    select s.unit from suspected s
+  )
+  select (select count(*) from suspected), (select count(*) from live) into suspects, fleet;
+  if suspects < 3 or suspects <= cfg.brake_share::numeric * fleet then
+    return false;
+  end if;
+  held_since := (
+    select min(e.at) from gangq.events e
+    where e.job_id = j.id and e.token = j.token and e.kind = 'held'
+      and e.data ->> 'class' = braking.class and (last_beat >= e.at) is not true);
+  return held_since is null or held_since > t - make_interval(secs => cfg.brake_hold_s)
+    or exists (
+      select 1 from gangq.tick_state x cross join gangq.leases l
+      where l.incarnation = j.incarnation
+        and x.outage_ended_at > t - make_interval(secs => l.lease_s))
+    -- A held trip comes again once a stall timeout, so this looks back ten minutes instead of one.
+    or exists (
+      select 1 from gangq.events e
+      join gangq.live_jobs o on o.id = e.job_id and o.token = e.token and o.state = 'running'
+      where e.at > t - interval '10 minutes' and e.at <= t and e.kind in ('suspect', 'held')
+        and e.data -> 'waits_for' ?| things
+        and coalesce('g' || e.gang_id, 'w' || e.worker) <> own_unit
+        and ((
+          select b.beat_at from gangq.progress b
+          where b.job_id = e.job_id and b.token = e.token) > e.at) is not true);
+end $$;
+comment on function gangq.braking is
+  'Internal. Whether a stall or health trip of this job is held: at least three gangs and single '
+  'workers, and more than brake_share of the fleet, were suspect within the last minute.';
+
+-- Which member of a gang stopped first ------------------------------------------------------------
+
+create function gangq.ranks_wait(ranks integer[]) returns text language sql immutable as $$
+  select case
+    when cardinality(ranks) = 1 then format('rank %s waits', ranks[1])
+    when cardinality(ranks) > 2 and ranks[cardinality(ranks)] - ranks[1] = cardinality(ranks) - 1
+      then format('ranks %s to %s wait', ranks[1], ranks[cardinality(ranks)])
+    when cardinality(ranks) > 8
+      then format('ranks %s and %s more wait', array_to_string(ranks[1:8], ', '),
+        cardinality(ranks) - 8)
+    else format('ranks %s wait', array_to_string(ranks, ', ')) end
+$$;
+comment on function gangq.ranks_wait is
+  'Internal. Subject and verb of a sentence about these ranks, in ascending order.';
+
+-- In a collective the waiting members look like the one that they wait for: none beats. The first
+-- to stop is named only when the data show it:
+-- 1. One member is behind all others by at least the longest stride (steps between two beats).
+-- 2. All others wait in one place of the code, and one member is in another place.
+-- The order of last beats proves nothing: all members beat the last step before the one that was
+-- never finished.
+create function gangq.who_stopped(
+  gang_id bigint, own_id bigint, own_place text, out job_id bigint, out sentence text
+) language sql stable as $$
+  with members as materialized (
+    select j.id, gangq.rank_of(j) as rank, p.step, p.stride,
+      case when j.id = own_id then own_place else (
+        select v.data ->> 'place' from gangq.evidence v
+        where v.job_id = j.id and v.token = j.token and v.kind in ('suspect', 'held', 'trip')
+        order by v.at desc limit 1) end as place
+    from gangq.live_jobs j left join gangq.progress p on p.job_id = j.id and p.token = j.token
+    where j.gang_id = who_stopped.gang_id and j.state in ('running', 'preempting')
+  ),
+  gang as (
+    select count(*) as members, count(m.step) = count(*) as all_step,
+      count(m.place) = count(*) as all_placed, coalesce(max(m.stride), 1) as stride,
+      array_agg(m.step order by m.step) as steps, array_agg(m.rank order by m.rank) as ranks,
+      (array_agg(m.id order by m.step, m.rank))[1] as last_id,
+      (array_agg(m.rank order by m.step, m.rank))[1] as last_rank
+    from members m
+  ),
+  places as (
+    select m.place, array_agg(m.rank order by m.rank) as ranks, min(m.id) as id
+    from members m
+    group by m.place
+  )
+  select a.job_id, a.sentence
+  from (
+    select 1 as nth, g.last_id as job_id,
+      format('rank %s stopped first: it is at step %s, the others at step %s or later',
+        g.last_rank, g.steps[1], g.steps[2]) as sentence
+    from gang g
+    where g.members > 1 and g.all_step and g.steps[2]::numeric - g.steps[1] >= g.stride
+    union all
+    select 2, here.id, format('%s in %s; rank %s has not arrived: it is in %s',
+      gangq.ranks_wait(there.ranks), there.place, here.ranks[1], here.place)
+    from gang g
+    join places here on cardinality(here.ranks) = 1
+    join places there on there.place <> here.place and cardinality(there.ranks) = g.members - 1
+    where g.members > 2 and g.all_placed
+    union all
+    select 3, null, format('%s%s%s; which of them stopped first is not known',
+      gangq.ranks_wait(g.ranks),
+      ' at step ' || g.steps[1]
+        || case when g.all_step and g.steps[1] = g.steps[g.members] then '' else ' and later' end,
+      (select ' in ' || min(p.place) from places p having count(*) = 1))
+    from gang g) a
+  order by a.nth
+  limit 1
+$$;
+comment on function gangq.who_stopped is
+  'Internal. The member that stopped first (null: not known), and a sentence about it. own_place: '
+  'where member own_id waits in its code, before its evidence is stored.';
+
+create function gangq.all_stand_still(j gangq.live_jobs) returns boolean language sql stable as $$
+  select bool_and(
+    x.beat_at <= (
+      select o.beat_at from gangq.progress o where o.job_id = j.id and o.token = j.token)
+      + make_interval(secs => 3 * (select c.heartbeat_s from gangq.settings c))
+    or exists (
+      select 1 from gangq.events e
+      where e.job_id = x.id
+        and e.token = x.token
+        and e.kind in ('suspect', 'held')
+        and e.data ->> 'class' in ('stall', 'health')
+        and e.at > coalesce(x.beat_at, '-infinity')))
+  from (
+    select m.id, m.token, p.beat_at
+    from gangq.live_jobs m left join gangq.progress p on p.job_id = m.id and p.token = m.token
+    where m.gang_id = j.gang_id and m.id <> j.id and m.state = 'running') x
+$$;
+comment on function gangq.all_stand_still is
+  'Internal, for trip. Whether all running siblings are silent too: they last beat at most three '
+  'heartbeats after this member, or are suspect since. Null: it has none.';

@@ -1,0 +1,180 @@
+-- keep_partitions, a step of the tick: history, events and output have a partition a day, and are
+-- dropped a day at a time; forget deletes what nothing refers to any more; turn_requests forgets
+-- the answers of submissions.
+-- Locks: tick_state; each partitioned table as a whole, 100 ms at most; once an hour, last,
+-- requests and requests_before.
+
+create function gangq.kept_by_day() returns table (name text, key text, class text, keep interval)
+language sql stable as $$
+  select p.name, p.key, p.class,
+    case p.class when 'short' then s.retention_short else s.retention_long end
+  from gangq.settings s cross join (values
+    ('history_short', 'finished_at', 'short'), ('history_long', 'finished_at', 'long'),
+    ('gang_history_short', 'finished_at', 'short'), ('gang_history_long', 'finished_at', 'long'),
+    ('attempt_history', 'ended_at', 'long'), ('events', 'at', 'long'), ('passes', 'at', 'short'),
+    ('evidence', 'at', 'long'), ('logs', 'at', 'short')) as p(name, key, class)
+$$;
+comment on function gangq.kept_by_day is
+  'Internal. What has a partition a day (UTC): key column, retention class, how long it is kept.';
+
+-- The only dynamic SQL: names of partitions cannot be parameters. Each statement waits at most
+-- 100 ms for its lock and is tried again by a later tick. Bounds are written and read in UTC,
+-- whatever the time zone of the session is.
+create function gangq.keep_partitions(at_once boolean default false) returns integer
+language plpgsql
+set datestyle = 'ISO' set timezone = 'UTC' as $$
+declare
+  t timestamptz := gangq.now();
+  parent record;
+  day date;
+  part text;
+  old record;
+  made integer := 0;
+begin
+  if not at_once and exists (
+    select 1 from gangq.tick_state x where x.partitions_checked_at > t - interval '10 minutes') then
+    return 0;
+  end if;
+  update gangq.tick_state x set partitions_checked_at = t;
+  for parent in
+    select p.name, p.key, (t - p.keep) as until from gangq.kept_by_day() p
+  loop
+    for day in select t::date + n from generate_series(0, 2) n loop
+      part := parent.name || '_' || to_char(day, 'YYYYMMDD');
+      continue when to_regclass('gangq.' || part) is not null;
+      -- One day at a time: rows that the default partition has caught on one day must not cost the
+      -- others theirs.
+      begin
+        execute format(
+          'create table gangq.%I (like gangq.%I including defaults including constraints)', part,
+          parent.name);
+        execute format(
+          'alter table gangq.%I attach partition gangq.%I for values from (%L) to (%L)',
+          parent.name, part, day::timestamptz, (day + 1)::timestamptz);
+        execute format('comment on table gangq.%I is %L', part,
+          parent.name || ' of ' || day || ' (UTC)');
+        made := made + 1;
+      exception
+        -- The lock is not to be had now, or rows of that day are in the default partition: they
+        -- stay there.
+        when lock_not_available or check_violation then null;
+      end;
+    end loop;
+    begin
+      for old in
+        select c.relname
+        from pg_catalog.pg_inherits i
+        join pg_catalog.pg_class c on c.oid = i.inhrelid
+        where i.inhparent = ('gangq.' || parent.name)::regclass and c.relname ~ '_[0-9]{8}$'
+          and to_date(right(c.relname, 8), 'YYYYMMDD') < parent.until::date
+      loop
+        execute format('drop table gangq.%I', old.relname);
+      end loop;
+      perform gangq.keep_rest(parent.name, parent.key, parent.until);
+    exception
+      when lock_not_available then null;
+    end;
+  end loop;
+  perform gangq.forget(t);
+  perform gangq.turn_requests(t);
+  return made;
+end $$;
+comment on function gangq.keep_partitions is
+  'Makes the partitions of today and the next two days and drops those past their retention, '
+  'whole, every ten minutes or at once; also forgets what nothing refers to any more, and answers '
+  'of submissions. Returns how many partitions were made.';
+
+create function gangq.keep_rest(parent text, key text, until timestamptz) returns void
+language plpgsql as $$
+declare
+  rest text := parent || '_rest';
+  newest timestamptz;
+begin
+  if to_regclass('gangq.' || rest) is null then
+    execute format('create table gangq.%I partition of gangq.%I default', rest, parent);
+    execute format('comment on table gangq.%I is %L', rest,
+      'Catches rows of days without a partition.');
+  end if;
+  execute format('select max(%I) from gangq.%I', key, rest) into newest;
+  if newest < until then
+    -- Asked again under the lock: a job may just have ended there.
+    execute format('lock table gangq.%I in access exclusive mode', rest);
+    execute format('select max(%I) from gangq.%I', key, rest) into newest;
+    if newest < until then
+      execute format('truncate gangq.%I', rest);
+    end if;
+  end if;
+end $$;
+comment on function gangq.keep_rest is
+  'Internal, for keep_partitions. Makes a default partition, and empties it once its last row is '
+  'past its time.';
+
+-- offset 0: each is looked up by itself, so that no join reads all jobs.
+create function gangq.forget(t timestamptz) returns void language plpgsql as $$
+declare
+  cfg gangq.settings;
+begin
+  select x.* into cfg from gangq.settings x;
+  delete from gangq.incarnations i
+  where i.ended_at < t - cfg.incarnation_retention
+    and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
+    and (i.quarantined is null and i.operator_taints = '{}' or exists (
+      select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id));
+  delete from gangq.worker_names n where n.name = any (array(
+    select z.name from gangq.worker_names z
+    where not exists (select 1 from gangq.incarnations i where i.name = z.name)
+    for update skip locked));
+  -- An incarnation that ended by a trip keeps its lease as long as its jobs, and until it is over:
+  -- so long its devices are withheld.
+  delete from gangq.leases l using gangq.incarnations i
+  where i.id = l.incarnation and i.ended_at is not null and l.expires_at <= t
+    and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id offset 0);
+  -- What a last heartbeat brought of a job that had just ended.
+  delete from gangq.progress p
+  where p.beat_at < t - interval '10 minutes'
+    and not exists (select 1 from gangq.live_jobs j where j.id = p.job_id offset 0);
+  delete from gangq.retried r
+  where not exists (
+    select 1 from gangq.history h where h.job_id = r.job_id and h.finished_at = r.finished_at)
+    and not exists (
+      select 1 from gangq.gang_history h
+      where h.gang_id = r.gang_id and h.finished_at = r.finished_at);
+  delete from gangq.unique_keys k
+  where (k.key, k.task, k.queue, k.login) in (
+    select u.key, u.task, u.queue, u.login
+    from gangq.unique_keys u
+    where (u.kept_until <= t) is not false and not gangq.is_live(u)
+    for update skip locked);
+  -- What a transaction wrote while its target was being removed.
+  delete from gangq.outbox o
+  where o.target_id <> all (array(select x.id from gangq.notification_targets x));
+  delete from gangq.checkpoints c
+  where c.saved_at < t - cfg.retention_long
+    and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);
+end $$;
+comment on function gangq.forget is
+  'Internal, for keep_partitions. Deletes rows about work and workers long over.';
+
+-- Deleting the answers one by one would cost a submission as much again, and vacuum after it. The
+-- lock waits for all submissions under way, and is held until the tick commits: see
+-- gangq.answer_of. So this is the last that a tick does.
+create function gangq.turn_requests(t timestamptz) returns void language plpgsql
+set lock_timeout = '100ms' as $$
+begin
+  if exists (select 1 from gangq.tick_state x where x.requests_turned_at > t - interval '1 hour')
+    then
+    return;
+  end if;
+  lock table gangq.requests, gangq.requests_before in access exclusive mode;
+  truncate gangq.requests_before;
+  alter table gangq.requests_before rename to requests_emptied;
+  alter table gangq.requests rename to requests_before;
+  alter table gangq.requests_emptied rename to requests;
+  update gangq.tick_state x set requests_turned_at = t;
+exception
+  when lock_not_available
+    then null;  -- A transaction that has submitted is still open: a later tick does it.
+end $$;
+comment on function gangq.turn_requests is
+  'Internal. Once an hour exchanges requests and requests_before, emptied: an answer is kept for '
+  'one hour at least.';

@@ -1,0 +1,716 @@
+-- Schedules: set_schedule, pause_schedule, resume_schedule, run_schedule_now, forget_schedule; the
+-- step of the tick that submits what is due; and the computing of the next due time.
+--
+-- The row of a schedule holds its next due time, and one transaction submits and moves it on. So a
+-- due time is submitted once, whoever ticks. A failover that loses the submission has lost that
+-- move, too: the due time is there again.
+--
+-- 1. A tick that finds due_at passed locks the row, submits, and sets after_at to that due time.
+-- 2. The next due time is the first after after_at. SQL computes it for an interval. A cron
+--    expression needs the calendar of a time zone: due_at becomes null, the tick returns how many
+--    schedules are unplanned, and a caller written in Python computes it (plan_schedules).
+-- 3. What was computed is stored only while cron, tz and after_at are what it was computed from.
+--
+-- A due time of a cron expression that passed a minute ago may have been followed by others, which
+-- only the calendar tells. A tick whose caller can compute leaves it unplanned, and the caller says
+-- which of the missed due times is run. A tick whose caller cannot compute submits what is stored.
+--
+-- Locks: rows of schedules, before all others. The tick and plan_schedules take them with skip
+-- locked; the tick then waits 100 ms at most for the settings, where a gang names levels.
+
+create type gangq.schedule_options as (
+  catch_up gangq.catch_up, skip_if_running boolean, due_as gangq.name
+);
+comment on type gangq.schedule_options is
+  'The options of set_schedule. catch_up: which due times that were missed, while no tick ran, are '
+  'run when one does: skip none (one that passed less than a minute ago is not missed), last only '
+  'the last (the default), all each of them, the last 100 at most. skip_if_running: nothing is '
+  'submitted at a due time while the last job or gang of the schedule has not ended, waiting ones '
+  'included. due_as: a key of the payload that is given the due time, as text in UTC '
+  '("2026-03-01T02:00:00+00:00").';
+
+create type gangq.schedule_arguments as (name gangq.name, task gangq.name);
+comment on type gangq.schedule_arguments is
+  'The arguments of set_schedule that are checked like options.';
+
+create type gangq.due_time as (
+  name gangq.name, cron text, tz text, after timestamptz, due timestamptz, missed timestamptz,
+  problem text
+);
+comment on type gangq.due_time is
+  'What plan_schedules is told of a schedule: cron, tz and after (due times up to there are '
+  'settled) as unplanned_schedules returned them; due: the due time to run next; missed: the first '
+  'of those before it that are passed over, if any; or problem: why none can be computed.';
+
+create function gangq.is_paused(s gangq.schedules_table, t timestamptz) returns boolean
+language sql immutable as $$
+  select (s).paused_at is not null and ((s).paused_until is null or (s).paused_until > t)
+$$;
+comment on function gangq.is_paused is 'Internal. Whether a schedule is paused at this moment.';
+
+create function gangq.is_stale(s gangq.schedules_table, t timestamptz) returns boolean
+language sql immutable as $$
+  select (greatest((s).due_at, (s).planned_at) > t - interval '60 s') is not true
+$$;
+comment on function gangq.is_stale is
+  'Internal. Whether other due times of a cron expression may have passed after the one stored.';
+
+create function gangq.unplanned(t timestamptz) returns setof gangq.schedules_table
+language sql stable as $$
+  select s.* from gangq.schedules_table s
+  where s.due_at is null and (s.paused_at is null or s.paused_until is not null)
+    and (s.planned_at > t - interval '10 s') is not true
+  union all
+  select s.* from gangq.schedules_table s
+  where s.due_at <= t - interval '60 s' and s.cron is not null and gangq.is_stale(s, t)
+$$;
+comment on function gangq.unplanned is
+  'Internal. Schedules that lack their next due time, those that could not be computed again after '
+  '10 s; and those that may have missed more due times than the one that is stored.';
+
+create function gangq.reckon(s gangq.schedules_table, t timestamptz) returns gangq.schedules_table
+language plpgsql immutable as $$
+begin
+  -- Whatever the clock has done since, what was settled stays settled.
+  s.after_at := greatest(t, s.last_due, s.passed_over);
+  s.planned_at := null;
+  s.problem := null;
+  s.due_at := null;
+  if gangq.is_paused(s, t) then
+    if s.paused_until is null then
+      return s;
+    end if;
+    s.after_at := greatest(s.after_at, s.paused_until - interval '1 microsecond');
+  end if;
+  if s.every is not null then
+    s.due_at := s.counts_from + s.every * (1 + greatest(0, floor(
+      extract(epoch from s.after_at - s.counts_from) / extract(epoch from s.every))));
+  end if;
+  return s;
+end $$;
+comment on function gangq.reckon is
+  'Internal. A schedule whose due times count from t on, or from the end of its pause.';
+
+create function gangq.keep_schedule(s gangq.schedules_table) returns void language sql as $$
+  update gangq.schedules_table x
+  set (cron, every, tz, task, payload, work, catch_up, skip_if_running, due_as, submitter, login,
+    set_at, counts_from, after_at, due_at, planned_at, problem, paused_at, paused_until, last_due,
+    last_at, last_job_id, last_gang_id, passed_over, why, source, undeclared_at)
+    = (select (s).cron, (s).every, (s).tz, (s).task, (s).payload, (s).work, (s).catch_up,
+      (s).skip_if_running, (s).due_as, (s).submitter, (s).login, (s).set_at, (s).counts_from,
+      (s).after_at, (s).due_at, (s).planned_at, (s).problem, (s).paused_at, (s).paused_until,
+      (s).last_due, (s).last_at, (s).last_job_id, (s).last_gang_id, (s).passed_over, (s).why,
+      (s).source, (s).undeclared_at)
+  where x.name = (s).name
+$$;
+comment on function gangq.keep_schedule is
+  'Internal. Writes a schedule whose row is locked.';
+
+create function gangq.log_schedule(
+  kind text, t timestamptz, name text, about jsonb default '{}', reason text default null,
+  job_id bigint default null, gang_id bigint default null
+) returns void language sql as $$
+  select gangq.log_event(t, kind, gang_id => log_schedule.gang_id, job_id => log_schedule.job_id,
+    reason => log_schedule.reason,
+    data => jsonb_build_object('schedule', log_schedule.name) || log_schedule.about)
+$$;
+comment on function gangq.log_schedule is 'Internal. Writes an event about a schedule.';
+
+-- Whose it is -------------------------------------------------------------------------------------
+
+create function gangq.schedule_queue(s gangq.schedules_table) returns text
+language sql stable as $$
+  select coalesce((s).work ->> 'queue',
+    (select o.queue from gangq.task_options o where o.task = (s).task), 'default')
+$$;
+comment on function gangq.schedule_queue is 'Internal. The queue that a schedule submits to.';
+
+create function gangq.own_schedule(verb text, name text) returns gangq.schedules_table
+language plpgsql as $$
+declare
+  s gangq.schedules_table;
+begin
+  select x.* into s from gangq.schedules_table x where x.name = own_schedule.name for update;
+  if not found then
+    perform gangq.refuse_unknown('schedule', own_schedule.name, array(
+        select x.name::text from gangq.schedules_table x),
+      'Names are in gangq.schedules.');
+  end if;
+  perform gangq.check_schedule_owner(verb, s);
+  return s;
+end $$;
+comment on function gangq.own_schedule is
+  'Internal. Locks and returns a schedule that the caller may change. Raises GQ002, 42501, 55P03.';
+
+create function gangq.check_schedule_owner(verb text, s gangq.schedules_table) returns void
+language plpgsql stable as $$
+declare
+  queue text := gangq.schedule_queue(s);
+begin
+  if s.login = session_user and s.submitter = any (gangq.roles_of(gangq.caller()))
+    or gangq.is_admin() or queue = any (gangq.shared_queues())
+  then
+    return;
+  end if;
+  perform gangq.refuse('42501',
+    format('%s may not %s schedule %L, which %s stored', gangq.actor(), verb, s.name,
+      s.submitter || coalesce(' (login ' || nullif(s.login, s.submitter) || ')', '')),
+    format('In queue %L only who stored it and members of gangq_admin may do that; nothing was '
+      'changed. To allow it to all submitters: gangq.set_queue(%L, ''{"others": "shared"}'').',
+      queue, queue));
+end $$;
+comment on function gangq.check_schedule_owner is
+  'Internal. Raises 42501 unless the caller stored this schedule, is an admin, or its queue is '
+  'shared.';
+
+create function gangq.may_submit(submitter text, login text) returns boolean
+language sql stable as $$
+  select submitter = any (gangq.roles_of(login)) and gangq.roles_of(submitter) && array[
+    'gangq_submitter', 'gangq_admin', (
+      select pg_get_userbyid(n.nspowner)::text from pg_namespace n where n.nspname = 'gangq')]
+$$;
+comment on function gangq.may_submit is
+  'Internal. Whether who stored a schedule could submit its work now.';
+
+-- Set, paused, forgotten --------------------------------------------------------------------------
+
+create function gangq.read_work(
+  work jsonb, out a gangq.arguments, out options jsonb, out of_gang boolean
+) language plpgsql stable as $$
+declare
+  own text[] := '{queue,size,priority,gpus}';
+  wrong text;
+begin
+  if jsonb_typeof(work) is distinct from 'object' then
+    perform gangq.refuse('GQ001', format('work is %s', left(coalesce(work::text, 'null'), 200)),
+      'It is one JSON object: {"queue": "gpu", "gpus": 1, "priority": 5}.');
+  end if;
+  of_gang := coalesce(nullif(work -> 'size', 'null'), nullif(work -> 'roles', 'null')) is not null;
+  a := gangq.read_options('set_schedule', (
+    select coalesce(jsonb_object_agg(e.key, e.value), '{}') from jsonb_each(work) e
+    where e.key = any (own)), a);
+  options := work - own;
+  select e.key into wrong from jsonb_object_keys(options) as e(key)
+  where e.key = any ('{after_any,after_failed,parent,parent_token,request_id,wake}') limit 1;
+  if found then
+    perform gangq.refuse('GQ001', format('a schedule submits without %s', wrong), 'Leave it out.');
+  end if;
+  if of_gang then
+    perform gangq.read_options('submit_gang', options, null::gangq.gang_options);
+  else
+    perform gangq.read_options('submit', options, null::gangq.job_options);
+  end if;
+end $$;
+comment on function gangq.read_work is
+  'Internal. What a schedule submits besides task and payload: the everyday arguments, and the '
+  'options of submit, or of submit_gang where it has a size or roles. Raises GQ001.';
+
+-- The view of time zones reads a file for each of them, which takes up to 100 ms.
+create function gangq.check_schedule(s gangq.schedules_table, known_tz text) returns void
+language plpgsql stable as $$
+begin
+  perform gangq.refuse('GQ001', w.what, w.hint) from (values
+    (s.name is null or s.task is null, 'a schedule has a name and a task',
+      'Call gangq.set_schedule(''nightly'', ''0 3 * * *'', ''report'').'),
+    (num_nonnulls(s.cron, s.every) <> 1, 'a schedule has either cron or every',
+      'Pass cron => ''0 3 * * *'', or every => ''30 seconds''.'),
+    (s.cron !~ '^[0-9A-Za-z*,/#-]+( [0-9A-Za-z*,/#-]+){4}$' or length(s.cron) > 200,
+      format('cron expression %L', left(s.cron, 200)),
+      'It has five fields: minute, hour, day of month, month, day of week. For example ''0 3 * * '
+      '*'' is every day at three.'),
+    (extract(epoch from s.every) not between 1 and 1e7 or extract(year from s.every) <> 0
+      or extract(month from s.every) <> 0, format('every is %s', s.every),
+      'It is from 1 second to 115 days, without months and years, whose length differs.'),
+    (s.every is not null and s.tz is not null, 'both every and tz are given',
+      'A time zone is for cron: leave it out.'),
+    (s.tz not in ('UTC', known_tz) and (s.tz ~ '^(posix|right)/' or not exists (
+      select from pg_catalog.pg_timezone_names z where z.name = s.tz)),
+      format('time zone %L is not known to this server', left(s.tz, 100)),
+      'Take a name as Europe/Oslo: select name from pg_timezone_names.'),
+    (s.due_as is not null and jsonb_typeof(s.payload) <> 'object',
+      'due_as is given, and the payload is no JSON object', 'It is the name of a key of it.')
+  ) as w(wrong, what, hint)
+  where w.wrong;
+  perform gangq.refuse_larger('the payload of a schedule', pg_column_size(s.payload), 1048576);
+  perform gangq.refuse_larger('the work of a schedule', pg_column_size(s.work), 262144);
+  perform gangq.queue_named(s.work ->> 'queue') where s.work ->> 'queue' is not null;
+end $$;
+comment on function gangq.check_schedule is
+  'Internal. Checks a schedule as far as SQL can read it; known_tz: a time zone that needs no '
+  'check. Raises GQ001, GQ002, GQ007.';
+
+create function gangq.set_schedule(
+  name text, cron text default null, task text default null, payload jsonb default '{}',
+  tz text default null, every interval default null, work jsonb default '{}',
+  options jsonb default '{}'
+) returns text language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  o gangq.schedule_options;
+  s gangq.schedules_table;
+  old gangq.schedules_table;
+begin
+  o := gangq.read_options('set_schedule', coalesce(options, '{}'), o);
+  perform gangq.read_options('set_schedule',
+    jsonb_strip_nulls(jsonb_build_object('name', name, 'task', task)),
+    null::gangq.schedule_arguments);
+  perform gangq.read_work(coalesce(work, '{}'));
+  s.name := name;
+  s.cron := array_to_string(regexp_split_to_array(btrim(left(cron, 1000), E' \t\n'), '\s+'), ' ');
+  s.every := every;
+  s.tz := coalesce(tz, case when cron is not null then 'UTC' end);
+  s.task := task;
+  s.payload := coalesce(payload, '{}');
+  s.work := coalesce(work, '{}');
+  s.catch_up := coalesce(o.catch_up, 'last');
+  s.skip_if_running := coalesce(o.skip_if_running, false);
+  s.due_as := o.due_as;
+  s.submitter := gangq.caller();
+  s.login := session_user;
+  s.set_at := t;
+  s.counts_from := t;
+  perform gangq.check_schedule(s, coalesce((
+    select x.tz from gangq.schedules_table x where x.name = set_schedule.name), 'UTC'));
+  -- Added to a moment, a day has as many hours as it has in the time zone of the session.
+  s.every := make_interval(secs => extract(epoch from s.every));
+  loop
+    select x.* into old from gangq.schedules_table x where x.name = set_schedule.name for update;
+    exit when found;
+    perform gangq.check_new_schedule();
+    -- Another session may make it at this moment: then it is changed here.
+    s := gangq.reckon(s, t);
+    insert into gangq.schedules_table values (s.*) on conflict do nothing;
+    if found then
+      perform gangq.log_schedule('set_schedule', t, s.name);
+      perform gangq.wake_tick(true);
+      return 'made';
+    end if;
+  end loop;
+  if (s.cron, s.every, s.tz, s.task, s.payload, s.work, s.catch_up, s.skip_if_running, s.due_as)
+    is not distinct from (old.cron, old.every, old.tz, old.task, old.payload, old.work,
+      old.catch_up, old.skip_if_running, old.due_as)
+    -- Workers of several logins may declare one schedule. Others must not learn by trying what its
+    -- payload is: a worker may claim its jobs anyway.
+    and (old.login = session_user or gangq.may_act_as('gangq_worker'))
+    and gangq.may_submit(old.submitter, old.login)
+  then
+    return 'same';
+  end if;
+  perform gangq.check_schedule_owner('change', old);
+  select old.after_at, old.due_at, old.planned_at, old.problem, old.paused_at, old.paused_until,
+    old.last_due, old.last_at, old.last_job_id, old.last_gang_id, old.passed_over, old.why,
+    old.source, old.undeclared_at
+  into s.after_at, s.due_at, s.planned_at, s.problem, s.paused_at, s.paused_until, s.last_due,
+    s.last_at, s.last_job_id, s.last_gang_id, s.passed_over, s.why, s.source, s.undeclared_at;
+  if (s.cron, s.every, s.tz) is distinct from (old.cron, old.every, old.tz) then
+    s := gangq.reckon(s, t);
+  else
+    s.counts_from := old.counts_from;
+  end if;
+  perform gangq.keep_schedule(s);
+  perform gangq.log_schedule('set_schedule', t, s.name);
+  perform gangq.wake_tick(true);
+  return 'changed';
+end $$;
+comment on function gangq.set_schedule is
+  'Makes a schedule, or changes it as a whole: what is submitted (a task with a payload), and '
+  'when. cron: five fields, in the time zone tz [UTC]; set_schedule(''nightly'', ''0 3 * * *'', '
+  '''report'', tz => ''Europe/Oslo''). A time of day that the clock skips runs at the first minute '
+  'after, one that comes twice runs once; an hour field * goes by elapsed time. every, in place of '
+  'cron: an interval of 1 second or more, counted from now; it does not drift. work: what else '
+  'submit is given by name, or with size or roles submit_gang: {"queue": "gpu", "gpus": 1}. '
+  'options: catch_up, skip_if_running, due_as; see \dT+ gangq.schedule_options. Each due time is '
+  'submitted once, with the rights of who stored the schedule last; a refusal is shown in '
+  'gangq.schedules, and the next due time is tried again. The next due time of cron is computed by '
+  'any worker or by gangq tick; ticks from SQL alone submit what is computed. Due times that have '
+  'passed are never run anew. Returns made, changed or same. Raises GQ001, GQ002 (no such queue), '
+  'GQ007, 42501 (another login stored it), 55P03.';
+
+create function gangq.check_new_schedule() returns void language plpgsql stable as $$
+begin
+  if (select count(*) from gangq.schedules_table s where s.login = session_user) >= 1000
+    and not gangq.is_admin()
+  then
+    perform gangq.refuse('GQ007', format('%s has 1000 schedules, which is the most', session_user),
+      'Each of them is work for every tick. Forget those that are not needed, or have one '
+      'schedule submit what several did.');
+  end if;
+end $$;
+comment on function gangq.check_new_schedule is
+  'Internal. Raises GQ007 if this login, unless it is an admin, has 1000 schedules.';
+
+create function gangq.pause_schedule(name text, until timestamptz default null) returns void
+language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  s gangq.schedules_table := gangq.own_schedule('pause', name);
+begin
+  perform gangq.check_moment('until', until);
+  if until <= t then
+    perform gangq.refuse('GQ001', format('until is %s, which has passed', until),
+      'Leave it out to pause without an end; gangq.resume_schedule ends a pause now.');
+  end if;
+  s.paused_at := t;
+  s.paused_until := until;
+  perform gangq.keep_schedule(gangq.reckon(s, t));
+  perform gangq.log_schedule('pause_schedule', t, s.name, jsonb_build_object('until', until));
+end $$;
+comment on function gangq.pause_schedule is
+  'From now on nothing of a schedule is submitted, until then (null: until resume_schedule). Due '
+  'times in a pause are not caught up. What was submitted goes on. Raises GQ001, GQ002, 42501.';
+
+create function gangq.resume_schedule(name text) returns void language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  s gangq.schedules_table := gangq.own_schedule('resume', name);
+begin
+  if gangq.is_paused(s, t) then
+    s.paused_at := null;
+    s.paused_until := null;
+    perform gangq.keep_schedule(gangq.reckon(s, t));
+    perform gangq.log_schedule('resume_schedule', t, s.name);
+    perform gangq.wake_tick(true);
+  end if;
+end $$;
+comment on function gangq.resume_schedule is
+  'Ends the pause of a schedule; its due times count from now on. Can be repeated. Raises GQ002, '
+  '42501.';
+
+create function gangq.forget_schedule(name text) returns void language plpgsql as $$
+declare
+  s gangq.schedules_table := gangq.own_schedule('forget', name);
+begin
+  delete from gangq.schedules_table x where x.name = s.name;
+  perform gangq.log_schedule('forget_schedule', gangq.now(), s.name);
+end $$;
+comment on function gangq.forget_schedule is
+  'Forgets a schedule. What it has submitted goes on. Raises GQ002, 42501.';
+
+create function gangq.declare_schedules(source text, names text[]) returns setof text
+language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  s gangq.schedules_table;
+  declared boolean;
+begin
+  if (source <> '' and length(source) <= 200) is not true then
+    perform gangq.refuse('GQ001', 'source is no text of 1 to 200 characters',
+      'It names the program: source => ''tasks:app''.');
+  end if;
+  perform gangq.refuse_larger('the names of schedules', pg_column_size(names), 262144);
+  for s in
+    select x.* from gangq.schedules_table x
+    where (x.name = any (names) or x.source = declare_schedules.source)
+      and (gangq.is_admin() or x.login = session_user
+        or gangq.schedule_queue(x) = any (gangq.shared_queues()))
+    order by x.name for update
+  loop
+    declared := s.name = any (names);
+    if declared and (s.source, s.undeclared_at) is distinct from (source, null) then
+      update gangq.schedules_table x
+      set source = declare_schedules.source, undeclared_at = null where x.name = s.name;
+    elsif not declared and s.undeclared_at is null then
+      update gangq.schedules_table x set undeclared_at = t where x.name = s.name;
+      perform gangq.log_schedule('undeclared', t, s.name, jsonb_build_object('source', source));
+    end if;
+    if not declared then
+      return next s.name;
+    end if;
+  end loop;
+end $$;
+comment on function gangq.declare_schedules is
+  'Says that the program source declares the schedules of these names and no others. Those that it '
+  'declared before are marked and returned, and go on: forget_schedule ends them. For schedules '
+  'that the caller may change. Raises GQ001, GQ007, 55P03.';
+
+-- Run ---------------------------------------------------------------------------------------------
+
+create function gangq.submit_scheduled(
+  s gangq.schedules_table, due timestamptz, t timestamptz, wake text,
+  out job_id bigint, out gang_id bigint
+) language plpgsql set plan_cache_mode = force_generic_plan as $$
+declare
+  w record := gangq.read_work(s.work);
+  a gangq.arguments := w.a;
+  o gangq.job_options;
+  g gangq.live_gangs;
+  x gangq.submission;
+  payload jsonb := case when s.due_as is null then s.payload
+    else s.payload || jsonb_build_object(s.due_as,
+      to_char(due at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')) end;
+begin
+  if not gangq.may_submit(s.submitter, s.login) then
+    perform gangq.refuse('42501', format('%s may not submit any more', s.submitter
+        || coalesce(' (login ' || nullif(s.login, s.submitter) || ')', '')),
+      'Grant gangq_submitter again, or have gangq_admin store the schedule: gangq.set_schedule.');
+  end if;
+  if w.of_gang then
+    a.task := s.task;
+    a.payload := payload;
+    g.submitted_at := t;
+    g.submitter := s.submitter;
+    g.login := s.login;
+    select n.gang_id, n.job_ids[1] into gang_id, job_id
+    from gangq.add_gang(a, gangq.read_options('submit_gang', w.options, null::gangq.gang_options),
+      g, '{}') n;
+    return;
+  end if;
+  o := gangq.read_options('submit', w.options, o);
+  select r.* into x
+  from gangq.read_submission(s.task, a.queue, array[payload], a.priority, a.gpus, o) r;
+  x := gangq.check_submission(x, array[payload], o, s.submitter, s.login);
+  -- Places are drawn by transactions that have their number already: see gangq.lows.
+  perform pg_current_xact_id();
+  insert into gangq.live_jobs as j (id, order_key, submitted_at, due_at, shape_id, budget_s,
+    priority, max_attempts, max_crashes, max_trips, state, submitter, login, payload)
+  values (x.base + nextval('gangq.job_ids'::regclass),
+    gangq.order_key(x.priority, gangq.next_pos(x.base)), t, due, x.shape, x.budget_s, x.priority,
+    x.max_attempts, x.max_crashes, x.max_trips, 'pending', s.submitter, s.login, payload)
+  returning j.id into job_id;
+  perform gangq.wake_lane(x.shape, 1, wake);
+end $$;
+comment on function gangq.submit_scheduled is
+  'Internal. Submits the work of a schedule as who stored it would. Raises what submit and '
+  'submit_gang raise, and 42501 where that login may not submit any more.';
+
+create function gangq.still_runs(s gangq.schedules_table) returns text
+language sql stable as $$
+  select case
+    when (s).last_gang_id is not null and exists (
+      select from gangq.live_gangs g where g.id = (s).last_gang_id)
+      then format('gang %s of it has not ended', (s).last_gang_id)
+    when (s).last_gang_id is null and exists (
+      select from gangq.live_jobs j where j.id = (s).last_job_id)
+      then format('job %s of it has not ended', (s).last_job_id) end
+$$;
+comment on function gangq.still_runs is
+  'Internal. What a schedule submitted last, if that has not ended; null: it has.';
+
+create function gangq.run_schedule_now(name text)
+returns table (job_id bigint, gang_id bigint) language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  s gangq.schedules_table := gangq.own_schedule('run', name);
+  running text := case when s.skip_if_running then gangq.still_runs(s) end;
+begin
+  if running is not null then
+    perform gangq.refuse('GQ004', format('schedule %L does not run twice at once: %s', name,
+        running), 'Wait for its end, or cancel it.');
+  end if;
+  select n.job_id, n.gang_id into job_id, gang_id
+  from gangq.submit_scheduled(s, t, t, 'commit') n;
+  s.last_at := t;
+  s.last_job_id := job_id;
+  s.last_gang_id := gang_id;
+  perform gangq.keep_schedule(s);
+  perform gangq.log_schedule('scheduled', t, s.name, '{"by_hand": true}', job_id => job_id,
+    gang_id => gang_id);
+  return next;
+end $$;
+comment on function gangq.run_schedule_now is
+  'Submits the work of a schedule now, as who stored it, paused or not; its due times stay as they '
+  'are. Returns the job, or a gang and its rank 0. Raises GQ002, GQ004 (with skip_if_running: the '
+  'last one has not ended), 42501, and what submit raises.';
+
+create function gangq.utc_text(t timestamptz) returns text language sql stable as $$
+  select to_char(t at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
+$$;
+comment on function gangq.utc_text is 'Internal. A moment in a text that is kept.';
+
+create function gangq.missed(since timestamptz, until timestamptz) returns text
+language sql stable as $$
+  select case when since = until then format('%s was missed', gangq.utc_text(since))
+    else format('%s to %s were missed', gangq.utc_text(since), gangq.utc_text(until)) end
+$$;
+comment on function gangq.missed is 'Internal. The text that says which due times were missed.';
+
+create function gangq.submit_due(s gangq.schedules_table, t timestamptz) returns boolean
+language plpgsql as $$
+declare
+  due timestamptz := s.due_at;
+  said text := s.why;
+  said_of timestamptz := s.passed_over;
+  running text;
+  made record;
+begin
+  if s.every is not null then
+    -- The last due time that has passed; of all, the first that is not too long ago.
+    due := due + s.every * floor(extract(epoch from t - due) / extract(epoch from s.every));
+    if s.catch_up = 'all' then
+      due := greatest(s.due_at, due - s.every * 99);
+    end if;
+    if due > s.due_at then
+      s.passed_over := due - s.every;
+      s.why := gangq.missed(s.due_at, s.passed_over);
+    end if;
+  end if;
+  running := case when s.skip_if_running then gangq.still_runs(s) end;
+  if s.catch_up = 'skip' and (greatest(due, s.planned_at) > t - interval '60 s') is not true then
+    s.passed_over := due;
+    s.why := gangq.missed(s.due_at, due);
+  elsif running is not null then
+    s.passed_over := due;
+    s.why := running;
+  else
+    begin
+      select n.job_id, n.gang_id into made from gangq.submit_scheduled(s, due, t, 'sleepers') n;
+      perform gangq.log_schedule('scheduled', t, s.name, jsonb_build_object('due_at', due),
+        job_id => made.job_id, gang_id => made.gang_id);
+      s.last_job_id := made.job_id;
+      s.last_gang_id := made.gang_id;
+      s.last_due := due;
+      s.last_at := t;
+    exception
+      when lock_not_available or deadlock_detected then
+        return false;
+      when others then
+        s.passed_over := due;
+        s.why := gangq.shortened(format('%s (%s)', sqlerrm, sqlstate), 2000);
+    end;
+  end if;
+  s.after_at := due;
+  s.due_at := due + s.every;
+  s.planned_at := null;
+  perform gangq.keep_schedule(s);
+  -- One event where due times are passed over one after the other for the same reason.
+  if s.passed_over is distinct from said_of
+    and (s.why is distinct from said or s.last_due > said_of)
+  then
+    perform gangq.log_schedule('missed', t, s.name, jsonb_build_object('due_at', s.passed_over),
+      reason => s.why);
+  end if;
+  return true;
+end $$;
+comment on function gangq.submit_due is
+  'Internal. Settles the due time of a schedule whose row is locked: submits, or notes why not. '
+  'Returns false, and leaves it as it is, where another transaction holds a lock.';
+
+create function gangq.submit_schedules(can_plan boolean, most integer default 200) returns integer
+language plpgsql set lock_timeout = '100ms' set client_min_messages = 'warning' as $$
+declare
+  t timestamptz := gangq.now();
+  s gangq.schedules_table;
+  left_out text[] := '{}';
+  busy boolean := false;
+  done integer := 0;
+begin
+  while done < most loop
+    select x.* into s from gangq.schedules_table x
+    where x.due_at <= t and x.name <> all (left_out)
+    order by x.due_at limit 1 for update skip locked;
+    exit when not found;
+    if can_plan and s.cron is not null and gangq.is_stale(s, t)
+      or busy and s.work ?| '{size,roles}'
+    then
+      left_out := left_out || s.name::text;
+    elsif gangq.submit_due(s, t) then
+      done := done + 1;
+    else
+      -- Its due time stays. Other gangs would wait for the same row.
+      busy := true;
+      left_out := left_out || s.name::text;
+    end if;
+  end loop;
+  return case when busy then -1 else done end;
+end $$;
+comment on function gangq.submit_schedules is
+  'Internal. The step of the tick that submits what is due. can_plan: what may have missed several '
+  'due times is left to the caller, who computes which of them counts. Returns how many due times '
+  'it settled; -1: some are held up by a lock.';
+
+-- Computed ----------------------------------------------------------------------------------------
+
+create function gangq.unplanned_schedules()
+returns table (
+  name text, cron text, tz text, catch_up text, after timestamptz, now timestamptz
+) language sql stable as $$
+  select u.name, u.cron, u.tz, u.catch_up, u.after_at, c.t
+  from (select gangq.now() as t offset 0) c cross join lateral gangq.unplanned(c.t) u
+  order by u.after_at limit 100
+$$;
+comment on function gangq.unplanned_schedules is
+  'Schedules whose next due time is to be computed, for plan_schedules: by the cron expression, in '
+  'its time zone, the first after `after`. If that is not later than now, catch_up says which is '
+  'run next: skip: the last that has passed if that is less than 60 s ago, else the first after '
+  'now; last: the last that has passed; all: the first, but not one before the last 100 that have '
+  'passed.';
+
+create function gangq.plan_schedules(plans jsonb) returns boolean language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  one jsonb;
+  p gangq.due_time;
+  s gangq.schedules_table;
+  now_due boolean := false;
+begin
+  if jsonb_typeof(plans) is distinct from 'array' or jsonb_array_length(plans) > 1000 then
+    perform gangq.refuse('GQ001', 'plans is no JSON array of 1000 elements at most',
+      'For example [{"name": "nightly", "cron": "0 3 * * *", "tz": "UTC", "after": ..., "due": '
+      '...}]; see \dT+ gangq.due_time.');
+  end if;
+  for one in select e.value from jsonb_array_elements(plans) e loop
+    p := gangq.read_options('plan_schedules', one, null::gangq.due_time);
+    perform gangq.check_moment('due', p.due);
+    perform gangq.check_moment('missed', p.missed);
+    if (p.due is null) = (p.problem is null) or p.due <= p.after
+      or p.due <> date_trunc('minute', p.due)
+      or not (p.missed > p.after and p.missed < p.due)
+    then
+      perform gangq.refuse('GQ001', format('schedule %L cannot be due at %s', p.name, p.due),
+        'It is a whole minute, later than after; missed lies between the two. Or pass problem.');
+    end if;
+    select u.* into s from gangq.schedules_table u
+    where u.name = p.name and u.cron is not null for update skip locked;
+    continue when not found or (s.cron, s.tz, s.after_at) is distinct from (p.cron, p.tz, p.after)
+      or not exists (select from gangq.unplanned(t) u where u.name = s.name);
+    s.planned_at := t;
+    s.problem := gangq.shortened(p.problem, 1000);
+    if p.problem is null then
+      s.due_at := p.due;
+      now_due := now_due or p.due <= t;
+    end if;
+    if p.missed is not null then
+      s.passed_over := p.missed;
+      s.why := format('due times from %s on, before %s, were missed', gangq.utc_text(p.missed),
+        gangq.utc_text(p.due));
+      perform gangq.log_schedule('missed', t, s.name, jsonb_build_object('due_at', p.missed),
+        reason => s.why);
+    end if;
+    perform gangq.keep_schedule(s);
+  end loop;
+  return now_due;
+end $$;
+comment on function gangq.plan_schedules is
+  'Stores due times that the caller has computed for schedules of unplanned_schedules, as objects '
+  '{"name", "cron", "tz", "after", "due", "missed"} or with "problem" in place of due. What '
+  'another caller has computed, and what has been changed since, is left as it is. Returns whether '
+  'one of them is due by now: then tick again. Raises GQ001.';
+
+create view gangq.schedules as
+select s.name, s.task, q.name as queue, s.cron, s.every, s.tz, s.due_at as next_due, s.last_due,
+  s.last_at, s.last_job_id as last_job, s.last_gang_id as last_gang, p.paused,
+  case when p.paused then s.paused_until end as paused_until, s.passed_over, s.why,
+  case when s.due_at is null and (s.paused_at is null or s.paused_until is not null)
+    then coalesce(s.problem, 'not computed yet: a worker or gangq tick does that') end as problem,
+  s.catch_up, s.skip_if_running, s.due_as, case when r.readable then s.payload end as payload,
+  case when r.readable then s.work end as work, s.submitter, s.login, s.set_at, s.source,
+  s.undeclared_at, r.readable
+from gangq.schedules_table s
+left join gangq.task_options o on o.task = s.task
+cross join (select gangq.now() as t offset 0) c
+cross join lateral (select coalesce(s.work ->> 'queue', o.queue, 'default') as name) q
+cross join lateral (
+  select s.paused_at is not null and coalesce(s.paused_until > c.t, true) as paused) p
+cross join lateral (
+  select (select gangq.is_admin())
+    or s.login = session_user
+    and s.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])
+    or q.name = any ((select gangq.shared_queues())::text[]) as readable) r
+order by s.name;
+comment on view gangq.schedules is
+  'Every schedule. next_due: the next due time; problem: why there is none. last_due: the last due '
+  'time for which something was submitted; last_at, last_job, last_gang: what was submitted last, '
+  'by hand or when due. passed_over, why: a due time for which nothing was submitted, the last '
+  'such one known, and why not. source: the program that declares it; undeclared_at: since when it '
+  'does not any more, though the schedule goes on. readable: whether payload and work are shown to '
+  'this session.';

@@ -1,0 +1,41 @@
+"""gangq limit: keys of which only so many jobs are placed at once."""
+
+from __future__ import annotations
+
+import click
+
+from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.tables import columns
+
+_COLUMNS = columns(
+    "name >used >most set_by:1", {"set_by": lambda k: "an administrator" if k.pinned else k.login}
+)
+
+
+@click.group()
+def limit() -> None:
+    """See and change how many jobs that name a limit key are placed at once, whatever their queue.
+
+    A key is made by the first job that names it: gangq submit --limit-key licence --limit 2.
+    """
+
+
+@limit.command(name="list")
+@click.argument("name", required=False)
+@common_options
+@pass_session
+def list_(session: Session, name: str | None) -> None:
+    """List the limit keys: how many jobs that name each are placed, and how many may be."""
+    session.rows(session.client().limits(name=name), _COLUMNS, "no limit keys")
+
+
+@limit.command(name="set")
+@click.argument("name")
+@click.argument("most", type=int)
+@common_options
+@pass_session
+def set_(session: Session, name: str, most: int) -> None:
+    """Change the limit of a key, or make one. What runs goes on; with 0 nothing more starts."""
+    session.client().set_limit(key=name, most=most)
+    (found,) = session.client().limits(name=name)
+    session.answer(found, f"limit key {name}: {found.most} at once, {found.used} placed now")

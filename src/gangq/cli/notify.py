@@ -1,0 +1,290 @@
+"""gangq notify: who is told of failures, trips and quarantines, and what delivers it."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import click
+import psycopg
+
+from gangq import private
+from gangq.cli.interrupts import Interrupts
+from gangq.cli.listening import Listener
+from gangq.cli.output import when, words
+from gangq.cli.parsing import Seconds
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.tables import columns
+from gangq.client.encoding import counted
+from gangq.errors import GangqError, InvalidInput, NotFound, translate
+from gangq.notify import Deliver, Outcome, Post, Program, Runner
+
+_POLL_S = 10.0
+"""How often a runner looks that hears no notification."""
+_RETRY_FIRST_S = 0.5
+_RETRY_LAST_S = 30.0
+_PACE_S = 0.05
+_SECRET_LEAST = 16
+_FILE_MOST = 1 << 16
+
+_TARGETS = columns(
+    "target waiting dead dropped:1 delivered:1 last:2 queue:3 user:3 task:3 of problem",
+    {
+        "last": lambda row: when(row.delivered_at),
+        "user": lambda row: row.submitter,
+        "of": lambda row: words(row.kinds),
+        "problem": lambda row: row.error or row.dead_error,
+    },
+)
+
+
+@click.group()
+def notify() -> None:
+    """Tell people and programs of failures, trips and quarantines.
+
+    A target is a name and what it is told of, kept in the database. Where and how it is told is said on the host
+    that runs `gangq notify run`.
+    """
+
+
+@notify.command()
+@click.argument("target")
+@click.option(
+    "--on", "kinds", multiple=True, metavar="KIND", help="What it is told of; may be repeated [everything]."
+)
+@click.option("--queue", help="Only of jobs and gangs of this queue and those below it.")
+@click.option("--user", "submitter", metavar="NAME", help="Only of this submitter's.")
+@click.option("--task", help="Only of this task.")
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1, 1000),
+    help="Deliveries of one notification before it is given up [20, which takes some nine hours].",
+)
+@common_options
+@pass_session
+def add(
+    session: Session,
+    target: str,
+    kinds: tuple[str, ...],
+    queue: str | None,
+    submitter: str | None,
+    task: str | None,
+    max_attempts: int | None,
+) -> None:
+    """Add a target, or change what the one of this name is told of.
+
+    KIND is job_failed, gang_failed, trip, device_quarantined or worker_quarantined (the view
+    gangq.notification_kinds). For admins. With --json the columns of gangq.notifications.
+    """
+    client = session.client()
+    client.add_notification(
+        target=target,
+        kinds=kinds or None,
+        queue=queue,
+        submitter=submitter,
+        task=task,
+        max_attempts=max_attempts,
+    )
+    (row,) = client.notifications(target=target)
+    session.answer(row, f"{target} is told of {words(row.kinds)}; to deliver it: gangq notify run {target}")
+
+
+@notify.command("list")
+@common_options
+@pass_session
+def list_(session: Session) -> None:
+    """List the targets, and how far each has been told.
+
+    With --json the columns of gangq.notifications; what was not delivered is in gangq.undelivered.
+    """
+    session.rows(session.client().notifications(), _TARGETS, "nobody is told of anything")
+
+
+@notify.command()
+@click.argument("target")
+@common_options
+@pass_session
+def rm(session: Session, target: str) -> None:
+    """Remove a target, with what it was not told yet. For admins. With --json: {"target"}."""
+    session.client().remove_notification(target=target)
+    session.answer({"target": target}, f"{target} is not told of anything any more")
+
+
+@notify.command()
+@click.argument("target")
+@click.option(
+    "--wait", "wait_s", type=Seconds(), default=0, help="Wait so long for its delivery; exit code 1 if none."
+)
+@common_options
+@pass_session
+def test(session: Session, target: str, wait_s: float) -> None:
+    """Have a target told that this is a test. For admins.
+
+    With --json: {"target", "id", "delivered"}; delivered is null without --wait.
+    """
+    client = session.client()
+    made = client.test_notification(target=target)
+    delivered = None
+    until = time.monotonic() + wait_s
+    with Interrupts() as interrupts:
+        while wait_s and not delivered and not interrupts.count and time.monotonic() < until:
+            interrupts.wait(0.1)
+            delivered = all(row.id != made for row in client.undelivered(target=target, limit=None))
+    state = {None: "waits for gangq notify run", True: "was delivered", False: "was not delivered in time"}
+    session.answer(
+        {"target": target, "id": made, "delivered": delivered},
+        f"notification {made} to {target} {state[delivered]}",
+    )
+    if delivered is False:
+        click.get_current_context().exit(1)
+
+
+@notify.command()
+@click.argument("target")
+@common_options
+@pass_session
+def retry(session: Session, target: str) -> None:
+    """Deliver what was given up for a target after all. For admins. With --json: {"target", "retried"}."""
+    retried = session.client().retry_notifications(target=target)
+    session.answer(
+        {"target": target, "retried": retried},
+        f"{counted(retried, 'notification')} that {target} was not told will be delivered",
+    )
+
+
+@notify.command()
+@click.argument("target")
+@click.option("--url", help="POST there. Others on this machine can read command lines: see --url-file.")
+@click.option("--url-file", type=click.Path(path_type=Path), help="The same, with the address in a file.")
+@click.option("--exec", "program", metavar="PROGRAM", help="Run this program, which reads standard input.")
+@click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path),
+    help="Sign what is posted with the key in this file (16 bytes or more): header Gangq-Signature.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    default=10,
+    show_default=True,
+    help="How long one delivery may take.",
+)
+@click.option("--once", is_flag=True, help="Deliver what is due, and end: for cron.")
+@common_options
+@pass_session
+def run(
+    session: Session,
+    target: str,
+    url: str | None,
+    url_file: Path | None,
+    program: str | None,
+    secret_file: Path | None,
+    timeout_s: float,
+    once: bool,
+) -> None:
+    """Deliver the notifications of a target from this host, as JSON.
+
+    Each is delivered at least once, and has the same "id" each time. An answer from 200 to 299, or exit code 0 of
+    the program, is success; after anything else it is delivered again, later and later. Redirects and proxies are
+    not used. Several runners may share a target. Stops at SIGTERM, after the delivery in progress. The login needs
+    the role gangq_notifier and nothing else.
+
+    With --json one object per delivery: {"id", "kind", "delivery", "outcome", "error"}; outcome is delivered,
+    waiting (for the next delivery), dead (given up) or stale (another runner has it). With --once the exit code is 1
+    if a delivery failed. Without it the database may go and come.
+    """
+    if sum(given is not None for given in (url, url_file, program)) != 1:
+        raise click.UsageError("say --url, --url-file or --exec, one of them")
+    if not 0 < timeout_s <= 600:
+        raise click.UsageError("--timeout is more than 0 and 600 seconds at most")
+    if program is not None and secret_file is not None:
+        raise click.UsageError("--secret-file signs what is posted: with --exec there is nothing to sign")
+    private.close()
+    deliver: Deliver
+    if program is not None:
+        deliver = Program(program, timeout_s)
+    else:
+        address = url if url_file is None else _read(url_file, "--url-file").decode(errors="replace")
+        secret = None if secret_file is None else _read(secret_file, "--secret-file")
+        if secret is not None and len(secret) < _SECRET_LEAST:
+            raise InvalidInput(
+                f"the key in --secret-file has {len(secret)} bytes: it needs {_SECRET_LEAST} or more "
+                "(openssl rand -hex 32)"
+            )
+        deliver = Post(address or "", timeout_s, secret)
+
+    def tell(found: Outcome) -> None:
+        failed = "" if found.error is None else f": {found.error}"
+        session.answer(found, f"{found.outcome} {found.kind} {found.id} (delivery {found.delivery}){failed}")
+
+    # A loop may be started before its database.
+    client = session.client(checked=once)
+    runner = Runner(client, target, deliver, timeout_s=timeout_s, tell=tell)
+    with Interrupts() as interrupts:
+        if once:
+            runner.run(lambda: bool(interrupts.count))
+            if runner.failed:
+                click.get_current_context().exit(1)
+        else:
+            _Loop(session, runner, interrupts, Listener(client, "gangq_notify")).run()
+
+
+def _read(path: Path, option: str) -> bytes:
+    """The content of a file of one line."""
+    try:
+        with path.open("rb") as file:
+            found = file.read(_FILE_MOST).strip()
+    except OSError as problem:
+        raise InvalidInput(f"{option} {path} cannot be read: {problem.strerror or problem}") from problem
+    if not found:
+        raise InvalidInput(f"{option} {path} is empty")
+    return found
+
+
+class _Loop:
+    """Delivers when NOTIFY asks, when something is due, and every few seconds; a lost connection is made again."""
+
+    def __init__(self, session: Session, runner: Runner, interrupts: Interrupts, listener: Listener) -> None:
+        self._session = session
+        self._runner = runner
+        self._interrupts = interrupts
+        self._listener = listener
+        self._checked = False
+        self._retry_s = _RETRY_FIRST_S
+
+    def run(self) -> None:
+        """Until a signal comes."""
+        try:
+            while not self._interrupts.count:
+                self._round()
+        finally:
+            self._listener.close()
+
+    def _round(self) -> None:
+        try:
+            if not self._checked:
+                self._session.check_schema(self._session.client(checked=False))
+                self._checked = True
+            self._listener.listen()
+            due_in_s = self._runner.run(lambda: bool(self._interrupts.count))
+            self._retry_s = _RETRY_FIRST_S
+            wait_s = min(_POLL_S * random.uniform(0.9, 1.1), _POLL_S if due_in_s is None else due_in_s)
+            # Any login may notify: a flood of notifications is no reason to do nothing but look.
+            self._interrupts.wait(min(_PACE_S, wait_s))
+            if not self._interrupts.count:
+                self._listener.wait(self._interrupts, wait_s)
+        except (GangqError, psycopg.Error) as e:
+            problem = translate(e) if isinstance(e, psycopg.Error) else e
+            if isinstance(problem, (NotFound, InvalidInput)):
+                raise problem from e
+            # Also one that will not go by itself, such as a schema that is being migrated: this line does not go
+            # unnoticed, a host that tells nobody does.
+            say(f"{problem}; trying again in {self._retry_s:.1f} s")
+            self._listener.close()
+            self._interrupts.wait(self._retry_s * random.uniform(0.8, 1.2))
+            self._retry_s = min(self._retry_s * 2, _RETRY_LAST_S)
+
+
+__all__ = ["notify"]

@@ -1,0 +1,353 @@
+"""What can be done with a job or gang by its id: each a generator of steps (a query, or seconds to wait), which
+`gangq.handles` makes methods of.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from gangq.client.rows import EventRow, GangRow, JobRow, TimelineRow
+from gangq.client.verb import Steps, Verb
+from gangq.client.verbs import Verbs
+from gangq.durations import Duration, seconds
+from gangq.errors import (
+    WHO_READS,
+    GangqError,
+    JobCancelled,
+    JobFailed,
+    NotAllowed,
+    NotFound,
+    ResultNotStored,
+    WaitTimeout,
+)
+from gangq.status import ENDED, WAITS, Status, error_in_words, holding, slowest, why_it_waits
+
+logger = logging.getLogger("gangq.handles")
+
+R = TypeVar("R")
+
+# Polling starts fast enough for a job of milliseconds and ends slow enough for a thousand waiters.
+_FIRST_POLL_S = 0.02
+_LAST_POLL_S = 0.5
+# Whoever waits for hours should not be woken by a database restart.
+_OUTAGE_TOLERATED_S = 300.0
+
+
+class Handle(Generic[R]):
+    """A job or gang by its id; it returns R."""
+
+    kind: str
+
+    def __init__(self, client: Callable[[], Any], id: int, existed: bool = False) -> None:
+        self._client = client
+        self.id = id
+        self.existed = existed
+        self.seen: Status | None = None
+        """What it was when it was last asked for."""
+
+    @property
+    def phrase(self) -> str:
+        """How it is written in a sentence."""
+        return f"{self.kind} {self.id}"
+
+    def __repr__(self) -> str:
+        # It does not ask: a log or a debugger must not wait for a database.
+        return f"<{self.phrase.capitalize() if self.seen is None else self.seen}>"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, Handle) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.id))
+
+
+class Limit:
+    """How long somebody waits."""
+
+    def __init__(self, timeout: Duration | None) -> None:
+        self.s = None if timeout is None else seconds(timeout, "timeout")
+        self._until = None if self.s is None else time.monotonic() + self.s
+
+    def left(self) -> float | None:
+        """Return the seconds that are left; None: without end."""
+        return None if self._until is None else self._until - time.monotonic()
+
+
+def first_ended(handles: Sequence[Handle[Any]], limit: Limit) -> Steps[dict[Handle[Any], str]]:
+    """Wait until some of these have ended; return those with their states."""
+    delay, lost_at = _FIRST_POLL_S, None
+    states: Mapping[Handle[Any], str] = {}
+    first = handles[0]
+    while True:
+        try:
+            states = yield from _states(handles)
+            lost_at = None
+        except GangqError as e:
+            lost_at = lost_at or time.monotonic()
+            if not e.retryable or time.monotonic() - lost_at > _OUTAGE_TOLERATED_S:
+                raise
+            logger.warning(
+                "waiting for %s: %s",
+                first.phrase,
+                e,
+                extra={"event": "wait_retry", f"{first.kind}_id": first.id},
+            )
+        else:
+            ended = {handle: state for handle, state in states.items() if state in ENDED}
+            if ended:
+                return ended
+        left = limit.left()
+        if left is not None and left <= 0:
+            others = f" and {len(handles) - 1} more have" if handles[1:] else " has"
+            raise WaitTimeout(
+                f"{first.phrase}{others} not ended within {limit.s:g} s; {first.phrase} is "
+                f"{states.get(first, 'not seen yet')}"
+            )
+        # Half of it random: a thousand waiters must not ask in step.
+        pause = delay * random.uniform(0.5, 1.0)
+        yield pause if left is None else min(pause, left)
+        delay = min(delay * 1.5, _LAST_POLL_S)
+
+
+def _states(handles: Sequence[Handle[Any]]) -> Steps[dict[Handle[Any], str]]:
+    verbs: Mapping[str, Verb[..., dict[int, str]]] = {"job": Verbs.job_states, "gang": Verbs.gang_states}
+    found: dict[Handle[Any], str] = {}
+    for kind, states in verbs.items():
+        asked = {handle.id: handle for handle in handles if handle.kind == kind}
+        known = (yield from states(ids=[*asked])) if asked else {}
+        for id, handle in asked.items():
+            if id not in known:
+                raise NotFound(
+                    f"{handle.phrase} does not exist: the transaction that submitted it is not committed (or was "
+                    "rolled back), it is older than its retention, or this is another database"
+                )
+            found[handle] = str(known[id])
+    return found
+
+
+def _failure(what: str, job: JobRow | None, reason: str | None = None) -> JobFailed:
+    error = (job.error if job else None) or {}
+    said = error_in_words(error)
+    text = f"{what} failed"
+    if job is not None and job.gang_id is None:
+        text += f" after {job.attempts} of {job.max_attempts} attempts"
+    for part in (reason, said):
+        text += f": {part}" if part else ""
+    return JobFailed(text, job.id if job else None, error)
+
+
+def _may_read(job: JobRow, what: str) -> None:
+    """Raise `NotAllowed` if what belongs to this job is None only because it is not shown to this login."""
+    if not job.readable:
+        raise NotAllowed(f"this login may not read {what} of job {job.id} (task {job.task}). {WHO_READS}")
+
+
+def _stored(job: JobRow) -> Any:
+    _may_read(job, "the result")
+    match job.result:
+        case {ResultNotStored.KEY: str(note), **others} if not others:
+            raise ResultNotStored(
+                f"job {job.id} (task {job.task}) is done, its result is not stored: {note}", job.id
+            )
+    return job.result
+
+
+# Steps of a job ---------------------------------------------------------------------------------------------
+
+
+def wait(handle: Handle[Any], timeout: Duration | None = None) -> Steps[str]:
+    """Wait until it has ended; return its state: done, failed or cancelled.
+
+    `timeout`: seconds, "90s" or a timedelta, None for ever; then `WaitTimeout`. A database outage of up to five
+    minutes is waited out.
+    """
+    return (yield from first_ended([handle], Limit(timeout)))[handle]
+
+
+def result(handle: Handle[R], timeout: Duration | None = None) -> Steps[R]:
+    """Wait, and return what the handler returned (for a command: its exit status, as stored).
+
+    Raises `JobFailed` (with the last error), `JobCancelled`, `WaitTimeout`, `NotAllowed` (this login may not read
+    it), or `ResultNotStored`: it is done, and what it returned was no JSON or too large.
+    """
+    state = yield from wait(handle, timeout)
+    job = yield from row(handle)
+    if state == "done":
+        stored: R = _stored(job)
+        return stored
+    if state == "failed":
+        why = None if job.readable else "this login may not read its error"
+        raise _failure(f"job {job.id} (task {job.task})", job, why)
+    reason = yield from _cancelled_because(job, (job.error or {}).get("message"))
+    raise JobCancelled(f"job {job.id} (task {job.task}) was cancelled" + _because(reason), job.id, reason)
+
+
+def _cancelled_because(ended: JobRow | GangRow, otherwise: str | None) -> Steps[str | None]:
+    """Why it was cancelled: in the words of who did it, else `otherwise`. A member is cancelled with its gang."""
+    gang_id = ended.id if isinstance(ended, GangRow) else ended.gang_id
+    job_id = ended.id if gang_id is None else None
+    events = yield from Verbs.events(job_id=job_id, gang_id=gang_id, kind="cancel", limit=None)
+    said = [event.reason for event in events if event.reason]
+    return said[-1] if said else otherwise
+
+
+def cancel(handle: Handle[Any], reason: str | None = None) -> Steps[str]:
+    """Cancel the job; return its state now: `preempting` while it is being stopped."""
+    changed = yield from Verbs.cancel(job_ids=[handle.id], reason=reason)
+    return str(changed[0].state)
+
+
+def retry(handle: Handle[Any]) -> Steps[str]:
+    """Run a job that has ended, done ones included, again under the same id; return its state now.
+
+    `gangq.jobs` then shows the new ending; the old one stays in `gangq.history`.
+    """
+    changed = yield from Verbs.retry(job_ids=[handle.id])
+    return str(changed[0].state)
+
+
+def state(handle: Handle[Any]) -> Steps[str]:
+    """Return the job's state now."""
+    return (yield from row(handle)).state
+
+
+def row(handle: Handle[Any]) -> Steps[JobRow]:
+    """Return the job as `gangq.jobs` shows it."""
+    job = yield from Verbs.job(id=handle.id)
+    handle.seen = Status.of_job(job)
+    return job
+
+
+def status(handle: Handle[Any]) -> Steps[Status]:
+    """Return task and state of the job, and its progress, why it waits, or why it failed."""
+    job = yield from row(handle)
+    why = ""
+    if job.state in WAITS:
+        why = why_it_waits(holding((yield from Verbs.explain_job(job_id=job.id))))
+    handle.seen = Status.of_job(job, why)
+    return handle.seen
+
+
+def events(handle: Handle[Any]) -> Steps[list[EventRow]]:
+    """Return what happened to the job out of the ordinary, in order."""
+    return (yield from Verbs.events(job_id=handle.id, limit=None))
+
+
+def logs(handle: Handle[Any]) -> Steps[str]:
+    """Return the output kept of its latest attempt. Raises `NotAllowed`.
+
+    Of a handler inside the worker that is what it printed or logged to `sys.stdout` and `sys.stderr`, and its
+    threads too; what a subprocess or a C library wrote is in the worker's own output only.
+    """
+    return (yield from _logs(handle.id))
+
+
+def _logs(job_id: int) -> Steps[str]:
+    _may_read((yield from Verbs.job(id=job_id)), "the output")
+    kept = yield from Verbs.logs(job_id=job_id)
+    latest = max((chunk.token for chunk in kept), default=0)
+    return "".join(chunk.chunk for chunk in kept if chunk.token == latest)
+
+
+# Steps of a gang --------------------------------------------------------------------------------------------
+
+
+def gang_results(handle: Handle[R], timeout: Duration | None = None) -> Steps[list[R]]:
+    """Wait, and return what each member returned, by rank.
+
+    Raises `JobFailed` (with the error of a member that failed), `JobCancelled`, `WaitTimeout`, `NotAllowed` or
+    `ResultNotStored`, as `result` of a job does.
+    """
+    ended = yield from wait(handle, timeout)
+    gang = yield from gang_row(handle)
+    members = yield from _members(handle.id)
+    if ended == "done":
+        return [_stored(member) for member in members]
+    if ended == "failed":
+        culprit = next((m for m in members if m.state == "failed" and m.error), None)
+        culprit = culprit or next((m for m in members if m.error), None)
+        raise _failure(f"gang {gang.id} (task {gang.task})", culprit, gang.reason)
+    reason = yield from _cancelled_because(gang, gang.reason)
+    raise JobCancelled(f"gang {gang.id} (task {gang.task}) was cancelled" + _because(reason), reason=reason)
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
+
+
+def gang_result(handle: Handle[R], timeout: Duration | None = None) -> Steps[R]:
+    """Wait, and return what rank 0 returned; raises as `results` does."""
+    return (yield from gang_results(handle, timeout))[0]
+
+
+def gang_cancel(handle: Handle[Any], reason: str | None = None) -> Steps[str]:
+    """Cancel the gang; return its state now: `draining` while its members are being stopped."""
+    yield from Verbs.cancel(gang_ids=[handle.id], reason=reason)
+    return (yield from gang_state(handle))
+
+
+def gang_retry(handle: Handle[Any]) -> Steps[str]:
+    """Run a failed or cancelled gang again under the same id; return its state now."""
+    yield from Verbs.retry(gang_ids=[handle.id])
+    return (yield from gang_state(handle))
+
+
+def gang_state(handle: Handle[Any]) -> Steps[str]:
+    """Return the gang's state now."""
+    return (yield from gang_row(handle)).state
+
+
+def gang_row(handle: Handle[Any]) -> Steps[GangRow]:
+    """Return the gang as `gangq.gangs` shows it."""
+    gang = yield from Verbs.gang(id=handle.id)
+    handle.seen = Status.of_gang(gang)
+    return gang
+
+
+def gang_status(handle: Handle[Any]) -> Steps[Status]:
+    """Return task and state of the gang, and how far its slowest member is, why it waits, or why it ended so."""
+    gang = yield from gang_row(handle)
+    why = ""
+    if gang.state in WAITS:
+        why = why_it_waits(holding((yield from Verbs.explain_gang(gang_id=gang.id))))
+    elif gang.state == "running":
+        why = slowest((yield from _members(gang.id)))
+    handle.seen = Status.of_gang(gang, why)
+    return handle.seen
+
+
+def gang_events(handle: Handle[Any]) -> Steps[list[EventRow]]:
+    """Return every event of the gang, in order."""
+    return (yield from Verbs.events(gang_id=handle.id, limit=None))
+
+
+def gang_timeline(handle: Handle[Any]) -> Steps[list[TimelineRow]]:
+    """Return the gang's life in order, by epoch."""
+    return (yield from Verbs.timeline(gang_id=handle.id))
+
+
+def gang_logs(handle: Handle[Any]) -> Steps[list[str]]:
+    """Return the output kept of each member's latest attempt, by rank."""
+    found = []
+    for member in (yield from _members(handle.id)):
+        found.append((yield from _logs(member.id)))
+    return found
+
+
+def _members(gang_id: int) -> Steps[list[JobRow]]:
+    found = yield from Verbs.jobs(gang_id=gang_id, limit=None)
+    return sorted(found, key=lambda member: member.rank or 0)
+
+
+def member_ids(gang_id: int) -> Steps[list[int]]:
+    """Return the ids of a gang's members, by rank. Raises `NotFound`."""
+    found = yield from _members(gang_id)
+    if not found:
+        raise NotFound(
+            f"gang {gang_id} does not exist: never committed, past its retention, or another database"
+        )
+    return [member.id for member in found]

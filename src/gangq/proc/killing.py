@@ -1,0 +1,67 @@
+"""How processes are ended: all of a command, or one that this process has started itself.
+
+Called by the guardian, which runs without gangq on its path, by the worker and by what runs programs of the host.
+Nothing here imports anything of gangq outside this package, and what the guardian does not need is imported late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+if TYPE_CHECKING or __package__:
+    from gangq.proc import cgroup, procfs
+else:
+    import cgroup
+    import procfs
+
+DEATH_S = 2.0
+"""How long SIGKILL may take to end a process before nobody waits for it any more."""
+
+
+def strike_command(
+    mark: str, group: str | None, roots: Callable[[dict[int, procfs.Stat]], set[int]]
+) -> list[procfs.Stat]:
+    """SIGKILL everything of one command, once; those still alive just after that are returned.
+
+    Of it are: what is in its control group ``group``, if it has one; what carries exactly its mark in its
+    environment; what ``roots(processes)`` finds in the table of all processes; and all that descends from these. This
+    process is spared. Repeat it until it returns nothing twice: a reading of ``/proc`` is not a snapshot.
+    """
+    inside = set() if group is None else cgroup.kill(group)
+    processes = procfs.table()
+    ours = (inside & set(processes)) | procfs.carriers(processes, mark) | roots(processes)
+    ours = (ours | procfs.descendants(processes, ours)) - {os.getpid()}
+    return procfs.strike([processes[pid] for pid in ours if processes[pid].alive])
+
+
+def end_group(
+    process: subprocess.Popen[bytes],
+    grace_s: float = 0.0,
+    kill: Callable[[int, int], None] | None = None,
+) -> bool:
+    """Give a process that was started here ``grace_s`` seconds to end by itself, then SIGKILL the process group that
+    it leads. Returns whether it is dead.
+
+    One that SIGKILL does not end within two seconds is stuck in the kernel. It is left behind, with a thread that
+    reaps it if it ends one day. ``kill`` is :func:`os.killpg`, but in tests.
+    """
+    import signal
+    import subprocess
+    import threading
+
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            (kill or os.killpg)(process.pid, signal.SIGKILL)
+        try:
+            process.wait(DEATH_S)
+        except subprocess.TimeoutExpired:
+            threading.Thread(target=process.wait, name=f"gangq-reap-{process.pid}", daemon=True).start()
+            return False
+    return True

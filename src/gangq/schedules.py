@@ -1,0 +1,193 @@
+"""What an App submits again and again: `App.schedule` declares it, workers store it when they start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from psycopg.rows import tuple_row
+
+from gangq.client.encoding import as_object
+from gangq.client.rows import ScheduleRow
+from gangq.client.verb import Query, Steps
+from gangq.client.verbs import Verbs
+from gangq.durations import Duration, seconds
+from gangq.errors import GangqError, InvalidInput, NotAllowed, NotFound
+from gangq.handles import Gang, Job
+from gangq.task_options import ONCE, arguments
+
+if TYPE_CHECKING:
+    from gangq.app import App
+    from gangq.tasks import Task
+
+_SHORTEST_S, _LONGEST_S = 1.0, 1e7
+_CATCH_UP = ("skip", "last", "all")
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A schedule that an App declares. Its `name` is unique in the database."""
+
+    app: App
+    name: str
+    arguments: Mapping[str, Any]
+    """Those of `Client.set_schedule`."""
+
+    def __repr__(self) -> str:
+        when = self.arguments["cron"] or f"every {self.arguments['every']:g} s"
+        return f"<Schedule {self.name}: {self.arguments['task']}, {when}>"
+
+    def row(self) -> ScheduleRow:
+        """Return it as `gangq.schedules` shows it: when it is due next, what it submitted last, why it did not.
+
+        Raises `NotFound` before a worker, or `App.store_schedules`, has stored it.
+        """
+        found = self.app.client.schedules(name=self.name)
+        if not found:
+            raise NotFound(
+                f"schedule {self.name!r} is not stored: workers store it when they start, and App.store_schedules"
+            )
+        return found[0]
+
+    def run_now(self) -> Job[Any] | Gang[Any]:
+        """Submit its work now, as it is stored; its due times stay as they are. Raises `NotFound`, `WrongState`
+        (with `skip_if_running`: the last one has not ended), `NotAllowed`.
+        """
+        made = self.app.client.run_schedule_now(name=self.name)
+        return self.app.job(made.job_id) if made.gang_id is None else self.app.gang(made.gang_id)
+
+    def pause(self, until: datetime | None = None) -> None:
+        """Submit nothing `until` then [until `resume`]. Raises `InvalidInput`, `NotFound`, `NotAllowed`."""
+        self.app.client.pause_schedule(name=self.name, until=until)
+
+    def resume(self) -> None:
+        """End its pause. Raises `NotFound`, `NotAllowed`."""
+        self.app.client.resume_schedule(name=self.name)
+
+
+class ScheduleDeclaration(TypedDict, total=False):
+    """How a task is submitted again and again; see `App.schedule`.
+
+    - `name` [the task's]: unique in the database. `payload` [{}]: the arguments.
+    - `tz` [UTC]: the time zone of the cron expression. `every`: in its place, an interval of at least 1 second, which
+      does not drift: "30s", 1800, a timedelta.
+    - `catch_up` [last], `skip_if_running` [False], `due_as`: see `gangq.client.options.ScheduleOptions`.
+    - `size`: submit a gang of so many members. `gang`: its other options, or those of one of roles, as in
+      `Task.gang`, or `payloads`: {"strategy": "pack"}.
+    """
+
+    name: str | None
+    payload: Mapping[str, Any] | None
+    tz: str | None
+    every: Duration | None
+    catch_up: str | None
+    skip_if_running: bool
+    due_as: str | None
+    size: int | None
+    gang: Mapping[str, Any] | None
+
+
+def make(
+    app: App,
+    task: Task[..., Any],
+    cron: str | None,
+    *,
+    name: str | None = None,
+    payload: Mapping[str, Any] | None = None,
+    tz: str | None = None,
+    every: Duration | None = None,
+    catch_up: str | None = None,
+    skip_if_running: bool = False,
+    due_as: str | None = None,
+    size: int | None = None,
+    gang: Mapping[str, Any] | None = None,
+) -> Schedule:
+    """Return a schedule of this task. Raises `InvalidInput`, `NotSerializable`."""
+    called = name or task.name
+    if (cron is None) == (every is None):
+        raise InvalidInput(
+            f"schedule {called!r} has either a cron expression or every: @app.schedule('0 3 * * *') or "
+            "@app.schedule(every='30s')"
+        )
+    if catch_up is not None and catch_up not in _CATCH_UP:
+        raise InvalidInput(f"schedule {called!r} has catch_up {catch_up!r}: one of {', '.join(_CATCH_UP)}")
+    arguments = {
+        "name": called,
+        "task": task.name,
+        "cron": cron,
+        "every": None if every is None else seconds(every, "every", least=_SHORTEST_S, most=_LONGEST_S),
+        "tz": tz,
+        **_submission(task, payload, due_as, size, gang or {}),
+        "catch_up": catch_up,
+        "skip_if_running": skip_if_running,
+        "due_as": due_as,
+    }
+    # What cannot be read is said where it is written, not when a worker starts.
+    Verbs.set_schedule(**arguments)
+    return Schedule(app, called, arguments)
+
+
+def _submission(
+    task: Task[..., Any],
+    payload: Mapping[str, Any] | None,
+    due_as: str | None,
+    size: int | None,
+    gang: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The payload, and the other arguments of `submit`, or of `submit_gang`."""
+    given = as_object(payload or {}, "payload")
+    # The handler is called with the due time, too.
+    called_with = {**given, due_as: ""} if due_as else given
+    if size is not None or gang:
+        others = {key: value for key, value in gang.items() if key != "payloads"}
+        each = gang.get("payloads")
+        of_gang, options = task._gang(size, others, called_with if each is None else None, each)
+        work = {**of_gang, **arguments(options)}
+    else:
+        task._check(called_with)
+        options, work = task.defaults, arguments(task.defaults)
+    wrong = next((name for name in ONCE if options.get(name)), None)
+    if wrong is not None:
+        raise InvalidInput(
+            f"a schedule of task {task.name!r} has the option {wrong}, which is for one submission"
+        )
+    if size is not None or gang:
+        Verbs.submit_gang(**work)
+    left = ("task", "payload")
+    return {
+        "payload": given,
+        "work": {key: value for key, value in work.items() if value is not None and key not in left},
+    }
+
+
+def store(schedules: Iterable[Schedule], source: str) -> Steps[tuple[dict[str, GangqError], list[str]]]:
+    """Store the schedules that the program `source` declares; return those that were refused, with why, and the
+    names of those that it does not declare any more.
+
+    Raises `NotAllowed` where there are some and this login is no submitter, and what is no answer to one of them.
+    """
+    listed: Sequence[Schedule] = [*schedules]
+    may = yield Query(
+        "gangq.may_act_as",
+        "select gangq.may_act_as('gangq_submitter') or gangq.is_admin()",
+        {},
+        lambda found: found[0][0],
+        factory=tuple_row,
+    )
+    if not may and not listed:
+        return {}, []
+    if not may:
+        raise NotAllowed("only a submitter stores schedules: grant gangq_submitter to this login")
+    refused: dict[str, GangqError] = {}
+    for schedule in listed:
+        try:
+            yield from Verbs.set_schedule(**schedule.arguments)
+        except GangqError as problem:
+            if problem.retryable:
+                raise
+            refused[schedule.name] = problem
+    names = [schedule.name for schedule in listed]
+    undeclared = yield from Verbs.declare_schedules(source=source, names=names)
+    return refused, undeclared

@@ -1,0 +1,100 @@
+"""How a job or gang is doing, in one line: for terminals, logs and notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gangq.client.rows import GangRow, JobRow, Reason
+
+ENDED = frozenset({"done", "failed", "cancelled"})
+WAITS = frozenset({"pending", "blocked", "waiting", "scheduled"})
+
+
+@dataclass(frozen=True)
+class Status:
+    """A job or gang as it was when it was asked for: `kind` ("Job" or "Gang"), `id`, `task`, `state`.
+
+    `said`: its progress while it runs, why it waits, or why it failed; "" for nothing.
+    """
+
+    kind: str
+    id: int
+    task: str
+    state: str
+    said: str = ""
+
+    @classmethod
+    def of_job(cls, job: JobRow, why: str = "") -> Status:
+        """Return that of a job; `why` it waits."""
+        return cls("Job", job.id, job.task, job.state, why or said_of(job))
+
+    @classmethod
+    def of_gang(cls, gang: GangRow, why: str = "") -> Status:
+        """Return that of a gang; `why` it waits, or how far it is."""
+        return cls("Gang", gang.id, gang.task, gang.state, gang.reason or why)
+
+    def __str__(self) -> str:
+        # Reasons, errors and progress come from others, and a terminal would obey what is not printable.
+        said = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in self.said)
+        return f"{self.kind} {self.id} ({self.task}) {self.state}" + (f": {said}" if said else "")
+
+    def _repr_html_(self) -> str:
+        head = html.escape(f"{self.kind} {self.id}")
+        rest = html.escape(f"{self.task}: {self.said}" if self.said else self.task)
+        return f"<div><b>{head}</b> <code>{html.escape(self.state)}</code> {rest}</div>"
+
+
+def said_of(job: JobRow) -> str:
+    """The progress of a job that runs, or the error of one that failed."""
+    if job.error and job.state != "done":
+        return error_in_words(job.error)
+    return progress_in_words(job.progress) if job.state == "running" else ""
+
+
+def holding(reasons: Sequence[Reason]) -> list[Reason]:
+    """Those of the answers of `explain` that say what holds a job or gang."""
+    held = [reason for reason in reasons if not reason.ok]
+    # The state alone says nothing, unless nothing else holds it.
+    return [reason for reason in held if reason.gate != "state"] or held
+
+
+def why_it_waits(held: Sequence[Reason]) -> str:
+    """What holds a job or gang, in a line."""
+    return "; ".join(reason.detail for reason in held) or "about to start"
+
+
+def slowest(members: Sequence[JobRow]) -> str:
+    """The progress of the member of a gang that has made the fewest steps."""
+    said = [(step, member) for member in members if (step := _step(member.progress)) is not None]
+    if not said:
+        return ""
+    _, last = min(said, key=lambda one: (one[0], one[1].rank or 0))
+    return f"rank {last.rank} at {progress_in_words(last.progress)}"
+
+
+def _step(beat: Any) -> float | None:
+    step = beat.get("step") if isinstance(beat, Mapping) else None
+    return step if isinstance(step, int | float) else None
+
+
+def progress_in_words(beat: Any) -> str:
+    """A beat in words: its phase, step and total, then the rest."""
+    if not isinstance(beat, Mapping):
+        return ""
+    rest = dict(beat)
+    phase, step, total = rest.pop("phase", None), rest.pop("step", None), rest.pop("total", None)
+    parts = [str(phase)] if phase is not None else []
+    if step is not None:
+        parts.append(f"{step}/{total}" if total is not None else f"step {step}")
+    parts += [
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in rest.items()
+    ]
+    return " ".join(parts)
+
+
+def error_in_words(error: Mapping[str, Any]) -> str:
+    """The type and the message of an error."""
+    return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))

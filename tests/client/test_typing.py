@@ -1,0 +1,89 @@
+"""What mypy knows of tasks and handles, in programs as users write them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TASKS = """\
+import gangq
+
+app = gangq.App()
+
+
+@app.task(gpus=1, budget="2h", retry=gangq.Retry(5, backoff="10s..10m"))
+def train(ctx: gangq.Context, lr: float, epochs: int = 3) -> dict[str, float]:
+    return {"loss": lr / epochs}
+"""
+
+KNOWN = """
+reveal_type(train)  # Task[[lr: float, epochs: int =], dict[str, float]]
+reveal_type(train.submit(lr=0.1))  # Job[dict[str, float]]
+reveal_type(train.submit(0.1, epochs=2).result(timeout="1m"))  # dict[str, float]
+reveal_type(train.options(priority=10, unique="ds-7").submit(lr=0.1).existed)  # bool
+reveal_type(train.submit_many([{"lr": 0.1}]))  # list[Job[dict[str, float]]]
+reveal_type(train.gang(4, strategy="pack").submit(lr=0.1))  # Gang[dict[str, float]]
+reveal_type(train.gang(4).submit_each([{"lr": 0.1}]).results())  # list[dict[str, float]]
+reveal_type(train.gang(roles=[gangq.Role("a", 1)]).submit(any=1))  # Gang[Any]
+reveal_type(train.gang(2).submit(lr=1).members[0].result())  # dict[str, float]
+reveal_type(app.declare_task("elsewhere").submit(any=1).result())  # Any
+reveal_type(app.job(7).wait())  # str
+
+async def main() -> None:
+    reveal_type(await train.aio.submit(lr=0.1))  # AsyncJob[dict[str, float]]
+    reveal_type(await (await train.aio.options(delay="1m").submit(lr=0.1)).result())  # dict[str, float]
+    reveal_type(await train.aio.gang(2).submit(lr=0.1))  # AsyncGang[dict[str, float]]
+"""
+
+REFUSED = """
+train.submit()
+train.submit(lr="fast")
+train.submit(lr=0.1, steps=3)
+train.submit(0.1, 3, 4)
+train.gang(4).submit(rl=0.1)
+train.gang("4").submit(lr=0.1)
+train.gang(4, strategie="pack")
+train.options(gpu=1)
+train.options(priority="high")
+app.task(budgets=1)
+wrong: str = train.submit(lr=0.1).result()
+
+async def main() -> None:
+    await train.aio.submit(lr="fast")
+    await train.aio.gang(2).submit(rate=0.1)
+
+@app.task
+def no_context() -> None: ...
+"""
+
+
+def checked(place: Path, program: str) -> list[tuple[str, str, str]]:
+    """What mypy says of a program: of which line, as what kind, and what."""
+    path = place / "program.py"
+    path.write_text(TASKS + program)
+    argv = ["--strict", "--config-file=", f"--cache-dir={place / 'cache'}", "--no-error-summary", str(path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *argv], capture_output=True, text=True, cwd=place, timeout=200
+    )
+    lines = path.read_text().splitlines()
+    found = re.findall(r"(?m)^program\.py:(\d+): (\w+): (.*)$", done.stdout)
+    assert found, done.stdout + done.stderr
+    return [(lines[int(number) - 1].strip(), kind, said) for number, kind, said in found]
+
+
+def test_mypy_knows_what_a_task_takes_and_what_its_handles_give(tmp_path: Path) -> None:
+    said = checked(tmp_path, KNOWN)
+    found = [re.sub(r"\b(?:gangq\.\w+|builtins)\.", "", re.findall('"(.*)"', text)[0]) for _, _, text in said]
+    assert found == [line.rpartition("# ")[2] for line in KNOWN.splitlines() if "reveal_type" in line]
+    assert {kind for _, kind, _ in said} == {"note"}
+
+
+def test_mypy_refuses_what_a_task_does_not_take(tmp_path: Path) -> None:
+    refused = {line for line, kind, _ in checked(tmp_path, REFUSED) if kind == "error"}
+    wanted = {line.strip() for line in REFUSED.splitlines() if line} - {
+        "async def main() -> None:",
+        "def no_context() -> None: ...",
+    }
+    assert refused == wanted
