@@ -30,6 +30,9 @@ begin
     when s.server_started_at is distinct from started then 'the server restarted'
     when s.timeline is distinct from server_timeline then 'the server changed timeline'
     when s.last_at > t then 'the clock went back' end;
+  if why is null and s.last_at > t - interval '0.1 s' then
+    return s.outage_ended_at;  -- Another step of this tick has just been here.
+  end if;
   if why is not null then
     s.interrupted_at := t;
   else
