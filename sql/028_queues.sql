@@ -266,16 +266,16 @@ begin
   select q.* into n from gangq.queues_table q where q.name = set_queue.name;
   n := gangq.read_queue(name, settings, n);
   update gangq.queues_table q set (
-    paused, paused_until, draining, policy, guaranteed, maximum, submitter_maximum, max_running_gangs,
-    max_running_jobs, weight, preempts, preemptible, min_run_s, placement_timeout_s,
-    timeout_style, others, ceilings, max_attempts, max_crashes, max_trips, backoff_s,
-    backoff_max_s, budget_s, max_payload_bytes, retention_done, retention_failed
+    paused, paused_until, draining, policy, guaranteed, maximum, submitter_maximum,
+    max_running_gangs, max_running_jobs, weight, preempts, preemptible, min_run_s,
+    placement_timeout_s, timeout_style, others, ceilings, max_attempts, max_crashes, max_trips,
+    backoff_s, backoff_max_s, budget_s, max_payload_bytes, retention_done, retention_failed
   ) = (
     select n.paused, n.paused_until, n.draining, n.policy, n.guaranteed, n.maximum,
-    n.submitter_maximum, n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts, n.preemptible, n.min_run_s,
-    n.placement_timeout_s, n.timeout_style, n.others, n.ceilings, n.max_attempts, n.max_crashes,
-    n.max_trips, n.backoff_s, n.backoff_max_s, n.budget_s, n.max_payload_bytes, n.retention_done,
-    n.retention_failed)
+    n.submitter_maximum, n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts,
+    n.preemptible, n.min_run_s, n.placement_timeout_s, n.timeout_style, n.others, n.ceilings,
+    n.max_attempts, n.max_crashes, n.max_trips, n.backoff_s, n.backoff_max_s, n.budget_s,
+    n.max_payload_bytes, n.retention_done, n.retention_failed)
   where q.name = set_queue.name;
   perform gangq.check_guarantees(n, names);
   if settings -> 'paused' = 'false' or settings ?| limits then

@@ -37,8 +37,9 @@ comment on function gangq.name_limit is
 create function gangq.set_limit(key text, most integer) returns void language plpgsql as $$
 begin
   if (length(key) between 1 and 200 and most >= 0) is not true then
-    perform gangq.refuse('GQ001', 'a limit key needs a name of 1 to 200 characters and a limit of 0 '
-      'or more', 'Call gangq.set_limit(''licence'', 2).');
+    perform gangq.refuse('GQ001',
+      'a limit key needs a name of 1 to 200 characters, and a limit of 0 or more',
+      'Call gangq.set_limit(''licence'', 2).');
   end if;
   insert into gangq.limit_keys as k (name, most, pinned, login)
   values (key, set_limit.most, true, session_user)
@@ -82,7 +83,8 @@ comment on function gangq.key_hit is
   'Internal. As limit_hit, of a limit key, if so many more jobs would break it; null: whether more '
   'are placed than its limit. Binding only after lock_limited.';
 
-create function gangq.check_key(key text, members integer) returns void language plpgsql stable as $$
+create function gangq.check_key(key text, members integer) returns void
+language plpgsql stable as $$
 declare
   most integer;
 begin
@@ -96,7 +98,8 @@ begin
   end if;
 end $$;
 comment on function gangq.check_key is
-  'Internal. Refuses (GQ001) a gang that alone exceeds the limit of its key, and so could never run.';
+  'Internal. Refuses (GQ001) a gang that alone exceeds the limit of its key, and so could never '
+  'run.';
 
 create function gangq.key_of(kind integer) returns text language sql stable as $$
   select s.limit_key

@@ -6,7 +6,8 @@
 create type gangq.job_options as (
   vram_mb gangq.vram_mb, memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object,
   selector jsonb, tolerates text[], model gangq.name, limit_key gangq.name, "limit" gangq.count,
-  wait_for_hardware boolean, budget_s gangq.budget, max_attempts gangq.few, max_crashes gangq.few, max_trips gangq.few,
+  wait_for_hardware boolean, budget_s gangq.budget, max_attempts gangq.few,
+  max_crashes gangq.few, max_trips gangq.few,
   after_any bigint[], after_failed bigint[], wake gangq.wake, parent bigint, parent_token bigint
 );
 comment on type gangq.job_options is
@@ -16,8 +17,9 @@ comment on type gangq.job_options is
   'compared as more or less must be a number on both sides, in text or not. tolerates: taints it '
   'may run in spite of: key, key=value or *. model: what it needs loaded; a worker that has it is '
   'preferred, any other may take it. limit_key, limit: of all jobs that name this key at most so '
-  'many are placed at once; the first submission that names it says the limit. wait_for_hardware: take it though no known worker of the '
-  'queue could ever run it. budget_s: wall-clock seconds of an attempt. max_attempts, max_crashes, '
+  'many are placed at once; the first submission that names it says the limit. '
+  'wait_for_hardware: take it though no known worker of the queue could ever run it. budget_s: '
+  'wall-clock seconds of an attempt. max_attempts, max_crashes, '
   'max_trips: 1 to 1000, then it fails. after_any, after_failed: as the argument after, but jobs '
   'that must have ended, whatever came of them, or that must have failed (if one is done or '
   'cancelled, this job is cancelled; a member of a gang has failed when its gang has). wake: '

@@ -288,7 +288,8 @@ create function gangq.read_submission(
       case when (o).selector is null then d.selector else gangq.check_selector((o).selector) end,
       case when (o).tolerates is null then d.tolerates
         else nullif(gangq.check_taints((o).tolerates, 'tolerates', true), '{}') end,
-      coalesce((o).limit_key, d.limit_key), null, null, null, null, null, null, null)::gangq.shapes as asked
+      coalesce((o).limit_key, d.limit_key), null, null, null, null, null, null,
+      null)::gangq.shapes as asked
     offset 0) n
   left join lateral (
     select s.id, s.fits, s.plain and s.model is null as light

@@ -222,7 +222,8 @@ begin
         select g.id from gangs g where g.failure_policy = 'shrink')) m
     ),
     shapes as materialized (
-      select s.id, b.budget_s, s.queue, s.limit_key, s.gpus, s.memory_mb, s.cpus, q.preemptible, q.min_run_s,
+      select s.id, b.budget_s, s.queue, s.limit_key, s.gpus, s.memory_mb, s.cpus, q.preemptible,
+        q.min_run_s,
         coalesce(b.budget_s, case when s.gpus > 0 then c.budget_gpu_s else c.budget_s end) as most,
         gangq.estimate_s(s.queue, s.task, s.gpus::integer, b.budget_s) as estimate_s
       from (select distinct j.shape_id, j.budget_s from jobs j) b
@@ -377,8 +378,8 @@ begin
     ),
     -- Grouped once: asked kind by kind, the roles would be read as often as there are kinds.
     told as materialized (
-      select r.kind_id, min(r.model) as model, min(r.limit_key) as limit_key, json_agg(json_build_object(
-        'name', nullif(r.name, ''), 'least', nullif(r.min_members, 1),
+      select r.kind_id, min(r.model) as model, min(r.limit_key) as limit_key,
+        json_agg(json_build_object('name', nullif(r.name, ''), 'least', nullif(r.min_members, 1),
         'most', nullif(r.max_members, 1), 'strategy', nullif(r.strategy, 'pack'),
         'balanced', nullif(r.balanced, false), 'require', r.require, 'prefer', r.prefer,
         'serves', r.serves, 'needs', json_build_object(

@@ -45,8 +45,9 @@ comment on function gangq.queue_load is
   'its children, and what waits there to be placed.';
 
 create view gangq.queues as
-select q.name, q.paused, q.paused_until, q.policy, q.max_attempts, q.max_crashes, q.max_trips, q.backoff_s,
-  q.backoff_max_s, q.budget_s, q.max_payload_bytes, q.retention_done, q.retention_failed,
+select q.name, q.paused, q.paused_until, q.policy, q.max_attempts, q.max_crashes, q.max_trips,
+  q.backoff_s, q.backoff_max_s, q.budget_s, q.max_payload_bytes, q.retention_done,
+  q.retention_failed,
   q.created_at, l.depth, l.paused_by, q.draining, q.guaranteed, q.maximum, q.weight,
   q.max_running_gangs, q.max_running_jobs, q.submitter_maximum, q.placement_timeout_s,
   q.timeout_style, q.preempts, q.preemptible, q.min_run_s, q.others, q.ceilings, l.running_gangs,

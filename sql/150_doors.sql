@@ -37,8 +37,9 @@ to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_notifier, gang
 grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.waiting,
   gangq.timeline, gangq.drains, gangq.preemptions, gangq.places_open, gangq.trips,
   gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned,
-  gangq.capacity, gangq.violations, gangq.queues, gangq.limits, gangq.tasks, gangq.schedules, gangq.retention,
-  gangq.events, gangq.settings, gangq.transitions, gangq.causes, gangq.migrations, gangq.tick_state,
+  gangq.capacity, gangq.violations, gangq.queues, gangq.limits, gangq.tasks, gangq.schedules,
+  gangq.retention, gangq.events, gangq.settings, gangq.transitions, gangq.causes,
+  gangq.migrations, gangq.tick_state,
   gangq.lock_rows, gangq.attempts, gangq.notifications, gangq.undelivered, gangq.notification_kinds
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 grant select on gangq.passes to gangq_admin;

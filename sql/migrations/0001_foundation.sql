@@ -309,7 +309,8 @@ create table gangq.shapes (
   avoid bigint[], -- Devices it must not run on, because an attempt of it tripped there; null: any
   selector jsonb check (jsonb_typeof(selector) = 'array'), -- Conditions on labels, all to hold
   tolerates text[], -- Taints it may run in spite of: key, key=value, or *; null: none
-  limit_key text references gangq.limit_keys (name), -- What limits it beside its queue; null: nothing
+  -- What limits it beside its queue; null: nothing
+  limit_key text references gangq.limit_keys (name),
   selects jsonpath, -- selector and tolerates as one predicate; null: neither
   submitter text, -- Whose single jobs, where its queue tells submitters apart; null: anybody's
   -- Needs a slot and nothing else
@@ -950,7 +951,8 @@ create table gangq.attempt_history (
   gang_id bigint, -- Its gang
   incarnation bigint not null, -- Where it ran
   started_at timestamptz not null, -- When it was claimed
-  ended_at timestamptz not null, -- When it ended: its work was proven stopped, or its lease was over
+  -- When it ended: its work was proven stopped, or its lease was over
+  ended_at timestamptz not null,
   shape_id integer not null, -- What it needed: queue, task, number of devices
   epoch integer, -- Member: the epoch that it began in
   rank integer, -- Member: its place in the gang at its largest

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 from uuid import UUID
 
 from gangq.client.encoding import AWAITING, Awaited, awaited_ids
-from gangq.client.options import GangOptions
-from gangq.client.selectors import Selector, as_selector
+from gangq.client.options import GangOptions, Needs
+from gangq.client.selectors import as_selector
 from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
 
@@ -19,7 +19,7 @@ _SHORTEST_S = 1e-9
 """0 is no length of time that a job may take."""
 
 
-class TaskOptions(TypedDict, total=False):
+class TaskOptions(Needs, total=False):
     """How jobs of a task are submitted. What is None or left out is as the workers declare the task, then as usual.
 
     Workers publish what their tasks are declared with: it also holds for what is submitted from SQL and the command
@@ -54,20 +54,7 @@ class TaskOptions(TypedDict, total=False):
     queue: str | None
     priority: int | None
     gpus: int | None
-    vram_mb: int | None
-    memory_mb: int | None
-    cpus: float | None
-    labels: Mapping[str, Any] | None
-    selector: Selector | None
-    tolerates: Sequence[str] | None
     budget: Duration | None
-    model: str | None
-    limit_key: str | None
-    limit: int | None
-    max_attempts: int | None
-    max_crashes: int | None
-    max_trips: int | None
-    wait_for_hardware: bool
     run_at: datetime | None
     delay: Duration | None
     after: Sequence[int | Awaited]

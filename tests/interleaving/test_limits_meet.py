@@ -192,6 +192,22 @@ def test_of_two_places_of_one_limit_key_the_second_counts_what_the_first_has_tak
     assert placed(meeting.db) == 1
 
 
+def test_a_pass_leaves_a_limit_key_that_another_session_counts_to_the_next_pass(meeting: Arena):
+    call(meeting.db, "set_queue", name="other")
+    one, two = meeting.worker("w1"), meeting.worker("w2", queues=["other"], slots=2)
+    first = meeting.job(limit_key="licence", limit=2)
+    same, free = meeting.job(queue="other", limit_key="licence"), meeting.job(queue="other", model="m")
+    holder = meeting.connect(autocommit=False)
+    opens(one, first)(holder)
+    passed = Later(meeting.connect(), place).start(meeting.db)
+    passed.join()
+    assert [row["job_id"] for row in meeting.claim(two, max_jobs=2)] == [free]
+    holder.commit()
+    assert [row["job_id"] for row in meeting.claim(one, max_jobs=2)] == [first]
+    place(meeting.db)
+    assert [row["job_id"] for row in meeting.claim(two, max_jobs=2)] == [same]
+
+
 @first_of_two
 @both_ends
 def test_two_that_name_a_limit_key_first_agree_or_one_is_refused(meeting: Arena, turn, end):

@@ -257,6 +257,11 @@ REFILLS = {
     "one of a lower priority waits": ("x*3 1\nY 2 prio=-5", {1: -5, 2: -5}),
     "what waits is for other workers": ("x*3 1\nY 2 prio=5 class=1", {1: LOWEST, 2: LOWEST}),
     "a gang that comes before it waits": ("x*3 1 prio=0 ends=100\nY 2 prio=5", {}),
+    "what waits for its limit key comes before it": ("limit k 1\nx*3 1 key=k\nY 2 prio=5 class=1 key=k", {}),
+    "what waits is for another limit key": (
+        "limit k 1\nlimit j 1\nx*3 1 key=k\nY 2 prio=5 class=1 key=j",
+        {1: LOWEST, 2: LOWEST},
+    ),
     "a single job that comes before it waits": ("x*3 1\ny*1 1x2 prio=5", {}),
 }
 

@@ -88,6 +88,13 @@ def test_the_schema_is_the_one_that_is_checked_in(db: psycopg.Connection[Any]) -
     assert dump(db) == text.read_text()
 
 
+def test_no_line_of_sql_is_wider_than_a_hundred_columns() -> None:
+    wide = [
+        f"{f.name}: {line}" for f in schema.sql_files() for line in f.text.splitlines() if len(line) > 100
+    ]
+    assert wide == []
+
+
 def test_a_comment_right_above_or_beside_a_table_column_or_domain_is_its_comment(
     empty_dsn: str, lib: Path
 ) -> None:

@@ -109,6 +109,8 @@ def test_a_limit_that_is_lowered_stops_nothing_and_no_place_is_filled_again(q: Q
     assert len(claims) == 2
     q.call("set_limit", key="licence", most=1)
     claims[0].complete()
+    # Before any pass: its place is vacant, and the next of its kind would fill it.
+    assert q.call("claim", incarnation=worker.incarnation, max_jobs=10) == []
     assert worker.claim() == []
     claims[1].complete()
     assert len(worker.claim()) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Any
 from uuid import UUID
 
@@ -25,6 +25,10 @@ from gangq.errors import NotFound
 from gangq.placement.strategies import STRATEGIES
 
 _CHANGES = columns("job >gang state")
+
+
+def _waits_for(name: str, help: str) -> Callable[[Any], Any]:
+    return click.option(name, type=WhichType(), multiple=True, metavar="ID", help=help)
 
 
 recurring_options = chained(
@@ -142,27 +146,9 @@ recurring_options = chained(
 """What a job needs and how it is treated, each time it is submitted: the options of schedule add."""
 work_options = chained(
     click.option("--due", "due_at", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
-    click.option(
-        "--after",
-        type=WhichType(),
-        multiple=True,
-        metavar="ID",
-        help="A job (12) or a gang (g12) that must be done first; may be repeated.",
-    ),
-    click.option(
-        "--after-any",
-        type=WhichType(),
-        multiple=True,
-        metavar="ID",
-        help="One that must have ended first, whatever came of it; may be repeated.",
-    ),
-    click.option(
-        "--after-failed",
-        type=WhichType(),
-        multiple=True,
-        metavar="ID",
-        help="One that must have failed first; may be repeated.",
-    ),
+    _waits_for("--after", "A job (12) or a gang (g12) that must be done first; may be repeated."),
+    _waits_for("--after-any", "One that must have ended first, whatever came of it; may be repeated."),
+    _waits_for("--after-failed", "One that must have failed first; may be repeated."),
     click.option(
         "--spec",
         type=click.File(),

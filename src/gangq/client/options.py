@@ -19,7 +19,9 @@ from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
 
 
-class _Options(TypedDict, total=False):
+class Needs(TypedDict, total=False):
+    """What one job or member needs, and how often it may fail; `gangq.TaskOptions` explains them."""
+
     vram_mb: int | None
     memory_mb: int | None
     cpus: float | None
@@ -30,10 +32,13 @@ class _Options(TypedDict, total=False):
     limit_key: str | None
     limit: int | None
     wait_for_hardware: bool | None
-    budget_s: Duration | None
     max_attempts: int | None
     max_crashes: int | None
     max_trips: int | None
+
+
+class _Options(Needs, total=False):
+    budget_s: Duration | None
     after_any: Sequence[int | Awaited] | None
     after_failed: Sequence[int | Awaited] | None
 
