@@ -23,11 +23,11 @@ begin
   end if;
   if known.name is null then
     perform gangq.refuse('GQ002', format('limit key %L does not exist', key),
-      'The first submission that names it says its limit: limit_key => licence, limit => 2.');
+      'The first submission that names it also says its limit: --limit-key KEY --limit 2.');
   elsif most <> known.most and not known.pinned then
     perform gangq.refuse('GQ001',
       format('the limit of limit key %L is %s, and not %s', key, known.most, most),
-      'Leave limit out to take it as it is. gangq_admin changes it: gangq.set_limit.');
+      'Leave limit out to take it as it is. An administrator changes it: gangq limit set.');
   end if;
 end $$;
 comment on function gangq.name_limit is
