@@ -140,7 +140,7 @@ def test_a_worker_that_retired_is_not_reported(start: Start, client: Client, dsn
 def test_without_a_database_it_ends_all_the_same(start: Start) -> None:
     run = start("exits", 3, TEST_REGISTERS="1")
     assert run.exit_code(15) == 3
-    assert "report_failed" in run.log
+    assert "death_not_reported" in run.log
 
 
 # -- what nothing can kill -----------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,20 @@ import pytest
 
 from gangq.client import Client
 from gangq.errors import IncarnationEnded
-from gangq.proc import statefile
+from gangq.proc import clock, statefile
 from gangq.worker.report import DIRECTORY_PREFIX, report, report_end
 from worker.worker_process import eventually
 
 
-def facts(job: Any, **more: Any) -> dict[str, Any]:
+def facts(job: Any = None, **more: Any) -> dict[str, Any]:
     """Of a worker that froze while this job ran."""
     return {
         "exit_code": 80,
         "status": -9,
         "signal": 9,
         "silent_s": 30.0,
-        "job": job.job_id,
-        "token": job.token,
+        "job": job and job.job_id,
+        "token": job and job.token,
         "threads": [],
         "stacks": "",
         "stuck": [],
@@ -150,3 +152,19 @@ def test_what_stands_there_is_mode_0600_and_takes_no_link(tmp_path: Path) -> Non
     assert stat.S_IMODE((place / "trip").stat().st_mode) == 0o600
     assert statefile.read(place, "trip", uid=os.getuid()) == b"7"
     assert [entry.name for entry in place.iterdir()] == ["trip"]
+
+
+@pytest.mark.parametrize("dsn", ["host=127.0.0.1 port=1", "host=192.0.2.1"], ids=["refused", "silent"])
+def test_it_says_that_it_failed_before_its_supervisor_kills_it(dsn: str) -> None:
+    record = {"worker": "w", "incarnation": 1, "dsn": dsn}
+    until = clock.boottime() + 5
+    words = {"record": record, "secrets": {}, "facts": facts(), "until": until}
+    run = subprocess.run(
+        [sys.executable, "-m", "gangq.worker.report"],
+        input=json.dumps(words).encode(),
+        stderr=subprocess.PIPE,
+        timeout=30,
+    )
+    assert clock.boottime() < until
+    assert run.returncode == 1
+    assert b"report_failed" in run.stderr

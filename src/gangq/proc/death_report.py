@@ -74,7 +74,12 @@ class DeathReport:
         if for_s < _LEAST_S:
             self._log.say("warning", "report_skipped", advice="the next start of this worker reports it")
             return
-        parts = {"record": record, "secrets": self._secrets, "facts": json.dumps(facts).encode()}
+        parts = {
+            "record": record,
+            "secrets": self._secrets,
+            "facts": json.dumps(facts).encode(),
+            "until": b"%f" % (clock.boottime() + for_s),
+        }
         words = b"{" + b", ".join(b'"%s": %s' % (key.encode(), value) for key, value in parts.items()) + b"}"
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         try:

@@ -2,11 +2,11 @@
 
 Standard input is one JSON object. ``record`` is what the worker wrote about its incarnation; it holds the address of
 the database, so none of this is on a command line. ``secrets`` is what libpq has to find in the environment.
-``facts`` is what the supervisor saw. Two things are reported: first the trip of the job that ran in the worker's own
-process, then that all of the incarnation is dead. If a process cannot be killed, only that is reported: what it holds
-is not free.
+``facts`` is what the supervisor saw. ``until`` (boottime) is when the supervisor kills this process. Two things are
+reported: first the trip of the job that ran in the worker's own process, then that all of the incarnation is dead. If
+a process cannot be killed, only that is reported: what it holds is not free.
 
-Exit status: 0 all was reported, 1 not all; then the worker's lease ends by itself. The supervisor allows 5 s.
+Exit status: 0 all was reported, 1 not all; then the worker's lease ends by itself. The supervisor allows 5 s at most.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from gangq import private
 from gangq.client import Client
 from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotAllowed, NotFound, StaleToken
-from gangq.proc import statefile
+from gangq.proc import clock, statefile
 from gangq.proc.proof import HostIdentity
 from gangq.watchdogs.codes import ExitCode
 from gangq.worker.host_record import DIRECTORY_PREFIX
@@ -32,9 +32,10 @@ from gangq.worker.session import clean_stop_reason
 
 log = logging.getLogger("gangq.worker.report")
 
-_CONNECT_S = 2
-_TRY_FOR_S = 4.0
+_CALL_S = 2.0
 _AGAIN_S = 0.25
+_TO_END_S = 0.25
+"""What this process keeps of its time to say that it failed, and to exit."""
 _RUNNER = os.path.join("worker", "runner_inline.py")
 
 
@@ -48,15 +49,17 @@ def main() -> None:
     record, facts = words["record"], words["facts"]
     os.environ.update(words["secrets"])
     dsn = record.get("dsn") or os.environ.get(private.DSN_VARIABLE)
-    until = time.monotonic() + _TRY_FOR_S
+    until = float(words["until"]) - _TO_END_S
     while True:
         try:
-            with Client(dsn, max_size=1, timeout_s=_CONNECT_S, connect_timeout=_CONNECT_S) as client:
+            # libpq counts whole seconds, two at least: the pool's own limit ends a connect sooner.
+            limit_s = max(0.1, min(_CALL_S, until - clock.boottime()))
+            with Client(dsn, max_size=1, timeout_s=limit_s, connect_timeout=2) as client:
                 said = report(client, record, facts)
             break
         except GangqError as problem:
             # Every call here may be repeated. PostgreSQL is often back within a second or two.
-            if not problem.retryable or time.monotonic() + _AGAIN_S > until:
+            if not problem.retryable or clock.boottime() + _AGAIN_S > until:
                 log.error("report_failed: %s", problem)
                 said = False
                 break
