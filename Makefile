@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # The tests start hundreds of programs. Without compiled modules each needs 0.4 s more of a processor to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-servers test-gpu test-torch soak bench simulate lint wheel-check clean help
+.PHONY: demo test test-servers test-gpu test-torch soak bench simulate docs lint wheel-check clean help
 
 help:
 	@echo "make demo        a training gang survives the death of a rank (private PostgreSQL, nothing to configure)"
@@ -30,6 +30,7 @@ help:
 	@echo "make soak        the long proofs"
 	@echo "make bench       gangq beside its floors and other queues, as tables and pictures (BENCH=--quick: one small round)"
 	@echo "make simulate    5,000 jobs under several policies: utilisation, waits and slowdown as a table and a picture"
+	@echo "make docs        the manual as a site (site/), with a reference made from the code"
 	@echo "make lint        ruff and mypy --strict"
 	@echo "make wheel-check sql/ is found from a wheel, a wheel built from the sdist, an editable install, a checkout"
 	@echo "make test-gpu    what a real GPU says under each kind of load, as a table (needs one, and torch)"
@@ -48,6 +49,10 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) -e '.[bench]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.demo
@@ -81,8 +86,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file docs/mkdocs.yml
+
 wheel-check: $(VENV)/.dev
 	$(BIN)/python tests/packaging/check_wheels.py
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -32,7 +32,7 @@ MEMORY = Path("/dev/shm")
 _TEMPLATE = "gangq_template"
 SEVERAL_SERVERS = {"interleaving", "schema", "sql"}
 """Rooms whose tests are about what PostgreSQL itself does, and may differ from one major to the next."""
-KEEP_DATABASES = {"acceptance", "cli", "client", "interleaving", "property", "sql"}
+KEEP_DATABASES = {"acceptance", "cli", "client", "docs", "interleaving", "property", "sql"}
 """Rooms whose tests call the SQL functions. Elsewhere programs do, and some may outlive their test."""
 
 

@@ -1,4 +1,4 @@
-"""Fixtures for projects that use gangq; pytest finds them where gangq is installed. See docs/testing.md.
+"""Fixtures for projects that use gangq; pytest finds them where gangq is installed. See docs/manual/testing.md.
 
 This module is imported in every run of pytest, so it imports the rest only where a fixture is used.
 """

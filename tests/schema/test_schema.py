@@ -535,9 +535,9 @@ def test_what_is_rolled_back_is_not_said_to_be_applied() -> None:
         assert said == []
 
 
-def test_the_readmes_recipe_for_an_owner_works_and_only_missing_roles_are_asked_for() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    recipe = readme.partition("An administrator says once:\n\n```sql\n")[2].partition("```")[0]
+def test_the_manuals_recipe_for_an_owner_works_and_only_missing_roles_are_asked_for() -> None:
+    page = (Path(__file__).parents[2] / "docs/manual/operating.md").read_text()
+    recipe = page.partition("An administrator says once:\n\n```sql\n")[2].partition("```")[0]
     with Server.temporary() as server, psycopg.connect(server.dsn("postgres"), autocommit=True) as admin:
         for login in ("alice", "worker1", "hurried"):
             admin.execute(f"create role {login} login")

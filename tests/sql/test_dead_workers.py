@@ -273,8 +273,8 @@ def test_the_recipe_for_psql_restarts_a_unit_only_for_the_worker_that_is_called_
     for program, text in (("hostname", "echo n12"), ("systemctl", f'echo "$@" >> {tmp_path}/did')):
         (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / program).chmod(0o755)
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (recipe,) = [block for block in readme.split("```")[1::2] if "gangq.bounce(" in block]
+    page = (Path(__file__).parents[2] / "docs/manual/hangs.md").read_text()
+    (recipe,) = [block for block in page.split("```")[1::2] if "gangq.bounce(" in block]
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GANGQ_DSN": dsn}
     subprocess.run(["sh", "-ec", recipe], env=environ, check=True)
     assert (tmp_path / "did").read_text() == "restart gangq-worker@7\n"

@@ -1,4 +1,4 @@
-"""The plugin in the pytest of somebody's project, and docs/testing.md."""
+"""The plugin in the pytest of somebody's project, and docs/manual/testing.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from projects import outcomes, run_pytest
 
 from gangq.testing import FakeContext
 
-PAGE = (Path(__file__).parents[2] / "docs/testing.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/manual/testing.md").read_text(encoding="utf-8")
 
 JOBS = """
 import gangq

@@ -1,4 +1,4 @@
-"""The table of ``docs/watchdogs.md``, row by row: what is honest lives, what hangs is ended, and when.
+"""The table of ``docs/manual/watchdogs.md``, row by row: what is honest lives, what hangs is ended, and when.
 
 Real programs beside a device that reads a trusted 0 % (or none at all), with limits of seconds, all at once. With
 GANGQ_SOAK=1 20 times.

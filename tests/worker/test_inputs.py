@@ -1,4 +1,4 @@
-"""What came of the jobs that a job waited for, inside its handler; and docs/dependencies.md."""
+"""What came of the jobs that a job waited for, inside its handler; and docs/manual/dependencies.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from gangq.client import Client
 from worker.worker_process import Fleet, fleet_of, short_leases, until_state
 
-PAGE = (Path(__file__).parents[2] / "docs/dependencies.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/manual/dependencies.md").read_text(encoding="utf-8")
 
 TASKS = """
 @app.task(max_attempts=1)

@@ -34,7 +34,9 @@ def code_and_word(code: int | None, word: str | None) -> str:
 
 
 @click.command()
-@click.option("--code", type=int, help="Only this exit code: 75 to 88, see the README.")
+@click.option(
+    "--code", type=int, help="Only this exit code: 75 to 88, as the manual's page of hangs lists them."
+)
 @click.option("--class", "class_", type=click.Choice(CLASSES), help="Only this class.")
 @click.option("--task", help="Only jobs of this task.")
 @click.option("--device", metavar="UUID", help="Only jobs that held this device.")

@@ -5,7 +5,7 @@
 - `submitted` and `assert_submitted` look at what was submitted.
 
 The pytest plugin (`gangq.pytest_plugin`) has fixtures: `gangq_app`, `gangq_database`, `gangq_clock`, `gangq_device`.
-See docs/testing.md.
+See docs/manual/testing.md.
 """
 
 from __future__ import annotations

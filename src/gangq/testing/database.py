@@ -52,7 +52,7 @@ _MOVED = "returning pg_catalog.clock_timestamp() + ahead"
 
 
 class Databases:
-    """Makes databases on one server. What differs from a real one: see docs/testing.md."""
+    """Makes databases on one server. What differs from a real one: see docs/manual/testing.md."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -1,0 +1,143 @@
+"""What the README and the manual say of commands, codes, numbers, gates, links and SQL is so."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+import psycopg
+import pytest
+
+from gangq.cli import main
+from gangq.client import Client
+from gangq.placement import gates
+from gangq.watchdogs.codes import NOTIFY_CLASSES, ExitCode
+
+TOP = Path(__file__).parents[2]
+MANUAL = TOP / "docs/manual"
+PAGES = sorted([TOP / "README.md", *MANUAL.glob("*.md")])
+HANGS = (MANUAL / "hangs.md").read_text(encoding="utf-8")
+
+
+def by_name(path: Path) -> str:
+    return path.name
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Each `gangq ...` in the page's blocks and between backquotes, as words after the first."""
+    parts = page.read_text(encoding="utf-8").replace("\\\n", " ").split("```")
+    inline = re.findall(r"`gangq ([a-z][^`]*)`", "".join(parts[::2]))
+    in_blocks = re.findall(r"^gangq ([a-z].*)", "".join(parts[1::2]), re.MULTILINE)
+    bare = (line.replace(r"\|", "|").partition("  #")[0].partition(" -- ")[0] for line in inline + in_blocks)
+    return [line.split() for line in bare]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_every_command_it_names_and_every_option_exists(page: Path) -> None:
+    context = click.Context(main)
+    for words in commands(page):
+        command: click.Command = main
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            names = words.pop(0).split("|")
+            assert set(names) <= set(command.list_commands(context)), f"gangq {command.name} {names}"
+            command = command.get_command(context, names[0]) or command
+        known = {name for owner in (main, command) for given in owner.params for name in given.opts}
+        known |= {name for given in command.params for name in given.secondary_opts} | {"--help", "-h"}
+        for word in words:
+            if re.match(r"--?[a-z]", word):
+                assert word.partition("=")[0].rstrip(",.;:") in known, f"gangq {command.name} {word}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_every_link_and_every_file_it_names_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:sql|src|tests|docs|examples|systemd)/[\w./]*)`", text):
+        assert (TOP / path).exists() or "NNNN" in path, path
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), target
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^a-z0-9 -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_every_page_is_in_the_navigation_and_the_list_for_programs() -> None:
+    navigation = (TOP / "docs/mkdocs.yml").read_text(encoding="utf-8")
+    listed = (MANUAL / "llms.txt").read_text(encoding="utf-8")
+    for page in MANUAL.glob("*.md"):
+        assert f"- {page.name}\n" in navigation, page.name
+        assert page.name == "index.md" or f"({page.name})" in listed, page.name
+
+
+def test_the_readme_is_read_in_five_minutes() -> None:
+    assert len((TOP / "README.md").read_text(encoding="utf-8")) < 8000
+
+
+def test_every_gate_has_a_row_on_the_page_of_what_waits() -> None:
+    page = (MANUAL / "waiting.md").read_text(encoding="utf-8")
+    held = page.partition("## What holds it")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z_]+)` \|", held, re.MULTILINE)
+    assert sorted(rows) == sorted(gate for gate in vars(gates).values() if isinstance(gate, gates.Gate))
+
+
+# -- hangs.md ------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_exit_codes_is_that_of_the_code() -> None:
+    lines = [line for line in HANGS.splitlines() if re.match(r"\| [0-9]+ \|", line)]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert rows == [
+        [f"{code:d}", code.word, code.meaning, "yes" if code.restart else "never"] for code in ExitCode
+    ]
+
+
+def test_the_defaults_it_names_are_those_of_a_fresh_installation(
+    db: psycopg.Connection[dict[str, Any]],
+) -> None:
+    found = db.execute("select * from gangq.settings").fetchone()
+    assert found is not None
+    named = {
+        "budget_gpu_s": "8100 s with GPUs",
+        "budget_s": "2100 s without",
+        "stall_timeout_s": "120 s, or what was learned",
+        "health_window_s": "300 s, after",
+        "load_grace_s": "1200 s to load",
+        "gang_stall_s": "makes a step | 1200 s",
+    }
+    for setting, said in named.items():
+        assert said in HANGS
+        assert f"{found[setting]:g} s" in said
+    assert (found["notify_only"], found["brake_share"], found["device_trips"]) == ([], pytest.approx(0.2), 3)
+    assert found["bounces_per_hour"] == 4
+    assert found["warm_s"] == 10
+
+
+def test_the_classes_it_lets_one_silence_exist(client: Client) -> None:
+    (listed,) = re.findall(r'\{"notify_only": \[([a-z", ]*)\]\}', HANGS)
+    classes = re.findall("[a-z]+", listed)
+    assert set(classes) <= set(NOTIFY_CLASSES)
+    client.configure(notify_only=classes)
+
+
+def test_its_query_for_hosts_without_gangq_names_whom_to_restart(
+    db: psycopg.Connection[dict[str, Any]], client: Client, clock: Any
+) -> None:
+    client.set_queue(name="other")
+    here = socket.gethostname()
+    for name, host, queue in ((f"{here}-7", here, "default"), ("elsewhere-1", "elsewhere", "other")):
+        client.submit(task="a", queue=queue)
+        incarnation = client.register_worker(name=name, host=host, queues=[queue]).incarnation
+        assert client.claim(incarnation=incarnation)
+    for number in range(9):
+        client.submit(task="a")
+        row = client.register_worker(name=f"idle{number}", host=f"elsewhere-{number}", queues=["default"])
+        (claim,) = client.claim(incarnation=row.incarnation)
+        client.complete(job_ids=[claim.job_id], tokens=[claim.token])
+    clock.advance(31)
+    assert client.call("flag_dead_workers") == 2
+    (query,) = re.findall(r'psql -At "\$GANGQ_DSN" -c "([^"]+)"', HANGS)
+    found = db.execute(query.replace("$(hostname)", socket.gethostname()).encode()).fetchall()
+    assert found == [{"substring": "7", "bounce": "go"}]

@@ -1,0 +1,42 @@
+"""The Python of a page runs, in its order, beside a worker; its first piece of code is tasks.py."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangq.client import Client
+
+TOP = Path(__file__).parents[2]
+FLEET = {"README.md": ["--devices", "4x24GiB"], "docs/manual/tasks.md": ["--devices", "none", "--slots", "2"]}
+"""Options of the worker, for pages that need some."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/manual/tasks.md", "docs/manual/schedules.md"])
+def test_the_python_of_the_page_runs(dsn: str, client: Client, tmp_path: Path, page: str) -> None:
+    first, *others = re.findall(r"```python\n(.*?)```", (TOP / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert first.startswith("# tasks.py\n")
+    assert others
+    (tmp_path / "tasks.py").write_text(first)
+    (tmp_path / "page.py").write_text("\n".join(others))
+    environ = {"PATH": "/usr/bin:/bin", "GANGQ_DSN": dsn}
+    command = [sys.executable, "-m", "gangq", "worker", "tasks:app", "--name", "w"]
+    worker = subprocess.Popen([*command, *FLEET.get(page, [])], cwd=tmp_path, env=environ)
+    try:
+        done = subprocess.run(
+            [sys.executable, "page.py"],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        worker.terminate()
+        worker.wait(30)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert client.jobs(state="failed") == []
