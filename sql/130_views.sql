@@ -119,7 +119,7 @@ select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as 
   case when o.readable then k.result end as result,
   case when o.readable then k.error end as error, s.model,
   case when k.gang_id is not null then gangq.role_of(k.gang_id, k.rank) end as role, k.epoch_rank,
-  k.parent, k.login, o.readable, k.max_trips
+  k.parent, k.login, o.readable, k.max_trips, p.rate as step_rate
 from (
   select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts,
     j.max_attempts, j.crashes, j.trips, j.stops, j.submitted_at, j.due_at, j.claimed_at,
@@ -149,6 +149,7 @@ comment on view gangq.jobs is
   'Every job, live or ended: its live row, else its latest ending. rank: a member''s place in its '
   'gang at its largest; epoch_rank: of an elastic gang, its rank in the present epoch, null while '
   'it has no part in it. parent: the job that submitted it. login: the login that submitted it. '
+  'step_rate: steps a second, smoothed; null until two steps were seen. '
   'readable: whether payload, result and error are shown to this session; where it is false they '
   'are null.';
 

@@ -203,6 +203,7 @@ _WITHOUT = {
     "systemd install",
     "systemd show",
     "systemd report-death",
+    "top",
 }
 
 

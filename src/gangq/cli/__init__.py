@@ -45,6 +45,7 @@ SECTIONS = {
         "task": "tasks",
     },
     "Fleet": {
+        "top": "top",
         "worker": "worker",
         "workers": "fleet",
         "devices": "fleet",

@@ -73,16 +73,15 @@ def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
         for column, *told in zip(columns, *values, strict=True)
     ]
     titles = [output.plain(column.title).upper() for column in columns]
-    widths = [max(map(_width, texts)) for texts in zip(titles, *cells, strict=True)]
+    widths = [max(map(width, texts)) for texts in zip(titles, *cells, strict=True)]
     shown = list(range(len(columns)))
     if on_terminal := sys.stdout.isatty():
-        shown = [i for i in shown if not cells or any(row[i] not in ("", "?") for row in cells)]
-        _fit(widths, shown, columns, shutil.get_terminal_size().columns)
+        shown = fit(widths, cells, columns, shutil.get_terminal_size().columns)
     for number, line in enumerate([titles, *cells]):
         parts: list[str] = []
         for i in shown:
-            text, column = _cut(line[i], widths[i]), columns[i]
-            pad = " " * (widths[i] - _width(text))
+            text, column = cut(line[i], widths[i]), columns[i]
+            pad = " " * (widths[i] - width(text))
             if not number:
                 text = output.bold(text)
             elif column.title in _COLOURED:
@@ -99,8 +98,9 @@ def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
         output.write(f"not shown: {', '.join(titles)} (a wider terminal or a pipe shows all)", err=True)
 
 
-def _fit(widths: list[int], shown: list[int], columns: Sequence[Column], most: int) -> None:
-    """Make the columns narrower, and leave some out, until they fit into `most` characters."""
+def fit(widths: list[int], cells: Sequence[Sequence[str]], columns: Sequence[Column], most: int) -> list[int]:
+    """Make the columns narrower, and leave some out, until they fit into `most` characters; return those shown."""
+    shown = [i for i in range(len(columns)) if not cells or any(row[i] not in ("", "?") for row in cells)]
 
     def over() -> int:
         return sum(widths[i] for i in shown) + _GAP * (len(shown) - 1) - most
@@ -121,21 +121,23 @@ def _fit(widths: list[int], shown: list[int], columns: Sequence[Column], most: i
     while over() > 0 and any(columns[i].rank for i in shown):
         shown.remove(max(shown, key=lambda i: columns[i].rank))
     shorten(_LEAST)
+    return shown
 
 
 def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
-def _cut(text: str, width: int) -> str:
-    if _width(text) <= width:
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning and an ellipsis."""
+    if width(text) <= most:
         return text
-    while text and _width(text) >= width:
+    while text and width(text) >= most:
         text = text[:-1]
     return f"{text}…"
 
 
-def _width(text: str) -> int:
+def width(text: str) -> int:
     """How many columns of a terminal it takes."""
     if text.isascii():
         return len(text)

@@ -363,6 +363,7 @@ class JobRow(NamedTuple):
     parent: int | None
     max_trips: int
     cpus: Annotated[float, "cpus::float8"]
+    step_rate: float | None
 
 
 class GangRow(NamedTuple):
