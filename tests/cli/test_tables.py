@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
+from cli_process import answers, gangq, ok, running
 
 from gangq.cli.tables import Column, table
+from gangq.client import Client
 
 ROWS: Sequence[Sequence[str]] = [
     ("17", "running", "train", "w" * 20, "waits for a gang of 4 that starts at 12:30, before it", ""),
@@ -54,7 +57,7 @@ def test_texts_are_cut_before_columns_go_and_those_that_go_are_named(shown: Show
     assert ROWS[0][4] in wide[1]
     assert "WORKER" not in at_80[0]
     assert "…" in at_80[1]
-    assert at_80[3] == "not shown: worker (a wider terminal or a pipe shows all)"
+    assert at_80[3] == "not shown: worker (--wide or a pipe shows all)"
 
 
 def test_a_pipe_gets_every_column_and_every_word(shown: Shown) -> None:
@@ -69,3 +72,49 @@ def test_wide_characters_take_two_columns_and_no_rows_are_a_header(shown: Shown)
     first, second = shown(200, rows)[1:3]
     assert first.index("w") + len("画像の学習") == second.index("w")
     assert shown(200, []) == ["ID  STATE  TASK  WORKER  WHY  NOTHING"]
+
+
+def test_wide_shows_everything_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    table(ROWS, [Column(title, lambda row, i=i: row[i], rank=i) for i, title in enumerate(TITLES)], wide=True)  # type: ignore[misc]
+    out, err = capsys.readouterr()
+    assert all(cell in out for row in ROWS for cell in row)
+    assert err == ""
+
+
+def test_columns_are_chosen_by_name_from_the_table_and_from_what_json_has(dsn: str, client: Client) -> None:
+    (job,) = client.submit(task="train", priority=7)
+    assert ok(dsn, "ls", "-o", "submitter,id,prio").split("\n")[:2] == [
+        "SUBMITTER  ID  PRIO",
+        f"postgres   {job:>2}     7",
+    ]
+    assert answers(dsn, "ls", "-o", "id,token") == [{"id": job, "token": client.job(id=job).token}]
+    for form in ((), ("--json",)):
+        refused = gangq(dsn, "ls", "-o", "id,colour", *form)
+        assert (refused.exit_code, "'colour'" in refused.stderr, "submitter" in refused.stderr) == (
+            2,
+            True,
+            True,
+        )
+
+
+def test_ls_says_what_a_command_is_and_why_a_job_waits(dsn: str, client: Client) -> None:
+    client.submit(task="command", payloads=[{"argv": ["./render", "a b.blend"]}])
+    client.submit(task="train", gpus=1)
+    shown = ok(dsn, "ls")
+    assert "./render 'a b.blend'" in shown
+    assert "no registered worker serves queue default with task train" in shown
+
+
+def test_watch_answers_until_it_is_interrupted(dsn: str, client: Client, tmp_path: Path) -> None:
+    with running(dsn, tmp_path, "watch", "ls", "--watch", "0.5s", "-o", "id,task") as watch:
+        for task in ("first", "second"):
+            client.submit(task=task)
+            watch.until(lambda task=task: task in watch.out, f"{task} is shown")  # type: ignore[misc]
+        assert watch.out.count("ID  TASK") >= 2
+        watch.interrupt()
+        assert watch.code() == 130

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from gangq.cli import queries
+from gangq.cli.listing import table_options
 from gangq.cli.output import known, megabytes, seconds, words
-from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.session import Session, pass_session
 from gangq.cli.tables import Column, columns
 from gangq.client.rows import DeviceRow, WorkerRow
 
@@ -21,7 +22,7 @@ STALE_S = 60.0
 @click.command()
 @click.option("--host", help="Only workers of this host.")
 @click.option("--name", help="Only this worker.")
-@common_options
+@table_options
 @pass_session
 def workers(session: Session, host: str | None, name: str | None) -> None:
     """List the workers, each by its latest start.
@@ -93,7 +94,7 @@ def why(worker: WorkerRow) -> str:
 @click.option(
     "--state", type=click.Choice(["free", "held", "quarantined", "withdrawn"]), help="Only this state."
 )
-@common_options
+@table_options
 @pass_session
 def devices(session: Session, host: str | None, state: str | None) -> None:
     """List the devices, who holds them, and how they do.

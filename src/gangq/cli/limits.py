@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gangq.cli.listing import table_options
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import columns
 
@@ -22,7 +23,7 @@ def limit() -> None:
 
 @limit.command(name="list")
 @click.argument("name", required=False)
-@common_options
+@table_options
 @pass_session
 def list_(session: Session, name: str | None) -> None:
     """List the limit keys: how many jobs that name each are placed, and how many may be."""

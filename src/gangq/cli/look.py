@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import textwrap
@@ -13,19 +14,17 @@ import click
 
 from gangq.cli import evidence as seen
 from gangq.cli import options, output, queries
+from gangq.cli.listing import table_options, watch_option
 from gangq.cli.output import gang, megabytes, seconds, when, words
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns, table
 from gangq.cli.which import Which, WhichType, takes_one
 from gangq.client import Client
 from gangq.client.encoding import counted
-from gangq.client.rows import AttemptRow, DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason
+from gangq.client.rows import AttemptRow, DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason, WaitingRow
 from gangq.status import error_in_words, progress_in_words, said_of
 
-_JOBS = columns(
-    "id state task queue:3 prio:4 >gang:2 rank:2 worker:1 >tries:4 submitted:5 ended:5 what",
-    {"what": lambda job: _what(job)},
-)
+_JOBS = "id state task queue:3 prio:4 >gang:2 rank:2 worker:1 >tries:4 submitted:5 ended:5 what"
 _MEMBERS = columns(
     "rank job state host worker:1 >tries:4 crashes:4 what",
     {"job": lambda job: job.id, "what": lambda job: _what(job)},
@@ -92,7 +91,7 @@ _STATES = (
     "--gang", "gang_id", type=WhichType(gangs_only=True), metavar="gN", help="Only members of this gang."
 )
 @options.limit
-@common_options
+@table_options
 @pass_session
 def ls(
     session: Session,
@@ -118,7 +117,9 @@ def ls(
             gang_id=gang_id.id if gang_id else None,
             limit=limit,
         )
-        session.rows(jobs, _JOBS, "no such jobs")
+        why = {} if session.json else _why_they_wait(client, jobs)
+        shown = columns(_JOBS, {"task": _task, "what": lambda job: _what(job) or why.get(_line(job), "")})
+        session.rows(jobs, shown, "no such jobs")
         return
     if task or worker:
         raise click.UsageError("--task and --worker select jobs: gangq ls jobs ...")
@@ -134,6 +135,7 @@ def ls(
     "--evidence", "whole", is_flag=True, help="All that the watchdogs saw, not only what comes first."
 )
 @common_options
+@watch_option
 @pass_session
 def show(session: Session, target: Which, whole: bool) -> None:
     """Show a job (12) or a gang (g12).
@@ -227,6 +229,7 @@ def _show_trips(
     "--now", "now", is_flag=True, help="Decide again, without effects: not what the last pass found."
 )
 @common_options
+@watch_option
 @pass_session
 def explain(session: Session, target: Which, now: bool) -> None:
     """Say why a job or gang is not running.
@@ -270,7 +273,7 @@ def _detail(reason: Reason) -> str:
 @click.command()
 @takes_one(optional=True, gangs_only=True)
 @options.limit
-@common_options
+@table_options
 @pass_session
 def drains(session: Session, target: Which | None, limit: int) -> None:
     """List drains: their causes and outcomes."""
@@ -300,6 +303,31 @@ def _what(job: JobRow) -> str:
     if job.state == "scheduled" and not job.error:
         return f"due {when(job.due_at)}"
     return said_of(job)
+
+
+def _task(job: JobRow) -> str:
+    """Its task, or what a command is."""
+    argv = job.payload.get("argv") if job.task == "command" and isinstance(job.payload, dict) else None
+    if not argv:
+        return job.task
+    return argv if isinstance(argv, str) else shlex.join(map(str, argv))
+
+
+def _line(job: JobRow | WaitingRow) -> tuple[object, ...]:
+    """What jobs have in common that wait for the same reason; a gang is alone."""
+    if isinstance(job, WaitingRow):
+        return ("gang", job.id) if job.kind == "gang" else (job.queue, job.task, job.priority, job.state)
+    return ("gang", job.gang_id) if job.gang_id else (job.queue, job.task, job.priority, job.state)
+
+
+def _why_they_wait(client: Client, jobs: Sequence[JobRow]) -> Mapping[tuple[object, ...], str]:
+    """Why those of the jobs wait that do. Nothing of jobs that wait for several reasons: `explain` knows each."""
+    if not any(job.state in ("pending", "blocked", "waiting") for job in jobs):
+        return {}
+    found: dict[tuple[object, ...], set[str]] = {}
+    for row in client.waiting():
+        found.setdefault(_line(row), set()).add(row.why or "")
+    return {line: whys.pop() for line, whys in found.items() if len(whys) == 1}
 
 
 def _needs(job: JobRow) -> str:

@@ -12,6 +12,7 @@ import psycopg
 from gangq import private
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
+from gangq.cli.listing import table_options
 from gangq.cli.output import when, words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
@@ -91,7 +92,7 @@ def add(
 
 
 @notify.command("list")
-@common_options
+@table_options
 @pass_session
 def list_(session: Session) -> None:
     """List the targets, and how far each has been told.

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gangq.cli import options
+from gangq.cli.listing import table_options
 from gangq.cli.output import seconds, when
 from gangq.cli.parsing import Ceilings, Due
 from gangq.cli.session import Session, common_options, pass_session
@@ -134,7 +135,7 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
 
 
 @click.group(invoke_without_command=True)
-@common_options
+@table_options
 @pass_session
 @click.pass_context
 def queue(ctx: click.Context, session: Session) -> None:
@@ -222,7 +223,7 @@ def drain(session: Session, name: str) -> None:
 
 
 @queue.command()
-@common_options
+@table_options
 @pass_session
 def ls(session: Session) -> None:
     """List the queues by their whole names, with what their jobs inherit."""

@@ -9,6 +9,7 @@ import click
 
 from gangq.app import COMMAND, command_payload
 from gangq.cli import output, queries
+from gangq.cli.listing import table_options
 from gangq.cli.output import when
 from gangq.cli.parsing import Due, Seconds, payload_of
 from gangq.cli.session import Session, common_options, pass_session, say
@@ -127,7 +128,7 @@ def add(
 
 @schedule.command(name="list")
 @click.argument("name", required=False)
-@common_options
+@table_options
 @pass_session
 def list_(session: Session, name: str | None) -> None:
     """List the schedules, or show one: when it is due, what it submitted last, and why it did not.

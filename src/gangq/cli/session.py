@@ -12,7 +12,7 @@ import click
 
 from gangq import private
 from gangq.cli import output
-from gangq.cli.tables import Column, table
+from gangq.cli.tables import Column, choose, pick, table
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -25,10 +25,14 @@ _ANSWER_S = 600.0
 
 @dataclass
 class Session:
-    """The state of one invocation. `flag_dsn` is --dsn, `json` --json, given before or after the command."""
+    """The state of one invocation. `flag_dsn` is --dsn, `json` --json, given before or after the command; `wide` and
+    `columns` are --wide and -o.
+    """
 
     flag_dsn: str | None = None
     json: bool = False
+    wide: bool = False
+    columns: Sequence[str] = ()
     _dsn: str | None = field(default=None, repr=False)
     _client: Client | None = None
 
@@ -120,9 +124,9 @@ class Session:
         """Answer with a list: JSON lines, or a table; `nothing` is said on stderr when it is empty."""
         if self.json:
             for row in rows:
-                output.write(output.to_json(row))
+                output.write(output.to_json(pick(row, self.columns) if self.columns else row))
         elif rows:
-            table(rows, columns)
+            table(rows, choose(columns, self.columns, rows[0]) if self.columns else columns, wide=self.wide)
         else:
             say(nothing)
 

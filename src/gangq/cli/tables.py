@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+import click
+
 from gangq.cli import output
 
 _GAP = 2
@@ -64,8 +66,32 @@ def columns(names: str, cells: Mapping[str, Cell] | None = None) -> list[Column]
     return found
 
 
-def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
-    """Print a table: all of it to a pipe, what fits to a terminal."""
+def choose(columns: Sequence[Column], names: Sequence[str], row: Any) -> list[Column]:
+    """Return the columns of these names: those of the table, or attributes of its rows, such as `row`.
+
+    Raises:
+        click.UsageError: there is no such column.
+    """
+    known = {column.title.casefold().replace(" ", "_"): column for column in columns}
+    fields = {field: Column(field, attrgetter(field)) for field in getattr(row, "_fields", ())}
+    wanted = [name.strip().casefold().replace(" ", "_") for name in names]
+    for name in wanted:
+        if name not in known and name not in fields:
+            raise click.UsageError(f"no column {name!r}: {', '.join(dict.fromkeys([*known, *fields]))}")
+    return [replace(known.get(name) or fields[name], rank=0) for name in wanted]
+
+
+def pick(row: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return these attributes of a row. Raises `click.UsageError` where one is none of it."""
+    fields: Sequence[str] = getattr(row, "_fields", ())
+    for name in names:
+        if name not in fields:
+            raise click.UsageError(f"no key {name!r}: {', '.join(fields)}")
+    return {name: getattr(row, name) for name in names}
+
+
+def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False) -> None:
+    """Print a table: all of it to a pipe or with `wide`, what fits to a terminal."""
     values = [[column.cell(row) for column in columns] for row in rows]
     cells = [[output.plain(value) for value in row] for row in values]
     columns = [
@@ -75,7 +101,8 @@ def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
     titles = [output.plain(column.title).upper() for column in columns]
     widths = [max(map(width, texts)) for texts in zip(titles, *cells, strict=True)]
     shown = list(range(len(columns)))
-    if on_terminal := sys.stdout.isatty():
+    on_terminal = sys.stdout.isatty()
+    if on_terminal and not wide:
         shown = fit(widths, cells, columns, shutil.get_terminal_size().columns)
     for number, line in enumerate([titles, *cells]):
         parts: list[str] = []
@@ -95,7 +122,7 @@ def table(rows: Sequence[Any], columns: Sequence[Column]) -> None:
     ]
     if gone:
         titles = [columns[i].title for i in gone]
-        output.write(f"not shown: {', '.join(titles)} (a wider terminal or a pipe shows all)", err=True)
+        output.write(f"not shown: {', '.join(titles)} (--wide or a pipe shows all)", err=True)
 
 
 def fit(widths: list[int], cells: Sequence[Sequence[str]], columns: Sequence[Column], most: int) -> list[int]:

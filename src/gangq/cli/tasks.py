@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gangq.cli import options
+from gangq.cli.listing import table_options
 from gangq.cli.output import seconds
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import columns
@@ -100,7 +101,7 @@ def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, 
 
 
 @task.command(name="list")
-@common_options
+@table_options
 @pass_session
 def list_(session: Session) -> None:
     """List the tasks with options or numbers of their own, and what was learned of their beats.

@@ -8,9 +8,10 @@ import click
 
 from gangq.cli import evidence as seen
 from gangq.cli import options, output, queries
+from gangq.cli.listing import table_options
 from gangq.cli.output import words
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, pass_session, say
 from gangq.cli.tables import columns
 from gangq.client.rows import TripRow
 from gangq.watchdogs.codes import NOTIFY_CLASSES, ExitCode
@@ -44,7 +45,7 @@ def code_and_word(code: int | None, word: str | None) -> str:
 @click.option("--since", "within_s", type=Seconds(), default="7d", show_default=True, help="How far back.")
 @options.limit
 @click.option("--evidence", is_flag=True, help="With what was seen, as gangq show JOB prints it.")
-@common_options
+@table_options
 @pass_session
 def trips(
     session: Session,

@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import click
 
+from gangq.cli.listing import table_options
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.session import Session, pass_session
 from gangq.cli.tables import Cell, columns
 
 _GROUPS = {"user": "submitter", "queue": "queue", "task": "task"}
@@ -25,7 +26,7 @@ _HOURS = "attempts:1 >GPU_hours >wasted >displaced"
 @click.option(
     "--since", "since_s", type=Seconds(), default="30d", show_default=True, help="How far to look back."
 )
-@common_options
+@table_options
 @pass_session
 def usage(session: Session, by: str, since_s: float) -> None:
     """Show GPU hours: used, wasted, displaced; most first.
