@@ -224,13 +224,13 @@ begin
   r := before;
   r.service := s.name;
   r.task := coalesce(set_service.task, r.task);
-  r.payload := coalesce(set_service.payload, r.payload, '{}');
+  r.payload := coalesce(nullif(set_service.payload, 'null'), r.payload, '{}');
   r.gang_size := coalesce(gang, r.gang_size, 1);
   -- Of what a program declares nothing stays that it does not say any more.
   r.work := coalesce((
     select jsonb_object_agg(e.key, e.value)
     from jsonb_each(case when o.source is null then coalesce(r.work, '{}') else '{}' end
-      || coalesce(set_service.work, '{}')) e
+      || coalesce(nullif(set_service.work, 'null'), '{}')) e
     where e.value <> 'null'), '{}');
   r.health := nullif(coalesce(o.health, case when o.source is null then r.health end), 'none');
   r.version := coalesce(o.version, case when o.source is null then r.version end);
@@ -471,7 +471,8 @@ begin
       'It is a number, 0 or more: 1 is as busy as a replica should be.');
   end if;
   insert into gangq.replicas as r (job_id, token, gang_id, ready, since, load, load_at)
-  values (j.id, j.token, j.gang_id, false, t, report_load.load, t)
+  -- Rounded: what is nearly 0 has no value in a real.
+  values (j.id, j.token, j.gang_id, false, t, round(report_load.load, 6), t)
   on conflict on constraint replicas_pkey do update
   set token = excluded.token, load = excluded.load, load_at = excluded.load_at,
     ready = r.token = excluded.token and r.ready,
