@@ -658,7 +658,12 @@ def drain(q: Q, host: str) -> None:
 def test_gangs_on_a_host_that_is_drained_move_once_others_are_ready(q: Q, fleet: Replicas) -> None:
     put(q, replicas=4, gang=2)
     fleet.settle(2)
+    before = set(whole(q))
     drain(q, "node1")
+    fleet.becomes_ready = lambda _: False
+    fleet.settle(4)
+    assert set(whole(q)) == before, "nothing stops before another is ready"
+    fleet.becomes_ready = lambda _: True
     for _ in range(8):
         fleet.turn()
         assert len(whole(q)) >= 2
