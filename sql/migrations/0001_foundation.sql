@@ -843,7 +843,7 @@ create table gangq.service_revisions (
   set_at timestamptz not null, -- When it was made
   good_at timestamptz, -- When all replicas were last ready, of this revision; null: they never were
   primary key (service, revision)
-);
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- The gangs of the services. Read the view service_gangs.
 create table gangq.service_gangs_table (
