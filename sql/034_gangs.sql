@@ -315,7 +315,7 @@ begin
   insert into gangq.live_gangs (id, order_key, kind_id, shape_id, size, priority, max_attempts,
     max_crashes, max_trips, state, checkpoint_mode, claim_deadline_s, submitted_at, not_before,
     failure_policy, completion, preemptible, budget_s, timeout_s, timeout_style, timeout_at, name,
-    note, submitter, login)
+    note, submitter, login, service)
   select g.id, g.order_key, g.kind_id, k.shape_id, m.members, m.priority,
     coalesce(o.max_attempts, q.max_attempts), coalesce(o.max_crashes, q.max_crashes),
     coalesce(o.max_trips, q.max_trips),
@@ -325,7 +325,7 @@ begin
     coalesce(o.failure_policy, 'restart_gang'), o.completion, coalesce(o.preemptible, true),
     m.budget_s, w.timeout_s, coalesce(o.timeout_style, q.timeout_style, 'requeue'),
     greatest(g.submitted_at, g.not_before) + make_interval(secs => w.timeout_s), o.name, g.note,
-    g.submitter, g.login
+    g.submitter, g.login, g.service
   from gangq.settings c
   join gangq.kind_roles k on k.kind_id = g.kind_id and k.ordinal = 1
   cross join lateral (
@@ -348,7 +348,7 @@ end $$;
 comment on function gangq.write_gang is
   'Internal. Writes a gang, its members by rank, and what they wait for: see gangq.await.';
 
--- What submit_gang and a schedule have in common: who submits, and when, is in g.
+-- What submit_gang, schedules and services have in common: who submits, and when, is in g.
 create function gangq.add_gang(
   a gangq.arguments, o gangq.gang_options, g gangq.live_gangs, after bigint[]
 ) returns table (gang_id bigint, job_ids bigint[], note text)

@@ -331,6 +331,9 @@ language sql stable as $$
       jsonb_agg(m.placed order by m.ordinal) as missing
     from drained d
     join gangq.live_gangs g on g.id = d.id and g.missing_since is null
+      -- A service makes another gang first, and then tells this one to stop.
+      and not exists (
+        select from gangq.services_table s where s.name = g.service and s.surge > 0)
     join gangq.gang_kinds k on k.id = g.kind_id
     cross join lateral (
       select r.ordinal, count(j.id) as placed

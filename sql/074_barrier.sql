@@ -62,7 +62,7 @@ create function gangq.barrier(job_id bigint, token bigint, port integer default 
 returns table (
   go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text,
   local_rank integer, node_rank integer, local_world_size integer, master_addr text,
-  master_port integer, role text, role_rank integer
+  master_port integer, role text, role_rank integer, service text, revision integer, health text
 ) language plpgsql as $$
 declare
   mine gangq.live_jobs;
@@ -97,7 +97,8 @@ begin
     (row_number() over (partition by m.host order by m.rank) - 1)::integer,
     (dense_rank() over (order by m.first_rank) - 1)::integer,
     (count(*) over (partition by m.host))::integer, m.master_addr, m.master_port, m.role,
-    (row_number() over (partition by m.ordinal order by m.rank) - 1)::integer
+    (row_number() over (partition by m.ordinal order by m.rank) - 1)::integer,
+    s.service::text, s.revision, s.health::text
   from (
     select g.go_at is not null and g.missing_since is null and g.master_host is not null as go,
       g.epoch, n.rank, j.id, i.name, i.host,
@@ -111,6 +112,11 @@ begin
     left join gangq.incarnations i
       on i.id = case j.state when 'done' then j.ran_on else j.incarnation end
     where g.id = mine.gang_id) m
+  left join (
+    select r.service, r.revision, r.health
+    from gangq.service_gangs_table k
+    join gangq.service_revisions r on r.service = k.service and r.revision = k.revision
+    where k.gang_id = mine.gang_id) s on true
   order by m.rank;
 end $$;
 comment on function gangq.barrier is
@@ -118,5 +124,6 @@ comment on function gangq.barrier is
   'that. go is true once every member has been claimed: only then may a member''s code begin. '
   'Called again when heartbeat names a newer epoch, it is true once that one is whole. port: given '
   'by the new rank 0 of a gang that shrank, which was claimed without one: a port it holds bound. '
-  'Raises GQ003 when the claim is not ours any more or was told to stop, GQ004 (the port serves '
-  'another gang).';
+  'service, revision, health: of a replica, what its worker polls to see whether it is ready; '
+  'null: it says so itself, or is no replica. Raises GQ003 when the claim is not ours any more or '
+  'was told to stop, GQ004 (the port serves another gang).';

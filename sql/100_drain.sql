@@ -79,6 +79,9 @@ begin
     select * from gangq.charge_gang(x, (gangq.cause_named(write_stopped.cause)).gang))
   where x.id = g.id
   returning x.* into g;
+  if g.service is not null then
+    perform gangq.endpoints_changed(array[g.id]);
+  end if;
   return g;
 end $$;
 comment on function gangq.write_stopped is
@@ -297,14 +300,20 @@ comment on function gangq.fulfilled is
 
 create function gangq.wind_up(gang_id bigint, t timestamptz) returns boolean
 language plpgsql as $$
+declare
+  fulfilled boolean := gangq.fulfilled(gang_id);
+  serves boolean := exists (
+    select from gangq.live_gangs g where g.id = wind_up.gang_id and g.service is not null);
 begin
-  if not gangq.fulfilled(gang_id) then
+  if not (fulfilled or serves) then
     return false;
   elsif exists (
     select from gangq.live_jobs j
     where j.gang_id = wind_up.gang_id and j.state in ('reserved', 'running', 'preempting'))
   then
-    perform gangq.drain(gang_id, '{}', 'completed', null, 'what it is for is done', t);
+    perform gangq.drain(gang_id, '{}', 'completed', null,
+      case when fulfilled then 'what it is for is done'
+        else 'a replica of a service has returned, and its gang restarts as a whole' end, t);
   else
     perform gangq.end_gang(gang_id, 'done', null, t);
   end if;
@@ -312,7 +321,7 @@ begin
 end $$;
 comment on function gangq.wind_up is
   'Internal. Ends a gang as done if it is fulfilled, after the members that still run have '
-  'stopped.';
+  'stopped. A gang of a service ends as soon as a member of it has returned.';
 
 create function gangq.complete_drain(gang_id bigint) returns text
 language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -422,14 +431,14 @@ begin
     priority, attempts, max_attempts, crashes, max_crashes, trips, max_trips, placement_misses,
     never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason,
     submitter, login, kind_id, world_size, failure_policy, completion, preemptible, budget_s,
-    timeout_s, timeout_style)
+    timeout_s, timeout_style, service)
   select g.id, t, g.submitted_at, g.shape_id, g.size, g.epoch, g.priority, g.attempts,
     g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips, g.placement_misses,
     g.never_started, g.preemptions, end_gang.final_state,
     case end_gang.final_state when 'done' then q.retention_done else q.retention_failed end,
     g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter, g.login, g.kind_id,
     g.world_size, g.failure_policy, g.completion, g.preemptible, g.budget_s, g.timeout_s,
-    g.timeout_style
+    g.timeout_style, g.service
   from gangq.shapes s join gangq.queues_table q on q.name = s.queue
   where s.id = g.shape_id;
   perform gangq.leave(

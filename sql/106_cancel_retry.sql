@@ -19,10 +19,31 @@ end $$;
 comment on function gangq.check_known is
   'Internal. Raises GQ002 for a job or gang that is neither live nor in history.';
 
+create function gangq.cancel_gang(gang_id bigint, reason text, t timestamptz) returns void
+language plpgsql as $$
+declare
+  g gangq.live_gangs;
+begin
+  -- Before the drain, because complete_drain reads it.
+  update gangq.live_gangs x set cancelling = true where x.id = cancel_gang.gang_id
+  returning x.* into g;
+  perform gangq.log_event(t, 'cancel', g.id, g.epoch, reason => cancel_gang.reason);
+  if g.state in ('reserved', 'running') then
+    perform gangq.drain(g.id, '{}', 'cancel', null, cancel_gang.reason, t);
+  elsif g.state in ('waiting', 'blocked') then
+    perform gangq.end_gang(g.id, 'cancelled', cancel_gang.reason, t);
+  end if;
+  -- Of a gang that drained already, or members that had left the epoch (shrink_gang).
+  update gangq.live_jobs x set stop_reason = 'cancel'
+  where x.gang_id = g.id and x.state = 'preempting' and x.stop_reason <> 'cancel';
+end $$;
+comment on function gangq.cancel_gang is
+  'Internal. Cancels a live gang that is locked with its members.';
+
 -- Why each step stands before the next one:
 -- 1. Lock first: what is checked and shown below cannot change any more.
 -- 2. Read the clock under the locks, or an ending could be dated before the retry that it ends.
--- 3. Cancel the gangs. cancelling is set before the drain, because complete_drain reads it.
+-- 3. Cancel the gangs.
 -- 4. Cancel the jobs. Those that run are woken before they are told to stop, while the rows still
 --    say which run. All that need not stop leave.
 -- 5. Answer with the states that they have now.
@@ -47,16 +68,7 @@ begin
   t := gangq.now();
   -- 3.
   for g in select x.* from gangq.live_gangs x where x.id = any (batch.gangs) order by x.id loop
-    perform gangq.log_event(t, 'cancel', g.id, g.epoch, reason => cancel_all.reason);
-    update gangq.live_gangs x set cancelling = true where x.id = g.id;
-    if g.state in ('reserved', 'running') then
-      perform gangq.drain(g.id, '{}', 'cancel', null, cancel_all.reason, t);
-    elsif g.state in ('waiting', 'blocked') then
-      perform gangq.end_gang(g.id, 'cancelled', cancel_all.reason, t);
-    end if;
-    -- Of a gang that drained already, or members that had left the epoch (shrink_gang).
-    update gangq.live_jobs x set stop_reason = 'cancel'
-    where x.gang_id = g.id and x.state = 'preempting' and x.stop_reason <> 'cancel';
+    perform gangq.cancel_gang(g.id, cancel_all.reason, t);
   end loop;
   -- 4.
   perform gangq.log_event(t, 'cancel', job_id => j.id, token => j.token,
@@ -211,6 +223,10 @@ begin
   on conflict do nothing;
   if not found then
     return null;
+  elsif k.service is not null then
+    perform gangq.refuse('GQ004',
+      format('gang %s was of service %L, which keeps its gangs itself', k.gang_id, k.service),
+      'Submit a gang of your own, or change the service: gangq.set_service.');
   end if;
   members := array(select h.job_id from gangq.history h where h.gang_id = k.gang_id);
   if revives then

@@ -2,6 +2,13 @@
 -- whether to restart one of its own, and says with bounced how that went.
 -- Locks: the worker's row; flag_dead_workers with skip locked.
 
+create function gangq.gangs_at(incarnation bigint) returns bigint[] language sql stable as $$
+  select array(
+    select distinct j.gang_id from gangq.live_jobs j
+    where j.incarnation = gangs_at.incarnation and j.gang_id is not null)
+$$;
+comment on function gangq.gangs_at is 'Internal. The gangs of which this worker has a member.';
+
 create function gangq.flag_dead_workers() returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -31,6 +38,7 @@ begin
     continue when not found;
     if w.flagged_at is not null then
       update gangq.incarnations i set flagged_at = null where i.id = w.id;
+      perform gangq.endpoints_changed(gangq.gangs_at(w.id));
       perform gangq.log_event(t, 'unflag', incarnation => w.id, reason => 'heard again');
       continue;
     end if;
@@ -38,6 +46,7 @@ begin
     continue when (select l.renewed_at from gangq.leases l where l.incarnation = w.id)
       > t - flag_after;
     update gangq.incarnations i set flagged_at = t where i.id = w.id;
+    perform gangq.endpoints_changed(gangq.gangs_at(w.id));
     flagged := flagged + 1;
     what_to_do := format('restart it on host %s (gangq bounce --once does), or prove it dead: '
       'select gangq.report_dead(%L, %s, ...)', w.host, w.name, w.id);

@@ -37,7 +37,8 @@ declare
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
   steps text[] := array['rollback_stale', 'reap_expired', 'close_overdue', 'flag_dead_workers',
-    'settle_dependents', 'revive_dependents', 'end_pauses', 'submit_schedules', 'promote_due',
+    'settle_dependents', 'revive_dependents', 'end_pauses', 'submit_schedules', 'keep_services',
+    'promote_due',
     'judge_progress', 'lift_avoided', 'move_away', 'part_submitters', 'raise_idle_lows',
     'trim_outbox', 'keep_partitions'];
   whole boolean := true;
@@ -113,11 +114,13 @@ create function gangq.next_due(t timestamptz) returns timestamptz language sql s
     (select min(g.not_before) from gangq.live_gangs g
       where g.missing_since is not null and g.not_before > t),
     (select min(x.due_at) from gangq.schedules_table x where x.due_at > t),
+    (select min(x.stop_at) from gangq.service_gangs_table x where x.stop_at > t),
+    (select min(x.next_try_at) from gangq.services_table x where x.next_try_at > t),
     (select min(q.paused_until) from gangq.queues_table q where q.paused_until > t))
 $$;
 comment on function gangq.next_due is
-  'Internal. The first moment after t at which a job or a schedule is due, a pause ends, or a '
-  'gang has backed off; null: none.';
+  'Internal. The first moment after t at which a job or a schedule is due, a pause ends, a gang '
+  'has backed off, or one of a service is told to stop or made; null: none.';
 
 create function gangq.tick_step(step text, decides boolean) returns integer language plpgsql as $$
 begin
@@ -130,6 +133,7 @@ begin
     when 'end_pauses' then return gangq.end_pauses();
     when 'revive_dependents' then return gangq.revive_dependents();
     when 'submit_schedules' then return gangq.submit_schedules(can_plan => decides);
+    when 'keep_services' then return gangq.keep_services();
     when 'promote_due' then return gangq.promote_due();
     when 'part_submitters' then return gangq.part_submitters();
     when 'raise_idle_lows' then return gangq.raise_idle_lows();

@@ -142,26 +142,33 @@ end $$;
 comment on function gangq.own_schedule is
   'Internal. Locks and returns a schedule that the caller may change. Raises GQ002, 42501, 55P03.';
 
-create function gangq.check_schedule_owner(verb text, s gangq.schedules_table) returns void
-language plpgsql stable as $$
-declare
-  queue text := gangq.schedule_queue(s);
+create function gangq.check_keeper(
+  verb text, what text, name text, submitter text, login text, queue text
+) returns void language plpgsql stable as $$
 begin
-  if s.login = session_user and s.submitter = any (gangq.roles_of(gangq.caller()))
+  if login = session_user and submitter = any (gangq.roles_of(gangq.caller()))
     or gangq.is_admin() or queue = any (gangq.shared_queues())
   then
     return;
   end if;
   perform gangq.refuse('42501',
-    format('%s may not %s schedule %L, which %s stored', gangq.actor(), verb, s.name,
-      s.submitter || coalesce(' (login ' || nullif(s.login, s.submitter) || ')', '')),
+    format('%s may not %s %s %L, which %s stored', gangq.actor(), verb, what, name,
+      submitter || coalesce(' (login ' || nullif(login, submitter) || ')', '')),
     format('In queue %L only who stored it and members of gangq_admin may do that; nothing was '
       'changed. To allow it to all submitters: gangq.set_queue(%L, ''{"others": "shared"}'').',
       queue, queue));
 end $$;
+comment on function gangq.check_keeper is
+  'Internal. Raises 42501 unless the caller stored this schedule or service, is an admin, or its '
+  'queue is shared.';
+
+create function gangq.check_schedule_owner(verb text, s gangq.schedules_table) returns void
+language sql as $$
+  select gangq.check_keeper(verb, 'schedule', (s).name, (s).submitter, (s).login,
+    gangq.schedule_queue(s))
+$$;
 comment on function gangq.check_schedule_owner is
-  'Internal. Raises 42501 unless the caller stored this schedule, is an admin, or its queue is '
-  'shared.';
+  'Internal. Raises 42501 unless the caller may change this schedule.';
 
 create function gangq.may_submit(submitter text, login text) returns boolean
 language sql stable as $$
@@ -175,7 +182,8 @@ comment on function gangq.may_submit is
 -- Set, paused, forgotten --------------------------------------------------------------------------
 
 create function gangq.read_work(
-  work jsonb, out a gangq.arguments, out options jsonb, out of_gang boolean
+  work jsonb, what text default 'schedule', out a gangq.arguments, out options jsonb,
+  out of_gang boolean
 ) language plpgsql stable as $$
 declare
   own text[] := '{queue,size,priority,gpus}';
@@ -186,14 +194,14 @@ begin
       'It is one JSON object: {"queue": "gpu", "gpus": 1, "priority": 5}.');
   end if;
   of_gang := coalesce(nullif(work -> 'size', 'null'), nullif(work -> 'roles', 'null')) is not null;
-  a := gangq.read_options('set_schedule', (
+  a := gangq.read_options('set_' || what, (
     select coalesce(jsonb_object_agg(e.key, e.value), '{}') from jsonb_each(work) e
     where e.key = any (own)), a);
   options := work - own;
   select e.key into wrong from jsonb_object_keys(options) as e(key)
   where e.key = any ('{after_any,after_failed,parent,parent_token,request_id,wake}') limit 1;
   if found then
-    perform gangq.refuse('GQ001', format('a schedule submits without %s', wrong), 'Leave it out.');
+    perform gangq.refuse('GQ001', format('a %s submits without %s', what, wrong), 'Leave it out.');
   end if;
   if of_gang then
     perform gangq.read_options('submit_gang', options, null::gangq.gang_options);
@@ -202,7 +210,7 @@ begin
   end if;
 end $$;
 comment on function gangq.read_work is
-  'Internal. What a schedule submits besides task and payload: the everyday arguments, and the '
+  'Internal. What a schedule or service submits besides task and payload: the arguments, and the '
   'options of submit, or of submit_gang where it has a size or roles. Raises GQ001.';
 
 -- The view of time zones reads a file for each of them, which takes up to 100 ms.

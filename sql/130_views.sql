@@ -160,20 +160,20 @@ select k.id, k.name, s.queue, s.task, k.state, k.size, k.epoch, k.priority, k.at
   k.submitted_at, k.not_before, k.reserved_at, k.deadline_at, k.go_at, k.finished_at, k.drain_cause,
   k.note, k.reason, k.submitter,
   case when k.finished_at is null then gangq.hosts_of(k.id) else '{}' end as hosts,
-  k.world_size, k.failure_policy, k.completion, k.missing_since, k.login
+  k.world_size, k.failure_policy, k.completion, k.missing_since, k.login, k.service
 from (
   select g.id, g.name, g.shape_id, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts,
     g.crashes, g.trips, g.placement_misses, g.never_started, g.preemptions, g.submitted_at,
     g.not_before, g.reserved_at, g.deadline_at, g.go_at, null::timestamptz as finished_at,
     g.drain_cause, g.note, null::text as reason, g.submitter, g.world_size, g.failure_policy,
-    g.completion, g.missing_since, g.login
+    g.completion, g.missing_since, g.login, g.service
   from gangq.live_gangs g
   union all
   select h.gang_id, h.name, h.shape_id, h.state, h.size, h.epoch, h.priority, h.attempts,
     h.max_attempts, h.crashes, h.trips, h.placement_misses, h.never_started, h.preemptions,
     h.submitted_at, null::timestamptz, null::timestamptz, null::timestamptz, null::timestamptz,
     h.finished_at, null::text, null::text, h.reason, h.submitter, h.world_size, h.failure_policy,
-    h.completion, null::timestamptz, h.login
+    h.completion, null::timestamptz, h.login, h.service
   from gangq.gang_history h
 ) k
 join gangq.shapes s on s.id = k.shape_id

@@ -298,7 +298,8 @@ comment on function gangq.explain_awaited is
 
 create function gangq.explain_state(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
-  select 'state', (g).state = 'running', case (g).state
+  select 'state', (g).state = 'running',
+    coalesce('of service ' || (g).service || ': ', '') || case (g).state
       when 'running' then format('runs since %s, epoch %s', (g).go_at, (g).epoch)
         || case when (g).world_size < (g).size
           then format(', with %s of %s members: it does not grow while it runs', (g).world_size,

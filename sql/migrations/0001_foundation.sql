@@ -95,6 +95,9 @@ create domain gangq.policy as text check (value in ('priority', 'fifo', 'fair', 
 create domain gangq.others as text check (value in ('owner', 'shared')); -- owner or shared.
 -- skip, last or all.
 create domain gangq.catch_up as text check (value in ('skip', 'last', 'all'));
+-- A path, as /healthz, at the port of the replica, a URL that begins with http://, or none.
+create domain gangq.health as text
+  check (value ~ '^((/|http://[^/])[^ ]*|none)$' and length(value) <= 1000);
 -- short, long or forever.
 create domain gangq.retention_class as text check (value in ('short', 'long', 'forever'));
 -- A text like "7 days", 0 to 100 years; a queue's retention_done "forever" has no end.
@@ -524,6 +527,7 @@ create table gangq.live_gangs (
   note text, -- Set at submit when no registered worker set could hold it: why
   submitter text not null, -- The role: shares and limits per submitter count by it
   login text not null default session_user, -- The login that submitted it, whatever role it had set
+  service text, -- The service that it serves; null: none
   check ((state = 'draining') = (drain_started_at is not null)),
   check (state <> 'running' or go_at is not null),
   check (state <> 'reserved' or (deadline_at is not null and go_at is null)),
@@ -800,6 +804,73 @@ create table gangq.schedules_table (
 create index schedules_due on gangq.schedules_table (due_at) where due_at is not null;
 create index schedules_unplanned on gangq.schedules_table (name) where due_at is null;
 
+-- Services ----------------------------------------------------------------------------------------
+
+-- Replicas that stay up: how many are wanted, and of which revision. See 129_services.sql. Read the
+-- view services.
+create table gangq.services_table (
+  name gangq.name primary key, -- As its owner made it
+  replicas gangq.members not null, -- How many are wanted while it is not stopped
+  stopped boolean not null, -- None is wanted
+  deleting boolean not null default false, -- ... and the row goes with the last gang
+  revision integer not null, -- The revision that its gangs are to be of
+  good_revision integer, -- The last one of which all replicas were ready; null: none yet
+  halted text, -- Why no more gangs of revision are made, but of good_revision; null: they are
+  surge gangq.up_to_1000 not null, -- So many gangs more than wanted while one replaces another
+  ready_within_s gangq.seconds not null, -- A replica that is not ready for so long is replaced
+  linger_s gangq.delay not null, -- From leaving the endpoints to being told to stop
+  failures integer not null default 0, -- Gangs in a row that did not stay ready for a minute
+  next_try_at timestamptz, -- No gang is made before; null: at once
+  problem text, -- Why the last gang failed, or could not be made; null: it is steady
+  submitter text not null, -- Who stored it: whose rights its gangs have
+  login text not null, -- The login that stored it, whatever role it had set
+  set_at timestamptz not null, -- When it was last changed
+  source text, -- The program that declares it; null: none does
+  declared_replicas integer, -- How many replicas source declared last
+  undeclared_at timestamptz -- Since when source does not declare it any more
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+-- What the gangs of a service run. A change of one is a new revision; the last ten are kept.
+create table gangq.service_revisions (
+  service gangq.name not null references gangq.services_table (name) on delete cascade, -- Whose
+  revision integer not null check (revision > 0), -- Its number
+  task gangq.name not null, -- What each replica runs: the task
+  payload jsonb not null, -- ... and its arguments
+  gang_size gangq.members not null, -- Members of each gang
+  work gangq.object not null, -- The other arguments and options of submit_gang
+  health gangq.health, -- What the worker polls to see whether a replica is ready; null: it says so
+  version gangq.name, -- What else tells this revision from others; null: nothing
+  set_at timestamptz not null, -- When it was made
+  good_at timestamptz, -- When all replicas were last ready, of this revision; null: they never were
+  primary key (service, revision)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+-- The gangs of the services. Read the view service_gangs.
+create table gangq.service_gangs_table (
+  gang_id bigint primary key, -- The gang: one of live_gangs, or it has ended since the last tick
+  service gangq.name not null references gangq.services_table (name), -- Whose
+  revision integer not null, -- What it runs
+  size integer not null, -- Its members
+  made_at timestamptz not null, -- When it was submitted
+  ready_at timestamptz, -- When all its members were first ready; null: they were not yet
+  stop_at timestamptz, -- It has left the endpoints, and is told to stop then; null: it is wanted
+  why text -- Why it leaves
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+create index service_gangs_service on gangq.service_gangs_table (service);
+
+-- What the replicas have said of themselves. What another claim of the job said counts for nothing.
+create table gangq.replicas (
+  job_id bigint primary key, -- The member
+  token bigint not null, -- Its claim
+  gang_id bigint not null, -- Its gang
+  ready boolean not null, -- Whether it takes requests
+  since timestamptz not null, -- Since when
+  port integer check (port between 1 and 65535), -- Where; null: at no port of its own
+  load real, -- How busy it is, as it says; null: it does not say
+  load_at timestamptz -- When it said so
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+create index replicas_gang on gangq.replicas (gang_id);
+
 -- Placement ---------------------------------------------------------------------------------------
 
 -- A planned start of what waits, or seats kept for it until others have stopped. Written by apply.
@@ -901,7 +972,7 @@ create table gangq.gang_history (
   retention text not null, -- short, long or forever
   name text,
   reason text, -- Why it failed or was cancelled
-  submitter text not null, login text not null
+  submitter text not null, login text not null, service text
 ) partition by list (retention);
 create table gangq.gang_history_short partition of gangq.gang_history for values in ('short')
   partition by range (finished_at);

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gangq.context import GangInfo as GangInfo
     from gangq.context import JobInfo as JobInfo
     from gangq.context import Peer as Peer
+    from gangq.context import ServiceInfo as ServiceInfo
     from gangq.context import current as current
     from gangq.errors import Busy as Busy
     from gangq.errors import DatabaseUnreachable as DatabaseUnreachable
@@ -71,7 +72,7 @@ _HOME = {
         "gangq.client": "AsyncClient Client",
         "gangq.client.roles": "Role",
         "gangq.client.selectors": "parse_selector",
-        "gangq.context": "Checkpoint Context DeviceInfo GangInfo JobInfo Peer current",
+        "gangq.context": "Checkpoint Context DeviceInfo GangInfo JobInfo Peer ServiceInfo current",
         "gangq.errors": (
             "Busy DatabaseUnreachable Fail GangqError IncarnationEnded InvalidInput JobCancelled JobFailed "
             "NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch StaleToken Stopped "

@@ -34,6 +34,7 @@ from gangq.tasks import AsyncTask, Task
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
     from gangq.schedules import Schedule, ScheduleDeclaration
+    from gangq.services import Service, ServiceDeclaration
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,6 +84,7 @@ class App:
         self._clients = _Clients(self, lambda: Client, client)
         self._tasks: dict[str, Task[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}
+        self._services: dict[str, Service] = {}
         self.aio = AsyncApp(self)
 
     def __enter__(self) -> App:
@@ -297,6 +299,83 @@ class App:
         from gangq import schedules
 
         refused, undeclared = self.client.execute(schedules.store(self._schedules.values(), source))
+        for problem in refused.values():
+            raise problem
+        return undeclared
+
+    # Services
+
+    def service(
+        self,
+        *,
+        name: str | None = None,
+        replicas: int | None = None,
+        gang: int = 1,
+        payload: Mapping[str, Any] | None = None,
+        gang_options: Mapping[str, Any] | None = None,
+        surge: int | None = None,
+        ready_within: Duration | None = None,
+        linger: Duration | None = None,
+        health: str | None = None,
+        version: str | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Callable[[Callable[Concatenate[Context, P], R] | Task[P, R]], Task[P, R]]:
+        """Declare that replicas of a function are kept running, in whole gangs; it becomes a task unless it is one.
+
+            @app.service(gpus=1, replicas=4, gang=2)
+            def serve(ctx, model="m"): ...
+
+        Workers store it when they start, where their login is a submitter too; the newest declaration wins. A replica
+        says with `Context.ready` that it takes requests, at `ctx.service.port`. What is declared otherwise than
+        before replaces the old gangs one by one. What was scaled or stopped by hand stays so until another number is
+        declared.
+
+        `name` [the function's]; the others: see `gangq.services.ServiceDeclaration`. `options`: see `TaskOptions`.
+        """
+        from gangq import services
+
+        declaration: ServiceDeclaration = {
+            "replicas": replicas,
+            "gang": gang,
+            "payload": payload,
+            "gang_options": gang_options,
+            "surge": surge,
+            "ready_within": ready_within,
+            "linger": linger,
+            "health": health,
+            "version": version,
+        }
+
+        def declare(served: Callable[Concatenate[Context, P], R] | Task[P, R]) -> Task[P, R]:
+            if not isinstance(served, Task):
+                served = self.task(name=name, **options)(served)
+            elif options:
+                served = served.options(**options)
+            made = services.make(self, served, name, **declaration)
+            if made.name in self._services:
+                raise InvalidInput(
+                    f"service {made.name!r} is declared twice in this App: give one of them another name, "
+                    "@app.service(name=...)"
+                )
+            self._services[made.name] = made
+            return served
+
+        return declare
+
+    @property
+    def services(self) -> dict[str, Service]:
+        """The services by name; a copy."""
+        return dict(self._services)
+
+    def store_services(self, source: str) -> list[str]:
+        """Store the services as a worker does when it starts: from a login that is a submitter, if theirs is not.
+
+        `source` names this program ("tasks:app"). Returns services that it declared before and does not any more:
+        they go on until `Client.delete_service`. Raises the first refusal, after all others are stored.
+        """
+        from gangq import services
+
+        refused, undeclared = self.client.execute(services.store(self._services.values(), source))
         for problem in refused.values():
             raise problem
         return undeclared

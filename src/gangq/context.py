@@ -76,6 +76,18 @@ class GangInfo:
 
 
 @dataclass(frozen=True)
+class ServiceInfo:
+    """The service that this replica belongs to. `port`: one that is free for it on its host, to listen at; `health`:
+    the path or URL that its worker polls, None: the replica calls `Context.ready` itself.
+    """
+
+    name: str
+    revision: int
+    port: int
+    health: str | None = None
+
+
+@dataclass(frozen=True)
 class DeviceInfo:
     """A device this job holds alone. `index` is the host's; `source` is nvml, amdsmi or declared."""
 
@@ -132,6 +144,23 @@ class Context(ABC):
 
     def on_gang_change(self, callback: Callable[[GangInfo], None]) -> None:  # noqa: B027 - a solo job has no gang
         """Have `callback` called with each new `gang`, in a thread of gangq; what it raises is only logged."""
+
+    @property
+    def service(self) -> ServiceInfo | None:
+        """The service that this replica belongs to; None: it is no replica of one."""
+        return None
+
+    def ready(self, ready: bool = True, *, port: int | None = None) -> None:  # noqa: B027 - only replicas serve
+        """Take requests from now on, or no more: its gang is in `gangq.endpoints` while all its members are ready.
+
+        `port` [`service.port`]: where it listens; 0: nowhere (a rank that works behind another one). Where the
+        service has a health URL its worker says so instead. Does nothing for what is no replica, or was told to stop.
+        """
+
+    def load(self, load: float) -> None:  # noqa: B027
+        """Say how busy this replica is, 0 or more; 1 is as much as it should have. The latest is sent once a second
+        at most. Does nothing for what is no replica.
+        """
 
     @property
     @abstractmethod

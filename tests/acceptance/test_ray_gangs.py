@@ -3,7 +3,7 @@
 A deployment of 8 replicas in gangs of 4 is here two gangs of 4 members; a node is a host with one worker; a node
 that drains is `gangq drain-host`. Theirs stops what is left a grace period before a drain's deadline, ours at it; and
 what has not begun there theirs stops in any case, ours when it fits elsewhere: a batch job may use the time that is
-left.
+left. What is about replicas that are kept, scaled and updated (R25, R28, R29, R37, R44 to R47, R49) is a service.
 
 Not translated, and why:
 
@@ -12,10 +12,8 @@ Not translated, and why:
 | R02 | the scenario of R01, with the gang set by `.options()`: a gang's spec has one way into the database |
 | R15 | recovers because a new replica has a new id; a member keeps its id: one that always fails is R14 |
 | R19, R20, R21 | actors and tasks that a replica starts are placed too; here they are processes of the member |
-| R25, R26, R27 | a service scaled by hand, by the command line or by load: each gang is submitted by itself |
-| R28, R29 | a number of replicas rounded to whole gangs: nobody says a number of members apart from gangs |
-| R37 | which gang a service that shrinks gives up first: a gang is cancelled by its id |
-| R44, R45, R46, R47, R49 | new versions of a service's code or configuration: a gang's do not change after submit |
+| R26 | R25 on the command line, which calls the same verb: tests/cli/test_service_commands.py |
+| R27 | a service scaled by load: its number is changed by hand |
 """
 
 from __future__ import annotations
@@ -26,7 +24,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from sql import services
 from sql.drive import INVALID, Claim, Q, Worker, ack_all, gpus, refused
+from sql.services import Replicas, put, whole
 
 
 def nodes(q: Q, count: int, cpus: float = 1, slots: int = 8, first: int = 1, **offer: Any) -> list[Worker]:
@@ -543,3 +543,109 @@ def test_r55_bounds_that_make_no_sense_are_refused(q: Q, wrong: dict[str, Any], 
 def test_r56_wishes_for_nodes_that_contradict_each_other_are_refused(q: Q) -> None:
     with refused(INVALID, "a host for each member and for one host for all"):
         q.submit_gang(2, strategy="strict_spread", require="host")
+
+
+def deployment(q: Q, replicas: int, gang: int, hosts: int = 4, **more: Any) -> Replicas:
+    """A service on hosts with room for four replicas each, that is up."""
+    fleet = Replicas.of_hosts(q, hosts, slots=4)
+    put(q, replicas=replicas, gang=gang, **more)
+    fleet.settle(2)
+    assert len(services.endpoints(q)) == replicas
+    return fleet
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (8, 4), (4, 8)])
+def test_r25_scaled_by_whole_gangs_the_smaller_set_is_part_of_the_larger(
+    q: Q, before: int, after: int
+) -> None:
+    fleet = deployment(q, before, 2)
+    had = set(whole(q))
+    put(q, task=None, replicas=after)
+    least = before
+    for _ in range(5):
+        fleet.turn()
+        least = min(least, len(services.endpoints(q)))
+        q.later(1)
+    has = set(whole(q))
+    assert (len(has), least) == (after // 2, min(before, after))
+    assert has < had or had < has
+
+
+def test_r28_an_unaligned_number_is_rounded_up_when_it_grows(q: Q) -> None:
+    fleet = deployment(q, 3, 3)
+    put(q, task=None, replicas=5)
+    fleet.settle(3)
+    assert len(services.endpoints(q)) == 6
+
+
+def test_r29_an_unaligned_number_is_rounded_up_when_it_shrinks(q: Q) -> None:
+    fleet = deployment(q, 9, 3)
+    put(q, task=None, replicas=4)
+    fleet.settle(3)
+    assert len(services.endpoints(q)) == 6
+
+
+def test_r37_a_gang_that_waits_is_given_up_before_one_that_runs(q: Q) -> None:
+    fleet = Replicas.of_hosts(q, 1, slots=4)
+    put(q, replicas=8, gang=4)
+    fleet.settle(2)
+    (runs,) = whole(q)
+    put(q, task=None, replicas=4)
+    fleet.settle(2)
+    assert [g["gang_id"] for g in services.gangs(q)] == [runs]
+    assert set(whole(q)) == {runs}
+
+
+def test_r44_a_new_version_replaces_one_whole_gang_at_a_time(q: Q) -> None:
+    fleet = deployment(q, 9, 3, version="1")
+    put(q, task=None, version="2")
+    fleet.becomes_ready = lambda _: False
+    fleet.settle(3)
+    assert [(g["revision"], g["members"]) for g in services.gangs(q)] == [(1, 3)] * 3 + [(2, 3)]
+    assert len(services.endpoints(q)) == 9
+
+
+def test_r45_a_change_of_configuration_alone_stops_nothing(q: Q) -> None:
+    fleet = deployment(q, 4, 2)
+    before = set(whole(q))
+    put(q, task=None, surge=3, ready_within_s=30)
+    fleet.settle(3)
+    assert set(whole(q)) == before
+    assert services.service(q)["revision"] == 1
+
+
+def test_r46_gangs_of_a_version_that_was_overtaken_stop_at_once_and_the_first_stay_until_the_third_is_ready(
+    q: Q,
+) -> None:
+    fleet = deployment(q, 4, 2, version="1")
+    first = set(whole(q))
+    put(q, task=None, version="2")
+    fleet.becomes_ready = lambda _: False
+    fleet.settle(2)
+    put(q, task=None, version="3")
+    fleet.settle(3)
+    assert [g["revision"] for g in services.gangs(q)] == [1, 1, 3]
+    assert set(whole(q)) == first
+    fleet.becomes_ready = lambda _: True
+    fleet.settle(8)
+    assert {g["revision"] for g in services.gangs(q)} == {3}
+
+
+def test_r47_as_many_gangs_at_a_time_as_its_surge_allows(q: Q) -> None:
+    fleet = deployment(q, 20, 2, hosts=6, version="1", surge=2)
+    put(q, task=None, version="2")
+    fleet.becomes_ready = lambda _: False
+    fleet.settle(2)
+    assert [g["revision"] for g in services.gangs(q)].count(2) == 2
+    assert len(services.endpoints(q)) == 20
+
+
+def test_r49_a_gang_on_a_node_that_drains_is_replaced_by_one_of_the_new_version(q: Q) -> None:
+    fleet = deployment(q, 4, 4, version="1")
+    (host,) = {e["host"] for e in services.endpoints(q)}
+    drain(q, host)
+    put(q, task=None, version="2")
+    fleet.settle(6)
+    (gang,) = services.gangs(q)
+    assert (gang["revision"], gang["serves"]) == (2, True)
+    assert host not in gang["hosts"]

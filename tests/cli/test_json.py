@@ -85,6 +85,7 @@ _CORDON = {
     "gangs",
     "jobs",
 }
+_SERVICE = {"name", "task", "state", "replicas", "gang", "ready_replicas", "revision", "why", "work"}
 _NOTIFIED = {
     "target",
     "kinds",
@@ -129,6 +130,12 @@ CASES: list[tuple[str, set[str]]] = [
     ("schedule resume s", _SCHEDULE),
     ("schedule run-now s", {"job_id", "gang_id"}),
     ("schedule rm s", {"name", "state"}),
+    ("service set s --task a --replicas 2 --gang 2 --queue later", _SERVICE),
+    ("service list", _SERVICE),
+    ("service show s", {"service", "gangs"}),
+    ("service stop s", _SERVICE),
+    ("service rollback s --to 1", _SERVICE),
+    ("service delete s", {"name", "state"}),
     ("queue create q2", _QUEUE),
     ("queue set q2 --budget 5m", _QUEUE),
     ("limit set licence 2", _LIMIT),
@@ -200,6 +207,9 @@ _WITHOUT = {
     "gang",
     "bench",
     "bounce",
+    "service endpoints",
+    "ready",
+    "load",
     "systemd install",
     "systemd show",
     "systemd report-death",
@@ -262,7 +272,7 @@ def test_every_line_is_an_object_with_the_keys_promised(
         code, out, err = done.returncode, done.stdout, done.stderr
     else:
         private = {"GANGQ_DATA_DIR": str(directory / "pg")} if words[0] == "db" else {}
-        given = None if words[1] in ("start", "status", "stop") else dsn
+        given = None if words[0] == "db" and words[1] in ("start", "status", "stop") else dsn
         result = gangq(given, *words, **private)
         code, out, err = result.exit_code, result.stdout, result.stderr
     assert code == 0, (out, err)
@@ -272,7 +282,7 @@ def test_every_line_is_an_object_with_the_keys_promised(
         assert keys <= set(one)
 
 
-_WITH_SUBCOMMANDS = {"db", "limit", "queue", "schedule", "task", "checkpoint", "notify"}
+_WITH_SUBCOMMANDS = {"db", "limit", "queue", "schedule", "service", "task", "checkpoint", "notify"}
 
 
 def test_no_command_is_left_out() -> None:

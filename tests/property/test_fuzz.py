@@ -211,6 +211,8 @@ class World:
                 self.db.execute("delete from gangq.task_settings")
         self.db.execute("delete from gangq.cordons")
         self.db.execute("delete from gangq.schedules_table")
+        self.db.execute("delete from gangq.service_gangs_table")
+        self.db.execute("delete from gangq.services_table")
         self.db.execute("delete from gangq.beat_gaps")
         self.db.execute("delete from gangq.notification_targets")
         for row in self.db.execute(
@@ -411,6 +413,18 @@ class World:
         )
         return {"name": "fuzz"}
 
+    def service(self) -> Arguments:
+        """One that is there."""
+        self.call("set_service", name="fuzz", task="fuzz", replicas=2, gang=2)
+        return {"name": "fuzz"}
+
+    def serving(self) -> Arguments:
+        """The claim of a replica."""
+        gang, jobs = self.gang("running")
+        self.service()
+        self.db.execute("update gangq.live_gangs set service = 'fuzz' where id = %s", (gang,))
+        return {"job_id": jobs[0], "token": self.token(jobs[0])}
+
     def planned(self) -> Arguments:
         self.schedule()
         self.db.execute("update gangq.schedules_table set due_at = null")
@@ -523,6 +537,21 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
             "catch_up": "all",
         },
         "unplanned_schedules": lambda w: {},
+        "declare_services": lambda w: {"source": "fuzz:app", "names": [w.service()["name"]]},
+        "delete_service": lambda w: w.service(),
+        "report_load": lambda w: {**w.serving(), "load": 1},
+        "report_ready": lambda w: {**w.serving(), "ready": True, "port": 8000},
+        "roll_back_service": lambda w: {**w.service(), "to_revision": 1},
+        "set_service": lambda w: {
+            "name": "fuzz",
+            "task": "fuzz",
+            "payload": "{}",
+            "replicas": 2,
+            "gang": 2,
+            "work": "{}",
+            "surge": 1,
+        },
+        "stop_service": lambda w: w.service(),
         "preview": lambda w: {"changes": '[{"add_workers": 1}]', "kinds": [1]},
         "predecessor": lambda w: w.some_worker(),
         "preempt_gang": lambda w: {"gang_id": w.gang("running")[0], "reason": "r"},
@@ -582,7 +611,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
 
 KEEPS_WHAT_IT_IS_TOLD = {
     "register_worker", "configure", "set_queue", "set_task", "submit", "submit_gang", "heartbeat", "learn_gap",
-    "cordon", "set_taints", "trip", "set_schedule",
+    "cordon", "set_taints", "trip", "set_schedule", "set_service",
 }  # fmt: skip
 """What these accept is looked at again by every tick, so all of it must work after each single call."""
 
@@ -599,6 +628,7 @@ OBJECTS = {
     "submit_unique_gang": ("options", "gang_options"),
     "register_worker": ("options", "worker_options"),
     "set_schedule": ("options", "schedule_options"),
+    "set_service": ("options", "service_options"),
 }
 """The argument that is one JSON object, and the row type that its members come from."""
 

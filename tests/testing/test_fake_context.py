@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import gangq
-from gangq import App, Checkpoint, Context, DeviceInfo, GangInfo, Role
+from gangq import App, Checkpoint, Context, DeviceInfo, GangInfo, Role, ServiceInfo
 from gangq.errors import GangqError, InvalidInput, StaleToken, Stopped, TooLarge
 from gangq.testing import FakeContext, run
 
@@ -269,3 +269,17 @@ def test_a_checkpoint_given_as_one_is_copied(tmp_path: Path) -> None:
     given = FakeContext(checkpoint=Checkpoint(4, b"x", path)).checkpoint
     assert given is not None
     assert (given.step, given.path != path, os.path.exists(path)) == (4, True, True)
+
+
+def test_a_replica_says_that_it_is_ready_and_how_busy_it_is() -> None:
+    ctx = FakeContext(service=ServiceInfo("chat", 1, 8000))
+    assert ctx.is_ready is None
+    ctx.ready()
+    assert ctx.is_ready == (True, 8000)
+    ctx.ready(False, port=0)
+    ctx.load(0.5)
+    assert (ctx.is_ready, ctx.loads) == ((False, None), [0.5])
+    alone = FakeContext()
+    alone.ready()
+    alone.load(1)
+    assert (alone.service, alone.is_ready, alone.loads) == (None, None, [])

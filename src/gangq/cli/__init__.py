@@ -40,6 +40,7 @@ SECTIONS = {
     },
     "Queues": {
         "schedule": "schedules",
+        "service": "services",
         "queue": "queues",
         "limit": "limits",
         "task": "tasks",
@@ -74,6 +75,8 @@ SECTIONS = {
         "beat": "child",
         "checkpoint": "child",
         "gang": "child",
+        "ready": "child",
+        "load": "child",
     },
 }
 """By section of the help: a command, and the module of this package that holds it; imported when it is called."""

@@ -1,4 +1,4 @@
-"""gangq beat, checkpoint and gang: what a command says to its worker and asks it, over GANGQ_SOCKET."""
+"""gangq beat, checkpoint, gang, ready and load: what a command says to its worker and asks it, over GANGQ_SOCKET."""
 
 from __future__ import annotations
 
@@ -61,6 +61,36 @@ def beat(
     session.answer(told)
 
 
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), help="Where it listens [GANGQ_PORT]; 0: nowhere.")
+@click.option("--not", "not_ready", is_flag=True, help="Take no requests any more.")
+@json_option
+@pass_session
+def ready(session: Session, port: int | None, not_ready: bool) -> None:
+    """Say that this replica of a service takes requests from now on.
+
+    Its gang is among the endpoints once all its members are ready.
+    """
+    from gangq.worker.child_context import Link
+
+    with Link.from_environ() as worker:
+        worker.ask("ready", ready=not not_ready, port=port)
+    session.answer({"ready": not not_ready, "port": port})
+
+
+@click.command()
+@click.argument("busy", metavar="LOAD", type=click.FloatRange(min=0))
+@json_option
+@pass_session
+def load(session: Session, busy: float) -> None:
+    """Say how busy this replica of a service is; 1 is as much as it should have."""
+    from gangq.worker.child_context import Link
+
+    with Link.from_environ() as worker:
+        worker.ask("load", load=busy)
+    session.answer({"load": busy})
+
+
 @click.group()
 def checkpoint() -> None:
     """Save or load a command's checkpoint."""
@@ -93,11 +123,11 @@ def save(session: Session, step: int, file: str) -> None:
     session.answer({"step": step, "bytes": len(data), "file": file})
 
 
-@checkpoint.command()
+@checkpoint.command(name="load")
 @click.argument("file", type=click.Path(allow_dash=True, dir_okay=False))
 @json_option
 @pass_session
-def load(session: Session, file: str) -> None:
+def load_checkpoint(session: Session, file: str) -> None:
     """Write the checkpoint to resume from into FILE (- for standard output) and print its step.
 
     Exit code 4, and FILE is left alone, when there is none: then begin at the beginning. With - the step

@@ -402,6 +402,7 @@ def _gang_pairs(row: GangRow, cancelled: str | None) -> list[tuple[str, object]]
     return [
         ("gang", gang(row.id)),
         ("name", row.name),
+        ("service", row.service),
         ("state", row.state),
         ("size", row.size),
         ("epoch", row.epoch),

@@ -108,6 +108,27 @@ class ScheduleOptions(TypedDict, total=False):
     due_as: str | None
 
 
+class ServiceOptions(TypedDict, total=False):
+    """Of a service. None is as if it were left out: what is set stays.
+
+    - `surge` [1]: so many gangs more than wanted while one replaces another; 0: an old one stops first.
+    - `ready_within_s` [600]: a replica that is not ready for so long is replaced, with its gang. `linger_s` [5]: how
+      long a gang goes on between leaving the endpoints and being told to stop.
+    - `health`: a path ("/healthz", at the port of each replica) or URL that its worker polls: it is ready while that
+      answers with a status below 400. "none": a replica calls `Context.ready`.
+    - `version`: a text that makes a new revision where nothing else has changed.
+    - `stopped`: want no replica. `source`: the program that declares the service.
+    """
+
+    surge: int | None
+    ready_within_s: Duration | None
+    linger_s: Duration | None
+    health: str | None
+    version: str | None
+    stopped: bool | None
+    source: str | None
+
+
 class RegisterOptions(TypedDict, total=False):
     """Of a worker. None is as if it were left out."""
 

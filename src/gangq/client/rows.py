@@ -167,7 +167,9 @@ class WatchTerms(NamedTuple):
 
 class BarrierMember(NamedTuple):
     """One member of this epoch of the caller's gang, by rank. `go`: the barrier is open, everybody's code may begin;
-    of a running gang: this epoch is whole. `role_rank`: its rank among those of its role."""
+    of a running gang: this epoch is whole. `role_rank`: its rank among those of its role. `service`, `revision`: what
+    it serves, and `health`: the path or URL that tells whether it is ready; None: none.
+    """
 
     go: bool
     epoch: int
@@ -182,6 +184,9 @@ class BarrierMember(NamedTuple):
     master_port: int | None
     role: str
     role_rank: int
+    service: str | None
+    revision: int | None
+    health: str | None
 
 
 class Outcome(NamedTuple):
@@ -394,6 +399,7 @@ class GangRow(NamedTuple):
     hosts: list[str] | None
     submitter: str
     login: str
+    service: str | None
 
 
 class WorkerRow(NamedTuple):
@@ -620,6 +626,81 @@ class ScheduleRow(NamedTuple):
     source: str | None
     undeclared_at: datetime | None
     readable: bool
+
+
+class ServiceRow(NamedTuple):
+    """A service: `replicas` of `task` that are wanted, in gangs of `gang`.
+
+    - `state`: ready, starting, updating, halted (the new `revision` did not become ready), crash_loop, stopping,
+      stopped or deleting; `why`: what is in the way. `ready_replicas` take requests.
+    - `good_revision`: the last one of which all replicas were ready. `next_try_at`: no gang is made before, after so
+      many `failures` in a row.
+    - `load`: what its ready replicas say, on average; None: they do not.
+    - `payload` and `work` (the other arguments and options) are None where `readable` is false.
+    """
+
+    name: str
+    task: str
+    queue: str
+    state: str
+    replicas: int
+    gang: int
+    ready_replicas: int
+    gangs: int
+    revision: int
+    good_revision: int | None
+    why: str | None
+    failures: int
+    next_try_at: datetime | None
+    surge: int
+    ready_within_s: float
+    linger_s: float
+    health: str | None
+    version: str | None
+    load: float | None
+    payload: Any
+    work: dict[str, Any] | None
+    submitter: str
+    login: str
+    set_at: datetime
+    source: str | None
+    undeclared_at: datetime | None
+    readable: bool
+
+
+class ServiceGangRow(NamedTuple):
+    """A gang of a service. `serves`: it is among the endpoints; `leaves`: it stops at `stop_at`, and `why`."""
+
+    service: str
+    gang_id: int
+    revision: int
+    state: str | None
+    members: int
+    ready_members: int
+    serves: bool
+    leaves: bool
+    why: str | None
+    hosts: list[str]
+    load: float | None
+    made_at: datetime
+    ready_at: datetime | None
+    stop_at: datetime | None
+
+
+class EndpointRow(NamedTuple):
+    """Where a replica of a service takes requests: `address` and `port`. Of a gang all are listed or none."""
+
+    service: str
+    gang_id: int
+    revision: int
+    job_id: int
+    rank: int
+    worker: str
+    host: str
+    address: str
+    port: int
+    load: float | None
+    ready_since: datetime
 
 
 class ViolationRow(NamedTuple):

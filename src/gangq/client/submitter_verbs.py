@@ -18,7 +18,7 @@ from uuid import UUID
 from psycopg.rows import tuple_row
 
 from gangq.client import rows
-from gangq.client.options import ScheduleOptions, SubmitGangOptions, SubmitOptions
+from gangq.client.options import ScheduleOptions, ServiceOptions, SubmitGangOptions, SubmitOptions
 from gangq.client.verb import (
     After,
     BigInt,
@@ -373,3 +373,48 @@ class SubmitterVerbs:
         Returns those that it declared before and does not any more: they are marked, and go on. Raises
         `InvalidInput`, `Busy`.
         """
+
+    @verb
+    def set_service(
+        self,
+        *,
+        name: str,
+        task: str | None = None,
+        payload: Json | None = None,
+        replicas: int | None = None,
+        gang: int | None = None,
+        work: Options | None = None,
+        connection: object | None = None,
+        **options: Unpack[ServiceOptions],
+    ) -> str:
+        """Make a service, or change what is given of it; return made, changed or same.
+
+        `replicas` [one gang] of the task, with this payload, are kept running in gangs of `gang` [1] members; they
+        are rounded up to whole gangs. `work`: what else `submit_gang` takes: `{"queue": "gpu", "gpus": 1}`.
+        `options`: see `gangq.client.options.ServiceOptions`.
+
+        Another task, payload, gang, work, health or version is a new revision, whose gangs replace the old ones one
+        after the other. Gangs are submitted on behalf of the login that stored the service last. What was stopped
+        starts. Raises `InvalidInput`, `NotFound` (no such queue), `TooLarge`, `NotAllowed` (another login stored it),
+        `Busy`.
+        """
+
+    @verb
+    def stop_service(self, *, name: str, connection: object | None = None) -> None:
+        """Want no replica of a service, until `set_service`. Raises `NotFound`, `NotAllowed`, `Busy`."""
+
+    @verb
+    def delete_service(self, *, name: str, connection: object | None = None) -> None:
+        """Stop a service, and forget it once its last gang has ended. Raises `NotFound`, `NotAllowed`, `Busy`."""
+
+    @verb
+    def roll_back_service(
+        self, *, name: str, to_revision: int | None = None, connection: object | None = None
+    ) -> int:
+        """Let a service be of another revision again [the last other one that was ready]; return its number. The
+        present one: try an update again that has halted. Raises `NotFound`, `NotAllowed`, `Busy`.
+        """
+
+    @verb
+    def declare_services(self, *, source: str, names: Texts) -> list[str]:
+        """Say that the program `source` declares these services and no others; see `declare_schedules`."""

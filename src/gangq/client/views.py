@@ -199,6 +199,18 @@ class Views:
     def schedules(self, *, name: str | None = None) -> list[rows.ScheduleRow]:
         """Schedules by name: when each is due, what it submitted last, and why it did not."""
 
+    @verb(view="services", order="name")
+    def services(self, *, name: str | None = None) -> list[rows.ServiceRow]:
+        """Services by name: how many replicas are wanted and ready, and what is in the way."""
+
+    @verb(view="service_gangs", order="service, gang_id")
+    def service_gangs(self, *, service: str | None = None) -> list[rows.ServiceGangRow]:
+        """The gangs of services, those that leave included."""
+
+    @verb(view="endpoints", order="service, gang_id, rank")
+    def endpoints(self, *, service: str | None = None) -> list[rows.EndpointRow]:
+        """Where the replicas of services take requests, whole gangs only. LISTEN gangq_endpoints tells of changes."""
+
     @verb(view="retention")
     def retention(self, *, class_: str | None = None) -> list[rows.RetentionRow]:
         """What is kept of what has ended, by class and table; no table is read for it."""

@@ -248,6 +248,22 @@ class WorkerVerbs:
         """
 
     @verb
+    def report_ready(
+        self, *, job_id: BigInt, token: BigInt, ready: bool = True, port: int | None = None
+    ) -> None:
+        """Say that a replica of a service takes requests from now on, at this `port`, or does not.
+
+        None: at no port of its own, or at the one it said before. Raises `StaleToken` (also when it was told to
+        stop), `WrongState` (no replica of a service), `InvalidInput`.
+        """
+
+    @verb
+    def report_load(self, *, job_id: BigInt, token: BigInt, load: Numeric) -> None:
+        """Say how busy a replica of a service is, 0 or more; 1 is as much as it should have. Raises as
+        `report_ready`.
+        """
+
+    @verb
     def predecessor(self, *, worker: str) -> list[rows.Predecessor]:
         """The latest incarnation of this name, ended or not; a list of one, or empty."""
 

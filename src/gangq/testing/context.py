@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer
+from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer, ServiceInfo
 from gangq.errors import InvalidInput, StaleToken, TooLarge
 from gangq.gpu.declared import parse_declared
 from gangq.task_options import TaskOptions, declared
@@ -54,12 +54,14 @@ class FakeContext(HandlerContext):
     - `checkpoint`: (step, bytes) or a `Checkpoint` to resume from.
     - `inputs`: what it waited for, by the id of the job: its result, or an error such as `JobFailed`.
     - `devices`: "2x24GiB" declares them as `gangq worker --devices` does; or `DeviceInfo` objects.
+    - `service`: the service that it is a replica of. None: it is none.
     - `attempt`: from 1. `job`: all facts of the job at once; `run` replaces its task and payload.
     - `stop_at`: it is told to stop once it has beaten, or saved a checkpoint, at this step or a later one.
       :meth:`stop` tells it at once.
     - `checkpoint_bytes`: the limit of a checkpoint [1 MiB].
 
-    What the handler said: `beats`, `phases`, `logs`, `checkpoints`, `model`, `submitted`, `completed`, `result`.
+    What the handler said: `beats`, `phases`, `logs`, `checkpoints`, `model`, `submitted`, `completed`, `result`,
+    and of a replica `is_ready` and `loads`.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class FakeContext(HandlerContext):
         checkpoint: tuple[int, bytes] | Checkpoint | None = None,
         inputs: Mapping[int, Any] | None = None,
         devices: str | Sequence[DeviceInfo] = (),
+        service: ServiceInfo | None = None,
         attempt: int = 1,
         job: JobInfo | None = None,
         stop_at: int | None = None,
@@ -80,6 +83,7 @@ class FakeContext(HandlerContext):
         self._gang = _gang_info(gang, self._info.id, epoch=1)
         self._given_inputs = dict(inputs or {})
         self._devices = tuple(_declared(devices) if isinstance(devices, str) else devices)
+        self._service = service
         self._stop_at = stop_at
         self._checkpoint_bytes = checkpoint_bytes
         self._told = threading.Event()
@@ -93,6 +97,10 @@ class FakeContext(HandlerContext):
         """What was written to `log`, at every level."""
         self.checkpoints: dict[int, bytes] = {}
         """What was saved, by step."""
+        self.is_ready: tuple[bool, int | None] | None = None
+        """What `ready` said last: whether it is, and its port. None: nothing yet."""
+        self.loads: list[float] = []
+        """What `load` said."""
         self.model: str | None = None
         """What `set_model` said last."""
         self.submitted: list[Submission] = []
@@ -205,6 +213,21 @@ class FakeContext(HandlerContext):
         with self._lock:
             self.beats.append(stored)
         self._reached(data.get("step"))
+
+    @property
+    def service(self) -> ServiceInfo | None:
+        """See `Context.service`."""
+        return self._service
+
+    def ready(self, ready: bool = True, *, port: int | None = None) -> None:
+        """See `Context.ready`. Kept in `is_ready`."""
+        if self._service is not None:
+            self.is_ready = (ready, self._service.port if port is None else port or None)
+
+    def load(self, load: float) -> None:
+        """See `Context.load`. Kept in `loads`."""
+        if self._service is not None:
+            self.loads.append(float(load))
 
     def set_model(self, name: str | None) -> None:
         """See `Context.set_model`."""

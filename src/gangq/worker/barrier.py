@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from gangq.client.rows import BarrierMember
 from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
-from gangq.context import GangInfo, Peer
+from gangq.context import GangInfo, Peer, ServiceInfo
 from gangq.errors import IncarnationEnded, NotFound, StaleToken, WrongState
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.ports import PortHolder
+from gangq.worker.replicas import Replica
 from gangq.worker.retry import TRANSIENT
 from gangq.worker.session import Session
 
@@ -44,6 +45,11 @@ def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo
             return None
         if members and members[0].go and not job.must_end:
             job.gang = gang_info(job, members)
+            first = members[0]
+            if first.service is not None:
+                service = ServiceInfo(first.service, first.revision or 0, ports.take(), first.health)
+                job.replica = Replica(service, session.on_replica)
+                session.on_replica()
             return job.gang
         job.wake.wait(_POLL_S * random.uniform(0.8, 1.2))
     return None

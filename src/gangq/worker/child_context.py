@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gangq import errors
-from gangq.context import Checkpoint, DeviceInfo, JobInfo
+from gangq.context import Checkpoint, DeviceInfo, JobInfo, ServiceInfo
 from gangq.errors import GangqError, TooLarge, WorkerGone
 from gangq.worker.context_impl import HandlerContext
 from gangq.worker.handler_info import checkpoint_from_wire, from_wire, gang_from_wire, inputs_from_wire
@@ -147,6 +147,8 @@ class ChildContext(HandlerContext):
         wire = link.ask("describe")
         self._info, self._gang, self._device_infos, self._checkpoint = from_wire(wire)
         self._loaded_for = 0 if self._gang is None else self._gang.epoch
+        service = wire["service"]
+        self._service = None if service is None else ServiceInfo(**service)
         self._request_bytes: int = wire["request_bytes"]
         self._beat_noted = False
         self._gang_lock = threading.RLock()
@@ -200,6 +202,18 @@ class ChildContext(HandlerContext):
     def _follow(self) -> None:
         while not self._event.wait(_GANG_POLL_S):
             self._poll()
+
+    @property
+    def service(self) -> ServiceInfo | None:
+        return self._service
+
+    def ready(self, ready: bool = True, *, port: int | None = None) -> None:
+        if self._service is not None:
+            self._link.ask("ready", ready=ready, port=port)
+
+    def load(self, load: float) -> None:
+        if self._service is not None:
+            self._link.ask("load", load=load)
 
     def _load_checkpoint(self) -> Checkpoint | None:
         return checkpoint_from_wire(self._link.ask("checkpoint")["checkpoint"])

@@ -18,7 +18,7 @@ from gangq.client import Client
 from gangq.client.rows import GangSubmitted
 from gangq.client.verb import Verb
 from gangq.client.verbs import Verbs
-from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo
+from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, ServiceInfo
 from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput, Stopped
 from gangq.worker import handler_info
@@ -222,6 +222,18 @@ class InlineContext(HandlerContext):
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
         return handler_info.device_infos(self._active)
+
+    @property
+    def service(self) -> ServiceInfo | None:
+        return None if self._active.replica is None else self._active.replica.service
+
+    def ready(self, ready: bool = True, *, port: int | None = None) -> None:
+        if self._active.replica is not None:
+            self._active.replica.ready(ready, port)
+
+    def load(self, load: float) -> None:
+        if self._active.replica is not None:
+            self._active.replica.busy(load)
 
     def _load_checkpoint(self) -> Checkpoint | None:
         job, session = self._active, self._session

@@ -62,6 +62,13 @@ def for_child(
         env["GANGQ_CHECKPOINT_STEP"] = str(checkpoint.step)
     if gang is not None:
         env |= for_gang(gang)
+    if job.replica is not None:
+        service = job.replica.service
+        env |= {
+            "GANGQ_SERVICE": service.name,
+            "GANGQ_REVISION": str(service.revision),
+            "GANGQ_PORT": str(service.port),
+        }
     return env
 
 

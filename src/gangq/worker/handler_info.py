@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer
+from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer, ServiceInfo
 from gangq.errors import (
     WHO_READS,
     IncarnationEnded,
@@ -146,7 +146,11 @@ def store_checkpoint(session: Session, job: ActiveJob, step: int, data: bytes) -
 
 
 def as_wire(
-    info: JobInfo, gang: GangInfo | None, devices: tuple[DeviceInfo, ...], checkpoint: Checkpoint | None
+    info: JobInfo,
+    gang: GangInfo | None,
+    devices: tuple[DeviceInfo, ...],
+    checkpoint: Checkpoint | None,
+    service: ServiceInfo | None = None,
 ) -> dict[str, Any]:
     """All of it as JSON, for a child."""
     return {
@@ -154,6 +158,7 @@ def as_wire(
         "gang": None if gang is None else asdict(gang),
         "devices": [asdict(device) for device in devices],
         "checkpoint": checkpoint_as_wire(checkpoint),
+        "service": None if service is None else asdict(service),
     }
 
 

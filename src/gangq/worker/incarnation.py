@@ -28,6 +28,7 @@ from gangq.worker.maintenance import Maintenance
 from gangq.worker.options import WorkerOptions
 from gangq.worker.output import Capture
 from gangq.worker.ports import PortHolder
+from gangq.worker.replicas import ReplicaWatch
 from gangq.worker.reporter import Reporter
 from gangq.worker.runner_command import CommandRunner
 from gangq.worker.runner_inline import HardExit, InlineRunner
@@ -73,6 +74,8 @@ class Incarnation:
         self._epochs = EpochWatch(session, process.ports)
         self._keeper = LeaseKeeper(session, self._watching, self._epochs)
         self._maintenance = Maintenance(session)
+        self._replicas = ReplicaWatch(session)
+        session.on_replica = self._replicas.changed
         self._server = SocketServer(session, session.directory / host_record.SOCKET)
         self._sources: list[ClaimSource[Any]] = []
         self._listener = Listener(session, list(process.options.queues), self._on_notification())
@@ -101,6 +104,7 @@ class Incarnation:
             control.spawn(self._listener.run(), "listener"),
             control.spawn(self._maintenance.run(), "tick"),
             control.spawn(self._epochs.run(), "epochs"),
+            control.spawn(self._replicas.run(), "replicas"),
             control.spawn(process.schedules.run(session), "schedules"),
             control.spawn(process.drain.run(session, self._reporter, process.waiting), "drain"),
         ]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gangq.client.rows import Claim
     from gangq.context import GangInfo
     from gangq.worker.lanes import Lane
+    from gangq.worker.replicas import Replica
 
 log = logging.getLogger("gangq.worker.jobs")
 
@@ -59,6 +60,8 @@ class ActiveJob:
         self.completed_by_handler = False
         self.gang: GangInfo | None = None
         """Its place in its gang: set when its barrier has opened, replaced with every new epoch."""
+        self.replica: Replica | None = None
+        """What it says as a replica of a service: set when its barrier has opened."""
         self.on_gang: Callable[[GangInfo], None] | None = None
         """Called with each new epoch: set by the context of a handler in this process."""
         self.result: Any = None
@@ -113,6 +116,12 @@ class ActiveJob:
             "epoch": self.claim.epoch if self.gang is None else self.gang.epoch,
             "rank": self.claim.rank if self.gang is None else self.gang.rank,
         }
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports that its worker holds bound for it until its code starts."""
+        held = [self.claim.master_port, None if self.replica is None else self.replica.service.port]
+        return [port for port in held if port is not None]
 
     # -- orders ----------------------------------------------------------------------------------------------
 

@@ -171,8 +171,8 @@ class CommandRunner:
             self._run(job, command, directory, done)
         finally:
             self._server.withdraw(job)
-            if job.claim.master_port is not None:
-                self._ports.release(job.claim.master_port)
+            for port in job.ports:
+                self._ports.release(port)
             shutil.rmtree(directory, ignore_errors=True)
 
     def _run(self, job: ActiveJob, command: Command, directory: Path, done: Done) -> None:
@@ -193,7 +193,11 @@ class CommandRunner:
         self._server.announce(
             job,
             handler_info.as_wire(
-                handler_info.job_info(job), gang, handler_info.device_infos(job), checkpoint
+                handler_info.job_info(job),
+                gang,
+                handler_info.device_infos(job),
+                checkpoint,
+                None if job.replica is None else job.replica.service,
             ),
         )
         env = for_child(
@@ -205,8 +209,8 @@ class CommandRunner:
             checkpoint=checkpoint,
             socket_path=self._server.path,
         )
-        if job.claim.master_port is not None:
-            self._ports.release(job.claim.master_port)
+        for port in job.ports:
+            self._ports.release(port)
         started_at = time.monotonic()
         oom_kills = container_memory().oom_kills
         try:

@@ -232,8 +232,8 @@ class InlineRunner:
         if claim.gang_id is not None:
             self.rest()
             gang = wait_for_go(session, job, self._ports)
-            if claim.master_port is not None:
-                self._ports.release(claim.master_port)
+            for port in job.ports:
+                self._ports.release(port)
         work = InlineWork(session, job, self._deadman, self._hard_exit)
         if (claim.gang_id is not None and gang is None) or not job.start(work):
             self._not_started(job)

@@ -1,27 +1,33 @@
-"""Storing the schedules that the App declares, when the worker has started."""
+"""Storing the schedules and services that the App declares, when the worker has started."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Collection
+from functools import partial
 
+from gangq import schedules, services
 from gangq.app import App
+from gangq.client.verb import Steps
 from gangq.errors import GangqError, NotAllowed
-from gangq.schedules import store
 from gangq.worker.child_main import app_target
 from gangq.worker.retry import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.schedules")
 
+Store = Callable[[], Steps[tuple[dict[str, GangqError], list[str]]]]
+
 _LONGEST_SOURCE = 200
+_ENDS = {"schedule": "gangq schedule rm NAME", "service": "gangq service delete NAME"}
 
 
 class ScheduleStore:
     """Stores them once in the life of a process. A task of the control loop.
 
-    Not at each registration: a worker that comes back from an outage would put older code's schedules in place of
-    newer ones.
+    Not at each registration: a worker that comes back from an outage would put what older code declares in place of
+    what newer code does.
     """
 
     def __init__(self, app: App | None, target: str | None, worker: str) -> None:
@@ -34,46 +40,45 @@ class ScheduleStore:
         app = self._app
         if app is None:
             return
+        for what, declared, store in (
+            ("schedule", app.schedules, partial(schedules.store, app.schedules.values(), self._source)),
+            ("service", app.services, partial(services.store, app.services.values(), self._source)),
+        ):
+            await self._store(session, what, declared, store)
+        self._app = None
+
+    async def _store(self, session: Session, what: str, declared: Collection[str], store: Store) -> None:
         waits = backoff(0.1, 5.0)
         while True:
             try:
-                refused, undeclared = await session.control.client.execute(
-                    store(app.schedules.values(), self._source)
-                )
+                refused, undeclared = await session.control.client.execute(store())
+                break
             except TRANSIENT as problem:
-                log.info("schedules_wait", extra={"error": str(problem)})
+                log.info(f"{what}s_wait", extra={"error": str(problem)})
                 await asyncio.sleep(next(waits))
-                continue
             except NotAllowed as problem:
                 log.warning(
-                    "schedules_not_stored",
+                    f"{what}s_not_stored",
                     extra={
-                        "schedules": sorted(app.schedules),
+                        f"{what}s": sorted(declared),
                         "error": str(problem),
-                        "advice": "or store them from another login: App.store_schedules",
+                        "advice": f"or store them from another login: App.store_{what}s",
                     },
                 )
-                break
+                return
             except GangqError as problem:
-                log.error("schedules_not_stored", extra={"error": str(problem)})
-                break
-            if app.schedules:
-                log.info(
-                    "schedules_stored", extra={"schedules": sorted(app.schedules.keys() - refused.keys())}
-                )
-            for name, refusal in refused.items():
-                log.warning("schedule_refused", extra={"schedule": name, "error": str(refusal)})
-            if undeclared:
-                log.warning(
-                    "schedules_undeclared",
-                    extra={
-                        "schedules": undeclared,
-                        "source": self._source,
-                        "advice": "they go on: gangq schedule rm NAME ends one",
-                    },
-                )
-            break
-        self._app = None
+                log.error(f"{what}s_not_stored", extra={"error": str(problem)})
+                return
+        if declared:
+            log.info(f"{what}s_stored", extra={f"{what}s": sorted(set(declared) - refused.keys())})
+        for name, refusal in refused.items():
+            log.warning(f"{what}_refused", extra={what: name, "error": str(refusal)})
+        if undeclared:
+            advice = f"they go on: {_ENDS[what]} ends one"
+            log.warning(
+                f"{what}s_undeclared",
+                extra={f"{what}s": undeclared, "source": self._source, "advice": advice},
+            )
 
 
 def _found(app: App | None) -> str | None:

@@ -9,6 +9,7 @@ Who writes which state; all threads read it:
 - ``stuck``: the thread that waits for the job's process.
 - ``tripping``: the watchdog's thread that begins to end this process, and takes it back if the trip is called off.
 - ``model``: the main thread.
+- ``on_replica``: the main thread, before any job runs.
 - notes on disk: the control loop ``lapsed`` (which it takes back) and ``drained``; ``gangq-exit-work`` ``exited``.
 
 There are two connections, so there are two clients. The main thread uses :attr:`Session.main_client`; every other
@@ -116,6 +117,8 @@ class Session:
         self.cgroups = cgroups
         """Where each command gets a control group of its own; None: this host allows none."""
         self.table = JobTable()
+        self.on_replica: Callable[[], None] = lambda: None
+        """Called when a replica of a service has begun, or has said something."""
         self.ended = threading.Event()
         """Set once the database has ended this incarnation: whatever it still ran is lost."""
         self.closing = threading.Event()

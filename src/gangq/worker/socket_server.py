@@ -19,10 +19,11 @@ from typing import Any
 
 from gangq.client.encoding import dumps
 from gangq.durations import seconds
-from gangq.errors import GangqError, InvalidInput
+from gangq.errors import GangqError, InvalidInput, WrongState
 from gangq.worker.context_impl import submit_child
 from gangq.worker.handler_info import checkpoint_as_wire, fetch_checkpoint, fetch_inputs, store_checkpoint
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.replicas import Replica
 from gangq.worker.reporter import clean
 from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
@@ -59,8 +60,10 @@ class SocketServer:
             "describe": self._describe,
             "gang": self._gang,
             "inputs": self._inputs,
+            "load": self._load,
             "load_checkpoint": self._load_checkpoint,
             "outcome": self._outcome,
+            "ready": self._ready,
             "save_checkpoint": self._save_checkpoint,
             "status": self._status,
             "submit": self._submit,
@@ -205,6 +208,15 @@ class SocketServer:
     def _inputs(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         return {"inputs": fetch_inputs(self._session, job)}
 
+    def _ready(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
+        port = request.get("port")
+        _replica(job).ready(bool(request["ready"]), None if port is None else int(port))
+        return {}
+
+    def _load(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
+        _replica(job).busy(float(request["load"]))
+        return {}
+
     def _status(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         reason = (job.lost and "lost") or job.stop_reason
         epoch = None if job.gang is None else job.gang.epoch
@@ -260,6 +272,12 @@ class SocketServer:
         if saved is None:
             return {"step": None, "data": None}
         return {"step": saved.step, "data": base64.b64encode(saved.data).decode()}
+
+
+def _replica(job: ActiveJob) -> Replica:
+    if job.replica is None:
+        raise WrongState(f"job {job.id} is no replica of a service: gangq service set makes one")
+    return job.replica
 
 
 def _error(said: object) -> dict[str, Any]:

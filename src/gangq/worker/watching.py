@@ -47,6 +47,7 @@ log = logging.getLogger("gangq.worker.watching")
 _READINGS_EVERY_S = 10.0
 _TELL_S = 2.0
 _TAIL_BYTES = 8192
+_NEVER_S = 1e9
 
 
 class Watching:
@@ -190,7 +191,8 @@ class JobWatch:
             limits = watching.limits_of(job, options)
             self._sensors = self._sensors_of(uuids)
             self._health.start(
-                window_s=limits.health_window_s,
+                # A replica without requests leaves its devices idle.
+                window_s=limits.health_window_s if job.replica is None else _NEVER_S,
                 load_grace_s=limits.load_grace_s,
                 long_phase_s=limits.long_phase_s,
                 sensors=self._sensors,

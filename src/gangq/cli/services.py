@@ -1,0 +1,266 @@
+"""gangq service: replicas that stay up, in whole gangs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gangq.app import COMMAND, command_payload
+from gangq.cli import output
+from gangq.cli.interrupts import Interrupts
+from gangq.cli.listening import Listener
+from gangq.cli.output import gang, when, words
+from gangq.cli.parsing import Seconds, payload_of
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.tables import columns, table
+from gangq.cli.work import recurring_options, submission
+from gangq.client.encoding import AWAITING
+from gangq.client.rows import EndpointRow, ServiceRow
+from gangq.errors import Busy, DatabaseUnreachable, NotFound
+
+_LOOK_S = 5.0
+_COLUMNS = columns(
+    "name state ready gangs:2 revision:1 task:1 load:2 why queue:3 submitter:4",
+    {"ready": lambda s: f"{s.ready_replicas} of {s.replicas}"},
+)
+_GANGS = columns(
+    ">gang_id revision state ready hosts:1 load:2 made:2 why",
+    {
+        "gang_id": lambda g: gang(g.gang_id),
+        "state": lambda g: "leaving" if g.leaves else "serving" if g.serves else g.state or "ended",
+        "ready": lambda g: f"{g.ready_members} of {g.members}",
+        "hosts": lambda g: words(g.hosts),
+        "made": lambda g: when(g.made_at),
+    },
+)
+_ENDPOINTS = columns(
+    "service >gang_id rank address port host:2 worker:2 revision:1 load:1",
+    {"gang_id": lambda e: gang(e.gang_id)},
+)
+
+
+@click.group()
+def service() -> None:
+    """Keep replicas of a task running, in whole gangs, and say where they take requests.
+
+    Workers and gangq tick keep what is wanted. A new revision replaces the old one gang by gang, each once it is
+    ready.
+    """
+
+
+@service.command(name="set")
+@click.argument("service_name", metavar="NAME")
+@click.argument("program", nargs=-1, metavar="[-- PROGRAM ARGS]")
+@click.option("--task", help="What each replica runs; or a PROGRAM after --.")
+@click.option(
+    "--payload", "payload", multiple=True, metavar="JSON|K=V", help="Its arguments; K=V may be repeated."
+)
+@click.option("--replicas", type=click.IntRange(min=0), metavar="N", help="Rounded up to whole gangs.")
+@click.option("--stopped", is_flag=True, default=None, help="Want none, whatever --replicas says.")
+@click.option(
+    "--surge", type=int, metavar="N", help="So many gangs more while one replaces another; 0: stop first [1]."
+)
+@click.option(
+    "--ready-within", "ready_within_s", type=Seconds(), help="Not ready for so long: replaced [10m]."
+)
+@click.option(
+    "--linger", "linger_s", type=Seconds(), help="From leaving the endpoints to being told to stop [5s]."
+)
+@click.option(
+    "--health",
+    metavar="PATH|URL",
+    help="Polled by its worker: a replica is ready while it answers. A PATH is at GANGQ_PORT; none: no more.",
+)
+@click.option("--version", help="What makes a new revision where nothing else has changed.")
+@recurring_options
+@common_options
+@pass_session
+def set_(
+    session: Session,
+    /,
+    service_name: str,
+    program: tuple[str, ...],
+    task: str | None,
+    payload: tuple[str, ...],
+    replicas: int | None,
+    stopped: bool | None,
+    **options: Any,
+) -> None:
+    """Make a service, or change what is given of it. What was stopped starts.
+
+    gangq service set chat --task serve --replicas 4 --gang 2 --gpus 1 --payload model=m
+
+    gangq service set web --replicas 2 --health /healthz -- python server.py
+
+    Another task, payload, gang, version or need is a new revision. --gang is the size of each gang [1].
+    """
+    if program and (task or payload):
+        raise click.UsageError("name a task, with its payload, or a program after --, not both")
+    if replicas == 0 and not stopped:
+        raise click.UsageError(
+            "--replicas 0: add --stopped to want none; gangq service stop does that, and delete forgets it"
+        )
+    own = {name: options.pop(name) for name in ("surge", "ready_within_s", "linger_s", "health", "version")}
+    size = options["size"]
+    given = {**options, "size": 1, "due_at": None, **dict.fromkeys(AWAITING, ()), "spec": None}
+    work = submission(session, given)
+    del work["size"]
+    outcome = session.client().set_service(
+        name=service_name,
+        task=COMMAND if program else task,
+        payload=command_payload(program) if program else payload_of(payload) if payload else None,
+        replicas=replicas or None,
+        gang=size,
+        work=work or None,
+        stopped=stopped,
+        **own,
+    )
+    found = _existing(session, service_name)
+    session.answer(found, f"service {service_name}: {outcome}; {_in_words(found)}")
+
+
+def _in_words(found: ServiceRow) -> str:
+    return (
+        f"revision {found.revision}, {found.ready_replicas} of {found.replicas} replicas ready, {found.state}"
+    )
+
+
+@service.command(name="list")
+@common_options
+@pass_session
+def list_(session: Session) -> None:
+    """List the services: how many replicas are wanted and ready, and what is in the way."""
+    session.rows(session.client().services(), _COLUMNS, "no services; make one with: gangq service set")
+
+
+@service.command()
+@click.argument("name")
+@common_options
+@pass_session
+def show(session: Session, name: str) -> None:
+    """Show a service and its gangs; gangq explain says why one waits."""
+    found = _existing(session, name)
+    gangs = session.client().service_gangs(service=name)
+    if session.json:
+        session.answer({"service": found, "gangs": gangs})
+        return
+    output.pairs(
+        [
+            ("service", found.name),
+            ("state", found.state),
+            ("why", found.why),
+            ("ready", f"{found.ready_replicas} of {found.replicas}, in gangs of {found.gang}"),
+            ("revision", found.revision),
+            ("good revision", found.good_revision if found.good_revision != found.revision else None),
+            ("failures", found.failures or None),
+            ("next try", found.next_try_at),
+            ("task", found.task),
+            ("queue", found.queue),
+            ("version", found.version),
+            ("health", found.health),
+            ("load", found.load),
+            ("payload", found.payload),
+            ("work", found.work or None),
+            ("set", f"{when(found.set_at)} by {found.submitter}"),
+            ("not declared by", found.source if found.undeclared_at else None),
+        ]
+    )
+    if gangs:
+        output.write("")
+        table(gangs, _GANGS)
+
+
+@service.command()
+@click.argument("name")
+@click.option("-f", "--follow", is_flag=True, help="Print all of them again at every change, until Ctrl-C.")
+@common_options
+@pass_session
+def endpoints(session: Session, name: str, follow: bool) -> None:
+    """List where the replicas of a service take requests: whole gangs that are ready.
+
+    With --json an object for each endpoint; with --follow one for each change: {"service", "endpoints"}.
+    """
+    _existing(session, name)
+    if not follow:
+        found = session.client().endpoints(service=name)
+        session.rows(found, _ENDPOINTS, f"no gang of service {name} is ready")
+        return
+    listener = Listener(session.client(), "gangq_endpoints")
+    shown: list[EndpointRow] | None = None
+    with Interrupts() as interrupts:
+        while not interrupts.count:
+            try:
+                listener.listen()
+                found = session.client().endpoints(service=name)
+            except (DatabaseUnreachable, Busy) as problem:
+                say(f"{problem}; trying again")
+                listener.close()
+                interrupts.wait(1.0)
+                continue
+            if shown is None or _places(found) != _places(shown):
+                shown = found
+                _print(session, name, found)
+            # A look now and then, for a notification that was lost.
+            listener.wait(interrupts, _LOOK_S)
+    listener.close()
+
+
+def _places(found: list[EndpointRow]) -> list[tuple[int, int, str, int]]:
+    return [(one.job_id, one.rank, one.address, one.port) for one in found]
+
+
+def _print(session: Session, name: str, found: list[EndpointRow]) -> None:
+    if session.json:
+        session.answer({"service": name, "endpoints": found})
+    elif found:
+        table(found, _ENDPOINTS)
+        output.write("")
+    else:
+        output.write(f"no gang of service {name} is ready\n")
+
+
+@service.command()
+@click.argument("name")
+@common_options
+@pass_session
+def stop(session: Session, name: str) -> None:
+    """Want no replica of a service, until gangq service set."""
+    session.client().stop_service(name=name)
+    found = _existing(session, name)
+    session.answer(found, f"service {name}: {found.state}")
+
+
+@service.command()
+@click.argument("name")
+@click.option("--to", "to_revision", type=int, metavar="REVISION", help="[the last other one that was ready]")
+@common_options
+@pass_session
+def rollback(session: Session, name: str, to_revision: int | None) -> None:
+    """Let a service be of another revision again; the present one: try an update again that has halted."""
+    session.client().roll_back_service(name=name, to_revision=to_revision)
+    found = _existing(session, name)
+    session.answer(found, f"service {name}: {_in_words(found)}")
+
+
+@service.command()
+@click.argument("name")
+@common_options
+@pass_session
+def delete(session: Session, name: str) -> None:
+    """Stop a service, and forget it once its last gang has ended.
+
+    One that a program declares comes back when a worker of it starts: take it out of the program, too.
+    """
+    found = _existing(session, name)
+    session.client().delete_service(name=name)
+    if found.source is not None and found.undeclared_at is None:
+        say(f"{found.source} declares it: it comes back when a worker of that starts")
+    session.answer({"name": name, "state": "deleting"}, f"service {name}: deleting")
+
+
+def _existing(session: Session, name: str) -> ServiceRow:
+    found = session.client().services(name=name)
+    if not found:
+        raise NotFound(f"service {name!r} does not exist; gangq service list names those that do")
+    return found[0]

@@ -1,0 +1,167 @@
+"""What an App keeps running: `App.service` declares it, workers store it when they start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from psycopg.rows import tuple_row
+
+from gangq.client.encoding import as_object
+from gangq.client.rows import EndpointRow, ServiceRow
+from gangq.client.verb import Query, Steps
+from gangq.client.verbs import Verbs
+from gangq.durations import Duration, seconds
+from gangq.errors import GangqError, InvalidInput, NotAllowed, NotFound
+from gangq.task_options import ONCE, arguments
+
+if TYPE_CHECKING:
+    from gangq.app import App
+    from gangq.tasks import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Service:
+    """A service that an App declares. Its `name` is unique in the database."""
+
+    app: App
+    name: str
+    arguments: Mapping[str, Any]
+    """Those of `Client.set_service`."""
+
+    def __repr__(self) -> str:
+        return f"<Service {self.name}: {self.arguments['replicas']} x {self.arguments['task']}>"
+
+    def row(self) -> ServiceRow:
+        """Return it as `gangq.services` shows it: how many replicas are wanted and ready, and what is in the way.
+
+        Raises `NotFound` before a worker, or `App.store_services`, has stored it.
+        """
+        found = self.app.client.services(name=self.name)
+        if not found:
+            raise NotFound(
+                f"service {self.name!r} is not stored: workers store it when they start, and App.store_services"
+            )
+        return found[0]
+
+    def endpoints(self) -> list[EndpointRow]:
+        """Where its replicas take requests: whole gangs that are ready."""
+        return self.app.client.endpoints(service=self.name)
+
+    def scale(self, replicas: int) -> None:
+        """Want so many replicas, rounded up to whole gangs, until the App declares another number. Starts it if it
+        was stopped. Raises `InvalidInput`, `NotFound`, `NotAllowed`.
+        """
+        self.row()
+        self.app.client.set_service(name=self.name, replicas=replicas)
+
+    def stop(self) -> None:
+        """Want no replica, until `scale`. Raises `NotFound`, `NotAllowed`."""
+        self.app.client.stop_service(name=self.name)
+
+    def roll_back(self, to_revision: int | None = None) -> int:
+        """Let it be of another revision again [the last other one that was ready]; return its number. Raises
+        `NotFound`, `NotAllowed`.
+        """
+        return self.app.client.roll_back_service(name=self.name, to_revision=to_revision)
+
+
+class ServiceDeclaration(TypedDict, total=False):
+    """How a task is kept running; see `App.service`.
+
+    - `replicas` [one gang]: how many, rounded up to whole gangs. `gang` [1]: members of each gang.
+    - `payload` [{}]: the arguments of each replica. `gang_options`: the other options of its gangs, as in
+      `Task.gang`: {"strategy": "spread", "preemptible": False}.
+    - `surge` [1], `ready_within` [10m], `linger` [5s], `health`, `version`: see
+      `gangq.client.options.ServiceOptions`.
+    """
+
+    replicas: int | None
+    gang: int
+    payload: Mapping[str, Any] | None
+    gang_options: Mapping[str, Any] | None
+    surge: int | None
+    ready_within: Duration | None
+    linger: Duration | None
+    health: str | None
+    version: str | None
+
+
+def make(
+    app: App,
+    task: Task[..., Any],
+    name: str | None = None,
+    *,
+    replicas: int | None = None,
+    gang: int = 1,
+    payload: Mapping[str, Any] | None = None,
+    gang_options: Mapping[str, Any] | None = None,
+    surge: int | None = None,
+    ready_within: Duration | None = None,
+    linger: Duration | None = None,
+    health: str | None = None,
+    version: str | None = None,
+) -> Service:
+    """Return a service of this task. Raises `InvalidInput`, `NotSerializable`."""
+    called = name or task.name
+    if replicas is not None and replicas < 1:
+        raise InvalidInput(f"service {called!r} has {replicas} replicas: 1 or more; Service.stop wants none")
+    wrong = next((option for option in ONCE if task.defaults.get(option)), None)
+    if wrong is not None:
+        raise InvalidInput(
+            f"a service of task {task.name!r} has the option {wrong}, which is for one submission"
+        )
+    given = as_object(payload or {}, "payload")
+    of_gang, options = task._gang(gang, gang_options or {}, given, None)
+    work = {**of_gang, **arguments(options)}
+    found: dict[str, Any] = {
+        "name": called,
+        "task": task.name,
+        "payload": given,
+        "replicas": replicas or gang,
+        "gang": gang,
+        "work": {
+            key: value
+            for key, value in work.items()
+            if value is not None and key not in ("task", "payload", "payloads", "size")
+        },
+        "surge": surge,
+        "ready_within_s": None if ready_within is None else seconds(ready_within, "ready_within"),
+        "linger_s": None if linger is None else seconds(linger, "linger"),
+        "health": health,
+        "version": version,
+    }
+    # What cannot be read is said where it is written, not when a worker starts.
+    Verbs.set_service(**found)
+    return Service(app, called, found)
+
+
+def store(services: Iterable[Service], source: str) -> Steps[tuple[dict[str, GangqError], list[str]]]:
+    """Store the services that the program `source` declares; return those that were refused, with why, and the names
+    of those that it does not declare any more.
+
+    Raises `NotAllowed` where there are some and this login is no submitter, and what is no answer to one of them.
+    """
+    listed: Sequence[Service] = [*services]
+    may = yield Query(
+        "gangq.may_act_as",
+        "select gangq.may_act_as('gangq_submitter') or gangq.is_admin()",
+        {},
+        lambda found: found[0][0],
+        factory=tuple_row,
+    )
+    if not may and not listed:
+        return {}, []
+    if not may:
+        raise NotAllowed("only a submitter stores services: grant gangq_submitter to this login")
+    refused: dict[str, GangqError] = {}
+    for service in listed:
+        try:
+            yield from Verbs.set_service(**service.arguments, source=source)
+        except GangqError as problem:
+            if problem.retryable:
+                raise
+            refused[service.name] = problem
+    undeclared = yield from Verbs.declare_services(source=source, names=[service.name for service in listed])
+    return refused, undeclared

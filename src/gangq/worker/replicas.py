@@ -1,0 +1,163 @@
+"""Replicas of services: which of this worker's jobs take requests, and how busy they are.
+
+A handler or a command says so (`Context.ready`, `gangq ready`), or its worker polls the health URL of the service. A
+task of the control loop tells the database, again and again until it is answered: nobody waits for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from gangq.context import ServiceInfo
+from gangq.errors import GangqError, StaleToken
+from gangq.watchdogs import signs
+from gangq.worker.retry import TRANSIENT
+
+if TYPE_CHECKING:
+    from gangq.worker.jobs import ActiveJob
+    from gangq.worker.session import Session
+
+log = logging.getLogger("gangq.worker.replicas")
+
+_PACE_S = 0.1
+"""The least time between two looks: a handler may say how busy it is a million times a second."""
+_POLL_S = 1.0
+"""The least time between two polls of a health URL, and between two reports of a load."""
+_ANSWER_S = 3.0
+_FAILURES = 3
+"""So many polls in a row that fail make a replica that was ready one that is not."""
+
+
+class Replica:
+    """What one replica has said, and what of it has been reported. The handler's threads write the first two."""
+
+    def __init__(self, service: ServiceInfo, changed: Callable[[], None]) -> None:
+        """`changed` is called, from any thread, when there is something to report."""
+        self.service = service
+        self.said: tuple[bool, int | None] | None = None
+        """Whether it is ready, and the port it listens at; None: it has said nothing yet."""
+        self.load: float | None = None
+        self.reported: tuple[bool, int | None] | None = None
+        self.reported_load: float | None = None
+        self.load_at = 0.0
+        self.polled_at = 0.0
+        self.failures = 0
+        self._changed = changed
+
+    def ready(self, ready: bool, port: int | None) -> None:
+        """It is ready or not, at this port [its own]; 0: at none."""
+        self.said = (ready, self.service.port if port is None else port or None)
+        self._changed()
+
+    def busy(self, load: float) -> None:
+        """It is so busy."""
+        self.load = float(load)
+        self._changed()
+
+    @property
+    def target(self) -> tuple[str, int, str] | None:
+        """Host, port and path of its health URL; None: it has none."""
+        health = self.service.health
+        if health is None:
+            return None
+        if health.startswith("/"):
+            return "127.0.0.1", self.service.port, health
+        parts = urlsplit(health)
+        path = parts.path or "/"
+        return (
+            parts.hostname or "127.0.0.1",
+            parts.port or 80,
+            f"{path}?{parts.query}" if parts.query else path,
+        )
+
+
+class ReplicaWatch:
+    """Polls and reports the replicas of a session. A task of the control loop."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._some = asyncio.Event()
+
+    def changed(self) -> None:
+        """A replica has begun, or has said something. From any thread."""
+        self._session.control.soon(self._some.set)
+
+    async def run(self) -> None:
+        """Report what is said, until cancelled."""
+        while True:
+            signs.alive()
+            self._some.clear()
+            jobs = [
+                job for job in self._session.table.snapshot() if job.replica is not None and not job.must_end
+            ]
+            await asyncio.gather(*(self._look(job, job.replica) for job in jobs if job.replica is not None))
+            await asyncio.sleep(_PACE_S)
+            try:
+                await asyncio.wait_for(self._some.wait(), _POLL_S if jobs else None)
+            except TimeoutError:
+                continue
+
+    async def _look(self, job: ActiveJob, replica: Replica) -> None:
+        now = asyncio.get_running_loop().time()
+        try:
+            if replica.target is not None and now - replica.polled_at >= _POLL_S:
+                replica.polled_at = now
+                await self._poll(job, replica, *replica.target)
+            await self._report(job, replica, now)
+        except TRANSIENT as problem:
+            log.warning("replica_not_reported", extra={**job.extra, "error": str(problem)})
+        except StaleToken:
+            pass  # It was told to stop, or lost: its next heartbeat says so.
+        except GangqError as problem:
+            log.error("replica_refused", extra={**job.extra, "error": str(problem)})
+            replica.reported, replica.reported_load = replica.said, replica.load
+
+    async def _poll(self, job: ActiveJob, replica: Replica, host: str, port: int, path: str) -> None:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                status = await get_status(host, port, path)
+            problem = None if 200 <= status < 400 else f"status {status}"
+        except (OSError, ValueError, TimeoutError) as failure:
+            problem = str(failure) or type(failure).__name__
+        was_ready = replica.said is not None and replica.said[0]
+        if problem is None:
+            replica.failures = 0
+            if not was_ready:
+                log.info("replica_ready", extra={**job.extra, "service": replica.service.name})
+            replica.said = (True, port)
+            return
+        replica.failures += 1
+        if was_ready and replica.failures >= _FAILURES:
+            log.warning(
+                "replica_not_ready", extra={**job.extra, "service": replica.service.name, "error": problem}
+            )
+            replica.said = (False, port)
+
+    async def _report(self, job: ActiveJob, replica: Replica, now: float) -> None:
+        client = self._session.control.client
+        said, load = replica.said, replica.load
+        if said is not None and said != replica.reported:
+            await client.report_ready(job_id=job.id, token=job.token, ready=said[0], port=said[1])
+            replica.reported = said
+        if load is not None and load != replica.reported_load and now - replica.load_at >= _POLL_S:
+            await client.report_load(job_id=job.id, token=job.token, load=load)
+            replica.reported_load, replica.load_at = load, now
+
+
+async def get_status(host: str, port: int, path: str) -> int:
+    """The status of a GET over HTTP. Raises OSError, or ValueError for what is no answer of HTTP."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        line = await reader.readline()
+        words = line.split()
+        if len(words) < 2 or not words[0].startswith(b"HTTP/"):
+            raise ValueError(f"no answer of HTTP: {line[:100]!r}")
+        return int(words[1])
+    finally:
+        writer.close()

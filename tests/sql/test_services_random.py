@@ -1,0 +1,64 @@
+"""Random verbs around a service: never more gangs than wanted and its surge, never a partial gang in endpoints."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sql.drive import Q
+from sql.services import Replicas, gangs, put, service, whole
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_wanted_is_kept_whatever_happens(q: Q, seed: int) -> None:
+    rng = random.Random(seed)
+    fleet = Replicas.of_hosts(q, 5, slots=3)
+    surge = rng.choice([0, 1, 2])
+    size = rng.choice([1, 2, 3])
+    put(q, replicas=size, gang=size, surge=surge, ready_within_s=20)
+    most = 0
+    for step in range(60):
+        one = rng.choice(list(fleet.claims.values())) if fleet.claims else None
+        action = rng.choice(
+            ["turn"] * 4
+            + ["scale", "update", "fail", "complete", "unready", "cancel", "preempt", "drain", "stop"]
+        )
+        if action == "scale":
+            put(q, task=None, replicas=rng.randint(1, 9))
+        elif action == "update":
+            put(q, task=None, version=str(step))
+        elif action in ("fail", "complete") and one is not None and fleet.goes(one):
+            del fleet.claims[one.job_id]
+            getattr(one, action)()
+        elif action == "unready" and one is not None and fleet.goes(one):
+            fleet.ready(one, ready=False)
+        elif action in ("cancel", "preempt") and (found := [g for g in gangs(q) if g["state"]]):
+            gang = rng.choice(found)["gang_id"]
+            q.call("cancel", gang_ids=[gang]) if action == "cancel" else q.call("preempt_gang", gang_id=gang)
+        elif action == "drain":
+            q.call(rng.choice(["cordon", "uncordon"]), host=f"node{rng.randint(1, 5)}")
+        elif action == "stop":
+            q.call("stop_service", name="chat")
+        before = len(gangs(q))
+        fleet.turn()
+        shown = service(q)
+        wanted = 0 if shown["state"] in ("stopping", "stopped") else shown["replicas"] // size
+        most = max(most, len(gangs(q)))
+        assert len(gangs(q)) <= max(before, wanted + surge), (step, action)
+        whole(q)
+        assert q.violations() == []
+        q.later(rng.choice([0, 1, 5]))
+    assert most > 0
+    for n in range(1, 6):
+        q.call("uncordon", host=f"node{n}")
+    put(q, task=None, replicas=3 * size)
+    q.live_on(400, *fleet.workers, step=5)
+    q.call("roll_back_service", name="chat", to_revision=service(q)["revision"])
+    for _ in range(60):
+        fleet.turn()
+        q.later(5)
+        if service(q)["state"] == "ready" and len(gangs(q)) == 3:
+            break
+    assert service(q)["state"] == "ready", (service(q), gangs(q))
+    assert len(whole(q)) == 3
