@@ -119,18 +119,20 @@ select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as 
   case when o.readable then k.result end as result,
   case when o.readable then k.error end as error, s.model,
   case when k.gang_id is not null then gangq.role_of(k.gang_id, k.rank) end as role, k.epoch_rank,
-  k.parent, k.login, o.readable, k.max_trips
+  k.parent, k.login, o.readable, k.max_trips, k.snoozes, k.max_snoozes
 from (
   select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts,
     j.max_attempts, j.crashes, j.trips, j.stops, j.submitted_at, j.due_at, j.claimed_at,
     j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s, j.submitter, j.login, j.payload,
-    j.result, j.error, j.epoch_rank, j.parent, true as live, j.max_trips
+    j.result, j.error, j.epoch_rank, j.parent, true as live, j.max_trips,
+    j.snoozes, j.max_snoozes
   from gangq.live_jobs j
   union all
   select h.job_id, h.state, h.priority, h.gang_id, h.rank, h.incarnation, h.shape_id, h.attempts,
     h.max_attempts, h.crashes, h.trips, h.stops, h.submitted_at, null::timestamptz, h.claimed_at,
     h.finished_at, null::timestamptz, null::text, h.token, h.budget_s, h.submitter, h.login,
-    h.payload, h.result, h.error, null::integer, h.parent, false, h.max_trips
+    h.payload, h.result, h.error, null::integer, h.parent, false, h.max_trips,
+    h.snoozes, h.max_snoozes
   from gangq.history h
 ) k
 join gangq.shapes s on s.id = k.shape_id
@@ -505,7 +507,8 @@ cross join lateral (select array[
   case when j.state = 'waiting' and j.waits_on <> coalesce(d.n, 0)
     then 'waits for as many as it says' end,
   case when (j.order_key >> 50) <> 1000 - j.priority then 'order key matches priority' end,
-  case when least(j.crashes, j.trips, j.stops, j.max_attempts, j.max_crashes, j.max_trips) < 0
+  case when least(j.crashes, j.trips, j.stops, j.snoozes, j.max_attempts, j.max_crashes,
+      j.max_trips, j.max_snoozes) < 0
     then 'counters are not negative' end,
   case when j.attempts > j.max_attempts then 'charged no more than it may spend' end,
   case when j.told_at is not null

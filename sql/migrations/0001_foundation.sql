@@ -276,6 +276,7 @@ create table gangq.task_options (
   max_attempts gangq.few, -- Attempts it may spend
   max_crashes gangq.few, -- How often its worker may be lost
   max_trips gangq.few, -- How often a watchdog may trip
+  max_snoozes gangq.few, -- How often an attempt may be snoozed
   worker text not null, -- The worker that declared these options
   declared_at timestamptz not null -- When it first did
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
@@ -577,6 +578,8 @@ create table gangq.live_jobs (
   trips smallint not null default 0, -- Watchdog trips
   max_trips smallint not null, -- So many trips are sent back; the next one ends it
   stops smallint not null default 0, -- Handed back or told to stop without fault
+  snoozes smallint not null default 0, -- Attempts that it handed back itself, to wait
+  max_snoozes smallint not null default 100, -- So often it may; the next one ends it
   role smallint, -- A member's: ordinal of its role
   -- Pending or placed after its submission: it may stand before older claims
   returned boolean not null default false,
@@ -862,6 +865,7 @@ create table gangq.history (
   rank integer, budget_s real, priority smallint not null, attempts smallint not null,
   max_attempts smallint not null, crashes smallint not null, max_crashes smallint not null,
   trips smallint not null, max_trips smallint not null, stops smallint not null,
+  snoozes smallint not null default 0, max_snoozes smallint not null default 100,
   state text not null check (state in ('done', 'failed', 'cancelled')), -- How it ended
   retention text not null, -- short, long or forever
   submitter text not null, login text not null, payload jsonb, awaited bigint[], wants text[],

@@ -188,6 +188,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("db dsn", {"dsn", "private"}),
     ("db stop", {*_SERVER, "was_running"}),
     ("beat --step 1 --loss 0.5", {"step", "loss"}),
+    ("snooze 0", {"for_s"}),
     ("checkpoint save 1 state", {"step", "bytes", "file"}),
     ("checkpoint load state", {"step", "bytes", "file"}),
 ]

@@ -545,6 +545,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "save_checkpoint": lambda w: {**w.pair(), "step": 1, "data": b"x", "epoch": None},
         "schema_version": lambda w: {},
         "serves": lambda w: {"i": None, "s": None},
+        "snooze": lambda w: {**w.pair(), "for_s": 5},
         "set_priority": lambda w: {"priority": 1, "job_ids": [w.job()], "gang_ids": []},
         "key_usage": lambda w: {"names": ["fuzz"]},
         "set_limit": lambda w: {"key": "fuzz", "most": 5},

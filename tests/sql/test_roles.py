@@ -58,6 +58,7 @@ WORK = {
     "complete",
     "complete_and_claim",
     "fail",
+    "snooze",
     "requeue",
     "release",
     "ack_preempted",

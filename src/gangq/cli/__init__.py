@@ -73,6 +73,7 @@ SECTIONS = {
         "beat": "child",
         "checkpoint": "child",
         "gang": "child",
+        "snooze": "child",
     },
 }
 """By section of the help: a command, and the module of this package that holds it; imported when it is called."""

@@ -363,6 +363,8 @@ class JobRow(NamedTuple):
     parent: int | None
     max_trips: int
     cpus: Annotated[float, "cpus::float8"]
+    snoozes: int
+    max_snoozes: int
 
 
 class GangRow(NamedTuple):
