@@ -63,18 +63,21 @@ comment on view gangq.queues is
   'priority by role.';
 
 create view gangq.tasks as
-select coalesce(ts.task, b.task, o.task) as task, ts.budget_s, ts.stall_timeout_s, ts.load_grace_s,
-  ts.health_window_s, ts.long_phase_s, ts.notify_only,
+select coalesce(ts.task, b.task, o.task, p.task) as task, ts.budget_s, ts.stall_timeout_s,
+  ts.load_grace_s, ts.health_window_s, ts.long_phase_s, ts.notify_only,
   b.device_class, b.longest_s as longest_gap_s, b.beats, b.updated_at as learned_at,
   jsonb_strip_nulls(to_jsonb(o) - '{task,worker,declared_at}'::text[]) as declared,
-  o.worker as declared_by, o.declared_at
+  o.worker as declared_by, o.declared_at, p.task is not null as paused, p.until as paused_until,
+  p.reason as pause_reason, p.operator as paused_by
 from gangq.task_settings ts
 full join gangq.beat_gaps b on b.task = ts.task
-full join gangq.task_options o on o.task = coalesce(ts.task, b.task);
+full join gangq.task_options o on o.task = coalesce(ts.task, b.task)
+full join gangq.task_pauses p on p.task = coalesce(ts.task, b.task, o.task);
 comment on view gangq.tasks is
   'What was set for each task and what has been learned of its beats, one row per class of devices '
   'it ran on; null: the installation''s number. declared: the options with which the newest worker '
-  'that runs it declares it; submit applies them where a caller says nothing.';
+  'that runs it declares it; submit applies them where a caller says nothing. paused: '
+  'nothing new of it starts, until paused_until (null: until resume_task).';
 
 -- role_of and hosts_of are functions: as subqueries they would raise the estimated cost of a query
 -- over many days of history, and PostgreSQL would JIT-compile it, which takes seconds.
@@ -232,6 +235,7 @@ language sql stable as $$
     where not exists (
       select 1 from gangq.queues_table q
       where (q.paused or q.limited or q.policy = 'fair') and gangq.below(s.queue, array[q.name]))
+      and gangq.paused_task(-s.id) is null
   )
   select i.name, i.host, w.why
   from (select gangq.now() as t offset 0) n

@@ -257,6 +257,16 @@ create table gangq.task_settings (
   notify_only gangq.watches -- Classes that only report for this task; null: the installation's
 );
 
+-- Tasks that are paused: see 046_task_pauses.sql. Each claim of light jobs reads it; as a rule it
+-- is empty.
+create table gangq.task_pauses (
+  task gangq.name primary key, -- The task
+  since timestamptz not null, -- Since when
+  until timestamptz, -- When a tick ends it; null: only somebody does
+  reason text, -- Why
+  operator text not null -- The login that said so
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
 -- The options with which the newest worker that runs a task declared it.
 create table gangq.task_options (
   task gangq.name primary key, -- The task

@@ -508,6 +508,8 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
             "ends_by": "2100-01-01",
             "refills": True,
         },
+        "pause_task": lambda w: {"task": "fuzz paused", "until": "2100-01-01", "reason": "r"},
+        "resume_task": lambda w: {"task": "fuzz paused"},
         "declare_schedules": lambda w: {"source": "fuzz:app", "names": [w.schedule()["name"]]},
         "forget_schedule": lambda w: w.schedule(),
         "pause_schedule": lambda w: {**w.schedule(), "until": "2100-01-01"},

@@ -112,6 +112,8 @@ RUN = {
     "set_queue",
     "configure",
     "set_task",
+    "pause_task",
+    "resume_task",
     "quarantine",
     "unquarantine",
     "set_taints",

@@ -836,6 +836,7 @@ class LimitRow(NamedTuple):
 class TaskRow(NamedTuple):
     """What was set for a task, and what was learned of its beats on one class of devices ("": none; None: nothing
     learned). None: the installation's number. `declared`: the options that the worker `declared_by` declares it with.
+    `paused`: nothing new of it starts, until `paused_until` (None: until it is resumed).
     """
 
     task: str
@@ -852,3 +853,7 @@ class TaskRow(NamedTuple):
     declared: dict[str, Any] | None
     declared_by: str | None
     declared_at: datetime | None
+    paused: bool | None
+    paused_until: datetime | None
+    pause_reason: str | None
+    paused_by: str | None
