@@ -48,6 +48,7 @@ from (values
   ('trip', 'gangq_worker',
     'running>pending running>scheduled running>failed running>preempted preempting>scheduled '
     'preempting>preempted preempting>cancelled preempted>blocked'),
+  ('snooze', 'gangq_worker', 'running>scheduled running>failed'),
   ('release', 'gangq_worker', 'running>pending running>preempted running>failed'),
   ('reap_expired', 'gangq_worker',
     'running>pending running>failed running>preempted preempting>preempted preempting>cancelled '

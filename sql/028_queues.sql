@@ -307,9 +307,11 @@ end $$;
 comment on function gangq.wake_below is
   'Internal. Wakes who may start what waits in these queues and those below them.';
 
+-- One statement for both: each tick runs it, and nearly always finds nothing.
 create function gangq.end_pauses() returns integer language plpgsql as $$
 declare
   opened text[];
+  tasks text[];
 begin
   with due as (
     select q.name from gangq.queues_table q
@@ -319,12 +321,24 @@ begin
     update gangq.queues_table q set paused = false, paused_until = null
     from due where q.name = due.name
     returning q.name
+  ),
+  due_tasks as (
+    select p.task from gangq.task_pauses p
+    where p.until <= gangq.now() order by p.task for update skip locked
+  ),
+  resumed as (
+    delete from gangq.task_pauses p using due_tasks d where p.task = d.task
+    returning p.task
   )
-  select array_agg(e.name) into opened from ended e;
+  select (select array_agg(e.name) from ended e), (select array_agg(r.task) from resumed r)
+  into opened, tasks;
   if opened is not null then
     perform gangq.wake_below(opened);
   end if;
-  return coalesce(cardinality(opened), 0);
+  if tasks is not null then
+    perform gangq.wake_tasks(tasks);
+  end if;
+  return coalesce(cardinality(opened), 0) + coalesce(cardinality(tasks), 0);
 end $$;
 comment on function gangq.end_pauses is
-  'Internal, a step of the tick. Opens the queues whose pause is over. Returns how many.';
+  'Internal, a step of the tick. Opens the queues and tasks whose pause is over. Returns how many.';

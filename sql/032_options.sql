@@ -7,7 +7,7 @@ create type gangq.job_options as (
   vram_mb gangq.vram_mb, memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object,
   selector jsonb, tolerates text[], model gangq.name, limit_key gangq.name, "limit" gangq.count,
   wait_for_hardware boolean, budget_s gangq.budget, max_attempts gangq.few,
-  max_crashes gangq.few, max_trips gangq.few,
+  max_crashes gangq.few, max_trips gangq.few, max_snoozes gangq.few,
   after_any bigint[], after_failed bigint[], wake gangq.wake, parent bigint, parent_token bigint
 );
 comment on type gangq.job_options is
@@ -17,16 +17,15 @@ comment on type gangq.job_options is
   'compared as more or less must be a number on both sides, in text or not. tolerates: taints it '
   'may run in spite of: key, key=value or *. model: what it needs loaded; a worker that has it is '
   'preferred, any other may take it. limit_key, limit: of all jobs that name this key at most so '
-  'many are placed at once; the first submission that names it says the limit. '
-  'wait_for_hardware: take it though no known worker of the queue could ever run it. budget_s: '
-  'wall-clock seconds of an attempt. max_attempts, max_crashes, '
-  'max_trips: 1 to 1000, then it fails. after_any, after_failed: as the argument after, but jobs '
-  'that must have ended, whatever came of them, or that must have failed (if one is done or '
-  'cancelled, this job is cancelled; a member of a gang has failed when its gang has). wake: '
-  'commit (notify at commit; right in a transaction, the default), sleepers (only if a worker '
-  'sleeps; right in autocommit), never. parent, parent_token: the claim that submit_child submits '
-  'for. What is absent or null is as the workers declare the task, then the queue''s default or no '
-  'need.';
+  'many are placed at once; the first submission that names it says the limit. wait_for_hardware: '
+  'take it though no known worker of the queue could ever run it. budget_s: wall-clock seconds of '
+  'an attempt. max_attempts, max_crashes, max_trips, max_snoozes: 1 to 1000, then it fails. '
+  'after_any, after_failed: as the argument after, but jobs that must have ended, whatever came of '
+  'them, or that must have failed (if one is done or cancelled, this job is cancelled; a member of '
+  'a gang has failed when its gang has). wake: commit (notify at commit; right in a transaction, '
+  'the default), sleepers (only if a worker sleeps; right in autocommit), never. parent, '
+  'parent_token: the claim that submit_child submits for. What is absent or null is as the workers '
+  'declare the task, then the queue''s default or no need.';
 
 create type gangq.gang_options as (
   payloads jsonb, roles jsonb, min_size gangq.members, name text, vram_mb gangq.vram_mb,
@@ -34,7 +33,7 @@ create type gangq.gang_options as (
   tolerates text[], model gangq.name, limit_key gangq.name, "limit" gangq.count,
   wait_for_hardware boolean, strategy gangq.strategy,
   require text, prefer text, balanced boolean, apart gangq.name, budget_s gangq.budget,
-  max_attempts gangq.few, max_crashes gangq.few, max_trips gangq.few,
+  max_attempts gangq.few, max_crashes gangq.few, max_trips gangq.few, max_snoozes gangq.few,
   failure_policy gangq.failure_policy, completion text, checkpoint_mode gangq.checkpoint_mode,
   claim_deadline_s gangq.seconds, timeout_s gangq.seconds, timeout_style gangq.timeout_style,
   preemptible boolean, after_any bigint[], after_failed bigint[], request_id uuid, parent bigint,
@@ -45,12 +44,12 @@ comment on type gangq.gang_options is
   'in place of size: [{"name": "driver", "count": 1}, ...], ranks in their order, see \dT+ '
   'gangq.gang_role. min_size: how many of size are enough to start. name: of the gang. vram_mb, '
   'memory_mb, cpus, labels, selector, tolerates, model, limit_key: what each member needs, as in '
-  'job_options, '
-  'as are wait_for_hardware, budget_s, max_attempts, max_crashes, max_trips, after_any, '
-  'after_failed, parent and parent_token. request_id: as in submit. strategy: pack (the default), '
-  'spread, strict_pack, strict_spread, linked (as pack, all GPUs of each member joined by NVLink '
-  'or XGMI). require, prefer: a topology level of which all must, or should, share one domain. '
-  'balanced: evenly many on each host used. apart: gangs of one such name never share a host. '
+  'job_options, as are wait_for_hardware, budget_s, max_attempts, max_crashes, max_trips, '
+  'max_snoozes (of single jobs that its members become: timeout_style), after_any, after_failed, '
+  'parent and parent_token. request_id: as in submit. strategy: pack (the default), spread, '
+  'strict_pack, strict_spread, linked (as pack, all GPUs of each member joined by NVLink or XGMI). '
+  'require, prefer: a topology level of which all must, or should, share one domain. balanced: '
+  'evenly many on each host used. apart: gangs of one such name never share a host. '
   'failure_policy: restart_gang (the default), restart_member, shrink, fail. completion: the role '
   'whose end is the gang''s. checkpoint_mode: each or rank0 (what an elastic gang has). '
   'claim_deadline_s: how long it may stay reserved. timeout_s, timeout_style (requeue, hard, '

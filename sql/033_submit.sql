@@ -246,7 +246,8 @@ comment on function gangq.answer_of is
 
 create type gangq.submission as (
   queue text, shape integer, fits boolean, light boolean, special boolean, priority integer,
-  budget_s real, max_attempts smallint, max_crashes smallint, max_trips smallint, base bigint,
+  budget_s real, max_attempts smallint, max_crashes smallint, max_trips smallint,
+  max_snoozes smallint, base bigint,
   state text, awaited bigint[], wants text[], waits_on integer, ids bigint[], asked gangq.shapes
 );
 comment on type gangq.submission is
@@ -269,6 +270,7 @@ create function gangq.read_submission(
     coalesce((o).max_attempts, d.max_attempts, x.max_attempts)::smallint,
     coalesce((o).max_crashes, d.max_crashes, x.max_crashes)::smallint,
     coalesce((o).max_trips, d.max_trips, x.max_trips)::smallint,
+    coalesce((o).max_snoozes, d.max_snoozes, 100)::smallint,
     (select b.base from gangq.id_base() b), 'pending', null::bigint[], null::text[], 0,
     null::bigint[], n.asked
   from (select 1) as one
@@ -435,12 +437,12 @@ begin
   -- 6.
   return query
   insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on,
-    priority, max_attempts, max_crashes, max_trips, state, submitter, login, parent, awaited, wants,
-    payload)
+    priority, max_attempts, max_crashes, max_trips, max_snoozes, state, submitter, login, parent,
+    awaited, wants, payload)
   select coalesce(s.ids[p.n], s.base + nextval('gangq.job_ids'::regclass)),
     gangq.order_key(s.priority, gangq.next_pos(s.base)), t, submit.due_at, s.shape, s.budget_s,
-    s.waits_on, s.priority, s.max_attempts, s.max_crashes, s.max_trips, s.state, submitter, login,
-    o.parent, s.awaited, s.wants, p.payload
+    s.waits_on, s.priority, s.max_attempts, s.max_crashes, s.max_trips, s.max_snoozes, s.state,
+    submitter, login, o.parent, s.awaited, s.wants, p.payload
   from unnest(payloads) with ordinality as p(payload, n)
   returning id;
   -- 7.

@@ -29,6 +29,8 @@ begin
     return 'the worker does not serve it';
   elsif gangq.paused((s).queue) then
     return 'its queue is paused';
+  elsif gangq.paused_task(-(s).id) is not null then
+    return 'its task is paused';
   elsif gangq.unparted(s) then
     return 'its queue tells submitters apart, and the job is of no submitter''s shape yet';
   end if;
@@ -140,6 +142,7 @@ create function gangq.no_fill(
     when gangq.is_over((p).until, (select c.tick_s from gangq.settings c), t)
       then 'its time is over'
     when gangq.paused((s).queue) then 'its queue is paused'
+    when gangq.paused_task(-(s).id) is not null then 'its task is paused'
     when gangq.unparted(s) then 'its queue tells submitters apart by now'
     when (
       select count(*)

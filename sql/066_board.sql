@@ -316,9 +316,9 @@ begin
 end $$;
 comment on function gangq.board_units is 'Internal. The units of a board.';
 
--- Work on a drained worker is moved if it could be placed again: its queue is not paused, and no
--- member of its gang is done. A gang that is replacing a member is moved once it is whole. The kind
--- of a single job is its shape, negative.
+-- Work on a drained worker is moved if it could be placed again: neither its queue nor its task is
+-- paused, and no member of its gang is done. A gang that is replacing a member is moved once it is
+-- whole. The kind of a single job is its shape, negative.
 create function gangq.board_moves() returns table (unit text, kind_id integer, ask jsonb)
 language sql stable as $$
   with drained as materialized (
@@ -349,7 +349,7 @@ language sql stable as $$
   )
   select m.unit, m.kind_id,
     jsonb_build_object('id', m.unit, 'kind', m.kind_id, 'missing', m.missing)
-  from moved m where not gangq.paused(m.queue)
+  from moved m where not gangq.paused(m.queue) and gangq.paused_task(m.kind_id) is null
 $$;
 comment on function gangq.board_moves is
   'Internal. What is to be moved off drained workers, and the ask that each would wait as.';
@@ -375,6 +375,7 @@ begin
     ),
     roles as materialized (
       select r.*, s.gpus, s.vram_mb, s.memory_mb, s.cpus, s.model, s.limit_key, s.avoid, (
+        select p.task from gangq.task_pauses p where p.task = s.task) as paused, (
         select coalesce(json_agg(c.class order by c.class), '[]')
         from classes c where gangq.serves(c.example, s)) as serves
       from named r join gangq.shapes s on s.id = r.shape_id
@@ -382,6 +383,7 @@ begin
     -- Grouped once: asked kind by kind, the roles would be read as often as there are kinds.
     told as materialized (
       select r.kind_id, min(r.model) as model, min(r.limit_key) as limit_key,
+        min(r.paused) as paused,
         json_agg(json_build_object('name', nullif(r.name, ''), 'least', nullif(r.min_members, 1),
         'most', nullif(r.max_members, 1), 'strategy', nullif(r.strategy, 'pack'),
         'balanced', nullif(r.balanced, false), 'require', r.require, 'prefer', r.prefer,
@@ -394,7 +396,8 @@ begin
     )
     select json_agg(json_build_object(
       'id', k.id, 'queue', nullif(k.queue, 'default'), 'require', k.require, 'prefer', k.prefer,
-      'apart', k.apart, 'model', y.model, 'limit_key', y.limit_key, 'roles', y.roles)
+      'apart', k.apart, 'model', y.model, 'limit_key', y.limit_key, 'paused_task', y.paused,
+      'roles', y.roles)
       order by k.id)
     from (
       select x.id, x.queue, x.require, x.prefer, x.apart

@@ -103,8 +103,8 @@ end $$;
 comment on function gangq.shapes_waiting is
   'Internal. The shapes with a pending job, and all those of gangq.lows.';
 
--- Light jobs of a queue that is paused wait; those of a queue with a limit or a fair order are
--- placed.
+-- Light jobs of a queue or a task that is paused wait; those of a queue with a limit or a fair
+-- order are placed.
 create function gangq.light_heads(me gangq.incarnations, shape_ids integer[], from_key bigint)
 returns table (shape gangq.shapes, key bigint) language sql stable as $$
   select z, f.key
@@ -114,6 +114,7 @@ returns table (shape gangq.shapes, key bigint) language sql stable as $$
   where gangq.serves(me, z) and f.key is not null and not gangq.is_placed(z, array(
       select q.name || '.' from gangq.queues_table q
       where q.paused or q.limited or q.policy = 'fair'))
+    and z.task <> all (array(select p.task from gangq.task_pauses p))
 $$;
 comment on function gangq.light_heads is
   'Internal. Of each of these shapes the first light job from a key on that this worker may run.';

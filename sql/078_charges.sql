@@ -7,7 +7,8 @@
 --   member  what a member or a single job pays. When the end was asked for, each member that runs
 --           pays it; otherwise only the payers do (100). An attempt is counted at the claim:
 --             attempt              it stays counted
---             crash, trip, stop    it is given back, and one of these is counted
+--             crash, trip, stop,   it is given back, and one of these is counted
+--             snooze
 --             nothing              it is given back
 --   gang    what its gang pays, which has counters of its own
 --   ending  loss: it takes a member from a gang that did not want to stop, and the failure policy
@@ -34,6 +35,7 @@ from (values
   ('release',        'release', 'stop',    'nothing',        'asked', 'displaced',
     'was handed back'),
   ('preempt',        'release', 'stop',    'preemption',     'asked', 'displaced', 'was displaced'),
+  ('snoozed',        'snooze',  'snooze',  'nothing',        'asked', null,        'was snoozed'),
   ('move',           'release', 'nothing', 'nothing',        'asked', 'displaced',
     'was moved off its host'),
   ('cancel',         null,      'nothing', 'nothing',        'asked', null,        'was cancelled'),
@@ -61,7 +63,8 @@ comment on function gangq.cause_named is 'Internal. The row of this cause.';
 
 create function gangq.charge_job(
   j gangq.live_jobs, charge text, final boolean default false,
-  out attempts integer, out crashes integer, out trips integer, out stops integer
+  out attempts integer, out crashes integer, out trips integer, out stops integer,
+  out snoozes integer
 ) language sql immutable as $$
   select
     case when charge <> 'attempt' then j.attempts - 1
@@ -69,7 +72,8 @@ create function gangq.charge_job(
       else j.attempts end,
     j.crashes + (charge = 'crash')::integer,
     j.trips + (charge = 'trip')::integer,
-    j.stops + (charge = 'stop')::integer
+    j.stops + (charge = 'stop')::integer,
+    j.snoozes + (charge = 'snooze')::integer
 $$;
 comment on function gangq.charge_job is
   'Internal. The counters of a job after this charge. final: all its attempts are spent.';
@@ -78,7 +82,7 @@ create function gangq.charge_member(
   j gangq.live_jobs, payers bigint[], cause text, final boolean,
   out attempts integer, out crashes integer, out trips integer, out stops integer
 ) language sql immutable as $$
-  select m.*
+  select m.attempts, m.crashes, m.trips, m.stops
   from gangq.cause_named(cause) c
   cross join gangq.charge_job(j,
     case when j.id = any (payers) or c.ending = 'asked' then c.member else 'nothing' end, final) m
@@ -107,6 +111,7 @@ language sql stable as $$
     when 'crash' then j.crashes >= j.max_crashes
     when 'trip' then j.trips >= j.max_trips
     when 'stop' then j.stops >= (select c.max_stops from gangq.settings c)
+    when 'snooze' then j.snoozes >= j.max_snoozes
     else false
   end
 $$;

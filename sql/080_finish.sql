@@ -1,6 +1,7 @@
 -- How an attempt ends by its worker's word. complete and complete_and_claim call finish; fail,
--- requeue, release and ack_preempted call report. A single job ends in end_attempt or leaves with
--- leave, the one way from live_jobs into history; a member's end is told to its gang (100_drain).
+-- snooze, requeue, release and ack_preempted call report. A single job ends in end_attempt or
+-- leaves with leave, the one way from live_jobs into history; a member's end is told to its gang
+-- (100_drain).
 -- Who pays for which cause: gangq.causes (078).
 -- A repeated report succeeds silently: was_final knows the token of the last attempt. An attempt
 -- that was taken from its worker (taken_token, set in 110) is stale instead.
@@ -58,12 +59,12 @@ begin
   kept as (
     insert into gangq.history (job_id, token, taken_token, gang_id, submitted_at, claimed_at,
       finished_at, incarnation, shape_id, rank, budget_s, priority, attempts, max_attempts, crashes,
-      max_crashes, trips, max_trips, stops, state, retention, submitter, login, parent, payload,
-      awaited, wants, unmet, result, error)
+      max_crashes, trips, max_trips, stops, snoozes, max_snoozes, state, retention, submitter,
+      login, parent, payload, awaited, wants, unmet, result, error)
     select g.id, coalesce(g.token, g.final_token), g.taken_token, g.gang_id, g.submitted_at,
       g.claimed_at, g.ended_at, coalesce(g.incarnation, g.ran_on), g.shape_id, g.rank, g.budget_s,
       g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips,
-      g.stops, g.ends_as, case coalesce(leave.retain_as, g.ends_as)
+      g.stops, g.snoozes, g.max_snoozes, g.ends_as, case coalesce(leave.retain_as, g.ends_as)
         when 'done' then q.retention_done else q.retention_failed end, g.submitter, g.login,
       g.parent, g.payload, g.awaited, g.wants, g.unmet, coalesce(g.new_result, g.result),
       coalesce(leave.new_error, g.error)
@@ -455,10 +456,10 @@ begin
     select t + coalesce(make_interval(secs => delay_s),
       gangq.backoff(q.backoff_s, q.backoff_max_s, j.attempts))
     from gangq.shapes s join gangq.queues_table q on q.name = s.queue
-    where s.id = j.shape_id and cause = 'fail'));
+    where s.id = j.shape_id and cause in ('fail', 'snoozed')));
 end $$;
 comment on function gangq.report is
-  'Internal. fail, requeue, release and ack_preempted all go through it: the attempt of this '
+  'Internal. fail, snooze, requeue, release and ack_preempted go through it: the attempt of this '
   'token has ended without success. cause: of gangq.causes; null: it must have been told to stop. '
   'front: a single job goes to the front of its priority. final: it does not run again. Returns '
   'the state, repeated, or (strict => false) stale.';
@@ -481,19 +482,23 @@ begin
       'crashes', (gangq.charge_job(j, charge)).crashes)
     when spent and charge = 'stop' then jsonb_build_object('type', 'StoppedTooOften', 'message',
       'handed back or told to stop ' || gangq.counted(j.stops + 1, 'time'))
+    when spent and charge = 'snooze' then jsonb_build_object('type', 'SnoozedTooOften', 'message',
+      format('snoozed %s; max_snoozes is %s', gangq.counted(j.snoozes + 1, 'time'), j.max_snoozes))
     else error end;
   if c.event <> 'trip' then  -- its event has more to tell, and is written before
     perform gangq.log_job(t, coalesce(kind,
         case when c.event = 'fail' and not spent then 'retry' else c.event end),
       j, reason, case when cause = 'fail' then jsonb_strip_nulls(jsonb_build_object(
         'attempts', j.attempts, 'retryable', case when spent then not final end,
-        'due_at', case when not spent then due end)) end);
+        'due_at', case when not spent then due end))
+        when cause = 'snoozed'
+          then jsonb_build_object('snoozes', j.snoozes + 1, 'due_at', due) end);
   end if;
   perform gangq.record_attempts(array[gangq.attempt_of(j,
     case cause when 'release' then coalesce(j.stop_reason, cause) else cause end, t)]);
   if spent then
     update gangq.live_jobs x
-    set (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge))
+    set (attempts, crashes, trips, stops, snoozes) = (select * from gangq.charge_job(x, charge))
     where x.id = j.id;
     if next_state = 'failed' then
       perform gangq.tell('job_failed', t, null, null, j.id, j.incarnation, reason,
@@ -504,7 +509,7 @@ begin
     return next_state;
   end if;
   update gangq.live_jobs x set state = next_state, due_at = due,
-    (attempts, crashes, trips, stops) = (select * from gangq.charge_job(x, charge)),
+    (attempts, crashes, trips, stops, snoozes) = (select * from gangq.charge_job(x, charge)),
     ran_on = case when gone_at is not null then x.incarnation end,
     order_key = j.order_key, shape_id = j.shape_id, final_token = x.token, token = null,
     incarnation = null, request_id = null, told_at = null, stop_reason = null,
@@ -520,6 +525,14 @@ comment on function gangq.end_attempt is
   'Internal. Charges a single job for its attempt and returns it to pending, or to scheduled '
   'until its process is gone (gone_at) or its backoff is over (retry_at). If it has no attempt '
   'left it fails; if it was told to stop it is cancelled. kind: of the event. Returns the state.';
+
+-- A tick that comes anyway is soon enough for the end of most backoffs.
+create function gangq.is_soon(job_id bigint) returns boolean language sql stable as $$
+  select j.due_at < gangq.now() + make_interval(secs => 1.5 * c.tick_s)
+  from gangq.live_jobs j, gangq.settings c where j.id = is_soon.job_id
+$$;
+comment on function gangq.is_soon is
+  'Internal. Whether this job is due before the next safety tick would find it.';
 
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true,
@@ -540,10 +553,7 @@ begin
   outcome := gangq.report(fail.job_id, fail.token,
     case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
     coalesce(fail.error ->> 'type', 'failed'), final => not retryable, delay_s => retry_in_s);
-  -- A tick that comes anyway is soon enough for the end of most backoffs.
-  perform gangq.wake_tick(outcome = 'scheduled' and (
-    select j.due_at < gangq.now() + make_interval(secs => 1.5 * c.tick_s)
-    from gangq.live_jobs j, gangq.settings c where j.id = fail.job_id));
+  perform gangq.wake_tick(outcome = 'scheduled' and gangq.is_soon(fail.job_id));
   return outcome;
 end $$;
 comment on function gangq.fail is
@@ -553,6 +563,32 @@ comment on function gangq.fail is
   'member''s failure means its gang''s failure policy says: by default the gang drains with it as '
   'the culprit. Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, '
   'GQ003.';
+
+create function gangq.snooze(job_id bigint, token bigint, for_s real) returns text
+language plpgsql as $$
+declare
+  outcome text;
+begin
+  if (snooze.for_s between 0 and 1e7) is not true then
+    perform gangq.refuse('GQ001', format('for_s is %s', coalesce(snooze.for_s::text, 'null')),
+      'It is how long the job is to wait: 0 to 1e7 seconds.');
+  end if;
+  perform gangq.refuse('GQ004',
+    format('job %s is a member of gang %s, and a member cannot be snoozed', j.id, j.gang_id),
+    'The others of its gang would wait for it: fail the member, or preempt its gang, which then '
+    'is drained and placed again as a whole.')
+  from gangq.live_jobs j
+  where j.id = snooze.job_id and j.token = snooze.token and j.gang_id is not null;
+  outcome := gangq.report(snooze.job_id, snooze.token, 'snoozed', null, 'asked to wait',
+    delay_s => snooze.for_s);
+  perform gangq.wake_tick(outcome = 'scheduled' and gangq.is_soon(snooze.job_id));
+  return outcome;
+end $$;
+comment on function gangq.snooze is
+  'A single job hands itself back, to be run again in for_s seconds (0 to 1e7). No attempt, crash '
+  'or stop is counted, but a snooze: past max_snoozes (100) it fails. What it was told meanwhile '
+  'comes first: then its end is as for ack_preempted. Returns scheduled, failed, cancelled, '
+  'pending or repeated. Raises GQ001, GQ002, GQ003, GQ004 (a member of a gang).';
 
 create function gangq.requeue(
   job_id bigint, token bigint, error jsonb default '{}', front boolean default true

@@ -310,14 +310,14 @@ begin
     perform gangq.await_again(taken);
   end if;
   insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id,
-    budget_s, waits_on, priority, max_attempts, max_crashes, max_trips, state, submitter, login,
-    parent, payload, awaited, wants, final_token, taken_token)
+    budget_s, waits_on, priority, max_attempts, max_crashes, max_trips, max_snoozes, state,
+    submitter, login, parent, payload, awaited, wants, final_token, taken_token)
   select h.job_id, coalesce(g.order_key, gangq.order_key(h.priority, gangq.next_pos(base))), g.id,
     h.rank, (
       select max(r.ordinal) from gangq.kind_roles r
       where r.kind_id = g.kind_id and r.first_rank <= h.rank),
     t, gangq.shape_for(h.shape_id, o.submitter, o.login), h.budget_s, w.jobs, h.priority,
-    h.max_attempts, h.max_crashes, h.max_trips,
+    h.max_attempts, h.max_crashes, h.max_trips, h.max_snoozes,
     case when w.jobs > 0 then 'waiting' when g.id is null then 'pending' else 'blocked' end,
     o.submitter, o.login, h.parent, h.payload, h.awaited, h.wants, h.token, h.taken_token
   from unnest(taken, ended_at) as c(id, ended_at)

@@ -14,7 +14,8 @@ create function gangq.steps_due(t timestamptz) returns text[] language plpgsql s
 begin
   return array(
     select 'end_pauses' where exists (
-      select from gangq.queues_table q where q.paused_until <= t)
+      select from gangq.queues_table q where q.paused_until <= t) or exists (
+      select from gangq.task_pauses p where p.until <= t)
     union all
     select 'submit_schedules' where exists (
       select from gangq.schedules_table x where x.due_at <= t)
@@ -116,7 +117,8 @@ create function gangq.next_due(t timestamptz) returns timestamptz language sql s
     (select min(x.due_at) from gangq.schedules_table x where x.due_at > t),
     (select min(x.stop_at) from gangq.service_gangs_table x where x.stop_at > t),
     (select min(x.next_try_at) from gangq.services_table x where x.next_try_at > t),
-    (select min(q.paused_until) from gangq.queues_table q where q.paused_until > t))
+    (select min(q.paused_until) from gangq.queues_table q where q.paused_until > t),
+    (select min(p.until) from gangq.task_pauses p where p.until > t))
 $$;
 comment on function gangq.next_due is
   'Internal. The first moment after t at which a job or a schedule is due, a pause ends, a gang '

@@ -470,10 +470,11 @@ begin
   -- Places are drawn by transactions that have their number already: see gangq.lows.
   perform pg_current_xact_id();
   insert into gangq.live_jobs as j (id, order_key, submitted_at, due_at, shape_id, budget_s,
-    priority, max_attempts, max_crashes, max_trips, state, submitter, login, payload)
+    priority, max_attempts, max_crashes, max_trips, max_snoozes, state, submitter, login, payload)
   values (x.base + nextval('gangq.job_ids'::regclass),
     gangq.order_key(x.priority, gangq.next_pos(x.base)), t, due, x.shape, x.budget_s, x.priority,
-    x.max_attempts, x.max_crashes, x.max_trips, 'pending', s.submitter, s.login, payload)
+    x.max_attempts, x.max_crashes, x.max_trips, x.max_snoozes, 'pending', s.submitter, s.login,
+    payload)
   returning j.id into job_id;
   perform gangq.wake_lane(x.shape, 1, wake);
 end $$;

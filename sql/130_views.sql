@@ -63,18 +63,21 @@ comment on view gangq.queues is
   'priority by role.';
 
 create view gangq.tasks as
-select coalesce(ts.task, b.task, o.task) as task, ts.budget_s, ts.stall_timeout_s, ts.load_grace_s,
-  ts.health_window_s, ts.long_phase_s, ts.notify_only,
+select coalesce(ts.task, b.task, o.task, p.task) as task, ts.budget_s, ts.stall_timeout_s,
+  ts.load_grace_s, ts.health_window_s, ts.long_phase_s, ts.notify_only,
   b.device_class, b.longest_s as longest_gap_s, b.beats, b.updated_at as learned_at,
   jsonb_strip_nulls(to_jsonb(o) - '{task,worker,declared_at}'::text[]) as declared,
-  o.worker as declared_by, o.declared_at
+  o.worker as declared_by, o.declared_at, p.task is not null as paused, p.until as paused_until,
+  p.reason as pause_reason, p.operator as paused_by
 from gangq.task_settings ts
 full join gangq.beat_gaps b on b.task = ts.task
-full join gangq.task_options o on o.task = coalesce(ts.task, b.task);
+full join gangq.task_options o on o.task = coalesce(ts.task, b.task)
+full join gangq.task_pauses p on p.task = coalesce(ts.task, b.task, o.task);
 comment on view gangq.tasks is
   'What was set for each task and what has been learned of its beats, one row per class of devices '
   'it ran on; null: the installation''s number. declared: the options with which the newest worker '
-  'that runs it declares it; submit applies them where a caller says nothing.';
+  'that runs it declares it; submit applies them where a caller says nothing. paused: '
+  'nothing new of it starts, until paused_until (null: until resume_task).';
 
 -- role_of and hosts_of are functions: as subqueries they would raise the estimated cost of a query
 -- over many days of history, and PostgreSQL would JIT-compile it, which takes seconds.
@@ -119,18 +122,20 @@ select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as 
   case when o.readable then k.result end as result,
   case when o.readable then k.error end as error, s.model,
   case when k.gang_id is not null then gangq.role_of(k.gang_id, k.rank) end as role, k.epoch_rank,
-  k.parent, k.login, o.readable, k.max_trips, p.rate as step_rate
+  k.parent, k.login, o.readable, k.max_trips, p.rate as step_rate, k.snoozes, k.max_snoozes
 from (
   select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts,
     j.max_attempts, j.crashes, j.trips, j.stops, j.submitted_at, j.due_at, j.claimed_at,
     j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s, j.submitter, j.login, j.payload,
-    j.result, j.error, j.epoch_rank, j.parent, true as live, j.max_trips
+    j.result, j.error, j.epoch_rank, j.parent, true as live, j.max_trips,
+    j.snoozes, j.max_snoozes
   from gangq.live_jobs j
   union all
   select h.job_id, h.state, h.priority, h.gang_id, h.rank, h.incarnation, h.shape_id, h.attempts,
     h.max_attempts, h.crashes, h.trips, h.stops, h.submitted_at, null::timestamptz, h.claimed_at,
     h.finished_at, null::timestamptz, null::text, h.token, h.budget_s, h.submitter, h.login,
-    h.payload, h.result, h.error, null::integer, h.parent, false, h.max_trips
+    h.payload, h.result, h.error, null::integer, h.parent, false, h.max_trips,
+    h.snoozes, h.max_snoozes
   from gangq.history h
 ) k
 join gangq.shapes s on s.id = k.shape_id
@@ -231,6 +236,7 @@ language sql stable as $$
     where not exists (
       select 1 from gangq.queues_table q
       where (q.paused or q.limited or q.policy = 'fair') and gangq.below(s.queue, array[q.name]))
+      and gangq.paused_task(-s.id) is null
   )
   select i.name, i.host, w.why
   from (select gangq.now() as t offset 0) n
@@ -506,7 +512,8 @@ cross join lateral (select array[
   case when j.state = 'waiting' and j.waits_on <> coalesce(d.n, 0)
     then 'waits for as many as it says' end,
   case when (j.order_key >> 50) <> 1000 - j.priority then 'order key matches priority' end,
-  case when least(j.crashes, j.trips, j.stops, j.max_attempts, j.max_crashes, j.max_trips) < 0
+  case when least(j.crashes, j.trips, j.stops, j.snoozes, j.max_attempts, j.max_crashes,
+      j.max_trips, j.max_snoozes) < 0
     then 'counters are not negative' end,
   case when j.attempts > j.max_attempts then 'charged no more than it may spend' end,
   case when j.told_at is not null

@@ -178,7 +178,10 @@ create function gangq.explain_verdict(v gangq.verdicts, since timestamptz, t tim
 returns setof gangq.reason language sql stable as $$
   select coalesce((v).gate, 'verdict'), (v).gate is null and n.fresh,
     case
-      when n.judged then coalesce((v).why, (v).gate, 'the last pass found nothing against it')
+      when n.judged then coalesce(
+        case when (v).gate = 'paused' and (v).numbers ->> 'of' = 'task'
+          then gangq.pause_in_words((v).numbers ->> 'where') end,
+        (v).why, (v).gate, 'the last pass found nothing against it')
       when (v).gate is not null
         then 'of those of its kind before it: ' || coalesce((v).why, (v).gate)
       else 'no pass has judged it' end
@@ -467,6 +470,9 @@ returns setof gangq.reason language sql stable as $$
     jsonb_build_object('queue', n.paused)
   from n where n.paused is not null
   union all
+  select 'paused', false, p.words, jsonb_build_object('task', (s).task)
+  from gangq.pause_in_words((s).task) as p(words) where p.words is not null
+  union all
   select * from gangq.explain_needs(s, 1, t)
   union all
   select 'light', n.turns > 0, format('it asks for nothing that is counted: any worker that serves '
@@ -481,6 +487,7 @@ returns setof gangq.reason language sql stable as $$
   union all
   select 'unblock', true, case
     when n.paused is not null then format('gangq queue resume %s', n.paused)
+    when gangq.paused_task(-(s).id) is not null then format('gangq task resume %s', (s).task)
     when n.turns = 0 then 'a light slot that comes free on a worker that serves it'
     when n.before >= n.turns then format(
       '%s of its kind claimed first, or a higher priority: gangq priority %s %s',
@@ -585,6 +592,7 @@ select 'job', null, s.queue, s.task, x.priority, x.jobs, x.state, x.since,
     when exists (
       select 1 from gangq.queues_table q
       where q.paused and starts_with(s.queue || '.', q.name || '.')) then 'its queue is paused'
+    when exists (select 1 from gangq.task_pauses p where p.task = s.task) then 'its task is paused'
     else coalesce(h.why, v.why, 'waits for a free worker') end, v.gate, null
 from (
   -- Counted in the index of claims, whose order begins with the priority.

@@ -260,6 +260,16 @@ create table gangq.task_settings (
   notify_only gangq.watches -- Classes that only report for this task; null: the installation's
 );
 
+-- Tasks that are paused: see 046_task_pauses.sql. Each claim of light jobs reads it; as a rule it
+-- is empty.
+create table gangq.task_pauses (
+  task gangq.name primary key, -- The task
+  since timestamptz not null, -- Since when
+  until timestamptz, -- When a tick ends it; null: only somebody does
+  reason text, -- Why
+  operator text not null -- The login that said so
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
 -- The options with which the newest worker that runs a task declared it.
 create table gangq.task_options (
   task gangq.name primary key, -- The task
@@ -279,6 +289,7 @@ create table gangq.task_options (
   max_attempts gangq.few, -- Attempts it may spend
   max_crashes gangq.few, -- How often its worker may be lost
   max_trips gangq.few, -- How often a watchdog may trip
+  max_snoozes gangq.few, -- How often an attempt may be snoozed
   worker text not null, -- The worker that declared these options
   declared_at timestamptz not null -- When it first did
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
@@ -581,6 +592,8 @@ create table gangq.live_jobs (
   trips smallint not null default 0, -- Watchdog trips
   max_trips smallint not null, -- So many trips are sent back; the next one ends it
   stops smallint not null default 0, -- Handed back or told to stop without fault
+  snoozes smallint not null default 0, -- Attempts that it handed back itself, to wait
+  max_snoozes smallint not null default 100, -- So often it may; the next one ends it
   role smallint, -- A member's: ordinal of its role
   -- Pending or placed after its submission: it may stand before older claims
   returned boolean not null default false,
@@ -933,6 +946,7 @@ create table gangq.history (
   rank integer, budget_s real, priority smallint not null, attempts smallint not null,
   max_attempts smallint not null, crashes smallint not null, max_crashes smallint not null,
   trips smallint not null, max_trips smallint not null, stops smallint not null,
+  snoozes smallint not null default 0, max_snoozes smallint not null default 100,
   state text not null check (state in ('done', 'failed', 'cancelled')), -- How it ended
   retention text not null, -- short, long or forever
   submitter text not null, login text not null, payload jsonb, awaited bigint[], wants text[],

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gangq.errors import ResultNotStored as ResultNotStored
     from gangq.errors import RetryLater as RetryLater
     from gangq.errors import SchemaMismatch as SchemaMismatch
+    from gangq.errors import Snoozed as Snoozed
     from gangq.errors import StaleToken as StaleToken
     from gangq.errors import Stopped as Stopped
     from gangq.errors import TooLarge as TooLarge
@@ -75,8 +76,8 @@ _HOME = {
         "gangq.context": "Checkpoint Context DeviceInfo GangInfo JobInfo Peer ServiceInfo current",
         "gangq.errors": (
             "Busy DatabaseUnreachable Fail GangqError IncarnationEnded InvalidInput JobCancelled JobFailed "
-            "NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch StaleToken Stopped "
-            "TooLarge Unfit UnknownTask WaitTimeout WorkerNameTaken WrongIsolation WrongState"
+            "NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch Snoozed StaleToken "
+            "Stopped TooLarge Unfit UnknownTask WaitTimeout WorkerNameTaken WrongIsolation WrongState"
         ),
         "gangq.handles": "AsyncGang AsyncJob Gang Job as_completed",
         "gangq.retry": "Retry",

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from gangq.durations import Duration
 from gangq.errors import GangqError, Stopped
@@ -222,6 +222,16 @@ class Context(ABC):
         """Raise `Stopped` once this job has been told to stop: the short way out of a deep loop."""
         if self.stopping:
             raise Stopped(f"job {self.job.id} was told to stop")
+
+    @abstractmethod
+    def snooze(self, delay: Duration) -> NoReturn:
+        """Hand the job back, to be run again after `delay`: leave the handler by raising `Snoozed`.
+
+        For a job that finds that it has to wait: for a file, a quota, a service. A snooze is counted, and no attempt,
+        crash or stop; past `max_snoozes` [100] the job fails. Call it in the handler's own thread. A program that is
+        no handler ends with status 0. Raises `WrongState` in a gang, whose other members would wait: a gang is
+        drained instead. SQL: gangq.snooze.
+        """
 
     @abstractmethod
     def save_checkpoint(self, step: int, data: bytes) -> None:

@@ -146,6 +146,16 @@ class RetryLater(GangqError):
         self.delay_s = seconds(delay, "the delay", most=1e7)
 
 
+class Snoozed(SystemExit):
+    """What `ctx.snooze` raises to leave the handler. It is no error: `except Exception` does not catch it, and a
+    program that `gangq run` started ends with status 0.
+    """
+
+    def __init__(self, for_s: float) -> None:
+        super().__init__(0)
+        self.for_s = for_s
+
+
 class Fail(GangqError):
     """Raise it in a handler to fail the job at once: no further attempt can help. Its text is kept as the error."""
 

@@ -35,7 +35,8 @@ class TaskOptions(Needs, total=False):
       model it has.
     - `limit_key`: of all jobs that name this key, whatever their queue, at most `limit` are placed at once. The first
       submission that names a key says its limit; another `limit` later is refused (gangq_admin: `gangq limit set`).
-    - `max_attempts`, `max_crashes` (lost workers), `max_trips` (watchdog trips): then it is failed.
+    - `max_attempts`, `max_crashes` (lost workers), `max_trips` (watchdog trips), `max_snoozes` (`ctx.snooze`) [100]:
+      then it is failed.
     - `wait_for_hardware`: take it though no known worker could ever run it, because one is still to come.
 
     Those below are of one submission, and not published:

@@ -146,6 +146,11 @@ CASES: list[tuple[str, set[str]]] = [
     ("queue ls", _QUEUE),
     ("queue", _QUEUE),
     ("task set train --budget 5m", _TASK),
+    (
+        "task pause later --until 2h --reason data",
+        {*_TASK, "paused", "paused_until", "pause_reason", "paused_by"},
+    ),
+    ("task resume later", _TASK),
     ("task list", _TASK),
     ("worker --once --name other --devices none", {"at", "level", "logger", "message"}),
     (
@@ -195,6 +200,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("db dsn", {"dsn", "private"}),
     ("db stop", {*_SERVER, "was_running"}),
     ("beat --step 1 --loss 0.5", {"step", "loss"}),
+    ("snooze 0", {"for_s"}),
     ("checkpoint save 1 state", {"step", "bytes", "file"}),
     ("checkpoint load state", {"step", "bytes", "file"}),
 ]
@@ -262,8 +268,10 @@ def test_every_line_is_an_object_with_the_keys_promised(
         words.insert(1, "--json")
     else:
         words.append("--json")
-    if words[0] in ("beat", "checkpoint"):
+    if words[0] in ("beat", "checkpoint", "snooze"):
         before = f"{' '.join(GANGQ)} checkpoint save 1 state; " if "load" in words else ""
+        if words[0] == "snooze":  # It runs again, and has waited then.
+            before = "[ -e waited ] && exit; touch waited; "
         script = f"{before}exec {' '.join([*GANGQ, *words])}"
         words = ["run", "--cwd", str(directory), "--", "sh", "-c", script]
     # A worker changes the process it runs in; everything else may run in this one.

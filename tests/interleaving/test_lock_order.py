@@ -156,6 +156,10 @@ class Busybody(threading.Thread):
         jobs, tokens = self.pairs()
         self.call("fail", job_id=jobs[0], token=tokens[0])
 
+    def do_snooze(self) -> None:
+        jobs, tokens = self.pairs()
+        self.call("snooze", job_id=jobs[0], token=tokens[0], for_s=1)
+
     def do_requeue(self) -> None:
         jobs, tokens = self.pairs()
         self.call("requeue", job_id=jobs[0], token=tokens[0])

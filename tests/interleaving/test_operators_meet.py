@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from interleaving.sessions import Arena, Later, Verb, both_ends, call, first_of_two, meet, value, verb
@@ -66,6 +68,25 @@ def test_two_cordons_of_one_host_make_one(meeting, end):
     told = meeting.db.execute("select kind from gangq.events where kind = 'cordon'").fetchall()
     assert len(told) == 1
     assert len(meeting.db.execute("select * from gangq.cordons").fetchall()) == 1
+
+
+@first_of_two
+@both_ends
+def test_a_pause_of_a_task_and_its_end_by_a_tick_keep_no_one_waiting(meeting, turn, end):
+    until = meeting.clock.now() + timedelta(seconds=5)
+    call(meeting.db, "pause_task", task="t", until=until)
+    meeting.clock.advance(6)
+    job, worker = meeting.job(), meeting.worker("w1")
+    met, _, ended = meet(meeting, verb("pause_task", task="t"), verb("end_pauses"), turn, end)
+    if turn == 0:
+        assert not met.later.waited
+        assert ended == 0
+    else:
+        assert met.later.waited
+    paused = turn == 1 or end == "commit"
+    if not paused:
+        assert value(meeting.db, "end_pauses") == 1
+    assert [row["job_id"] for row in meeting.claim(worker)] == ([] if paused else [job])
 
 
 @first_of_two

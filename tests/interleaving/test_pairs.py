@@ -327,6 +327,33 @@ def test_a_member_is_never_done_before_the_claim_that_opens_its_barrier(meeting,
 
 @first_of_two
 @both_ends
+def test_a_snooze_and_the_end_of_its_lease_charge_the_job_once(meeting, turn, end):
+    worker, job = meeting.worker("w1"), meeting.job()
+    (claimed,) = meeting.claim(worker)
+    meeting.clock.advance(130)
+    token = claimed["token"]
+    met, said, _ = meet(
+        meeting, verb("snooze", job_id=job, token=token, for_s=60), verb("reap_expired"), turn, end
+    )
+    snoozed = (turn == 0) == (end == "commit")
+    if turn == 0:
+        assert said == "scheduled"
+    else:
+        assert met.later.waited
+        assert met.later.sqlstate == (None if snoozed else "GQ003")
+    row = meeting.db.execute(
+        "select state, attempts, crashes, snoozes from gangq.live_jobs where id = %s", (job,)
+    ).fetchone()
+    if turn == 0 and end == "rollback":
+        assert row == {"state": "running", "attempts": 1, "crashes": 0, "snoozes": 0}
+    elif snoozed:
+        assert row == {"state": "scheduled", "attempts": 0, "crashes": 0, "snoozes": 1}
+    else:
+        assert row == {"state": "pending", "attempts": 0, "crashes": 1, "snoozes": 0}
+
+
+@first_of_two
+@both_ends
 def test_an_acknowledgement_and_a_forced_drain_count_one_stop(meeting, turn, end):
     device = {"uuid": "GPU-1", "index": 0, "vram_mb": 1000}
     worker = meeting.worker("w1", devices=[device])

@@ -9,6 +9,7 @@ import test_decide
 from drawn_boards import Picture, after
 
 from gangq.placement import Refused, gates
+from gangq.placement.board import Ask, Board, Device, Kind, Needs, Role, Worker
 from gangq.placement.decide import decide
 from gangq.placement.explain import explain
 
@@ -110,6 +111,20 @@ def test_every_refusal_has_words_that_fit_a_terminal() -> None:
                     assert max(map(len, words)) < 160
                     assert not re.search(r"\b1 (GPUs|hosts|jobs|gangs)\b", "; ".join(words))
     assert len(gates) > 8
+
+
+def test_a_paused_task_holds_its_kind_alone_and_is_named() -> None:
+    role = Role(Needs(gpus=1))
+    board = Board(
+        0.0,
+        workers=(Worker(1, "h0", "h0", slots=2, devices=(Device(1), Device(2))),),
+        kinds=(Kind(1, (role,), paused_task="train"), Kind(2, (role,))),
+        asks=(Ask("g1", 1, priority=9), Ask("k2/0", 2, count=1)),
+    )
+    held, other = decide(board)
+    assert (held.ask, held.action, other.ask, other.action) == ("g1", "wait", "k2/0", "start")
+    assert held.refused is not None
+    assert explain(held.refused) == ("task train is paused", "gangq task resume train")
 
 
 GATES = [gate for gate in vars(gates).values() if isinstance(gate, gates.Gate)]

@@ -486,7 +486,9 @@ class Verbs(RuleBasedStateMachine):
     @precondition(lambda self: self.current())
     @rule(
         pick=picks,
-        how=st.sampled_from(["fail for good", "port taken", "requeue", "trip", "ack", "ack all", "release"]),
+        how=st.sampled_from(
+            ["fail for good", "port taken", "snooze", "requeue", "trip", "ack", "ack all", "release"]
+        ),
     )
     def an_attempt_ends_early(self, pick: int, how: str) -> None:
         match how:
@@ -494,6 +496,8 @@ class Verbs(RuleBasedStateMachine):
                 self.ends("fail", pick, retryable=False)
             case "port taken":
                 self.ends("fail", pick, cause="port_taken")
+            case "snooze":
+                self.ends("snooze", pick, for_s=pick % 7)
             case "requeue":
                 self.ends("requeue", pick, front=pick % 2 == 0)
             case "trip":

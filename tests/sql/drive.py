@@ -373,6 +373,10 @@ class Claim:
             self.q.one("fail", job_id=self.job_id, token=self.token, error={"message": message}, **named)
         )
 
+    def snooze(self, for_s: Any = 60) -> str:
+        state: str = self.q.one("snooze", job_id=self.job_id, token=self.token, for_s=for_s)
+        return state
+
     def requeue(self, message: str = "stalled", **named: Any) -> str:
         return str(
             self.q.one("requeue", job_id=self.job_id, token=self.token, error={"message": message}, **named)

@@ -320,6 +320,88 @@ def test_an_unknown_cause_is_refused(q: Q) -> None:
         claim.fail(cause="weather")
 
 
+# snooze -----------------------------------------------------------------------------------------------------
+
+
+def test_a_snoozed_job_waits_until_then_and_is_charged_for_nothing_else(q: Q) -> None:
+    claim = running(q, gpus=1, max_attempts=1)
+    assert claim.snooze(90) == "scheduled"
+    job = q.job(claim.job_id)
+    assert (job["due_at"] - q.clock.now()).total_seconds() == 90
+    assert [job[name] for name in ("attempts", "crashes", "trips", "stops", "snoozes")] == [0, 0, 0, 0, 1]
+    assert (job["error"], q.sql("select * from gangq.device_holds")) == (None, [])
+    assert claim.snooze(90) == "repeated"
+    assert q.job(claim.job_id)["snoozes"] == 1
+    (attempt,) = q.sql("select cause, ended_at from gangq.attempts where job_id = %(id)s", id=claim.job_id)
+    assert (attempt["cause"], attempt["ended_at"]) == ("snoozed", q.clock.now())
+    (event,) = q.events("snooze")
+    assert (event["job_id"], event["data"]["snoozes"]) == (claim.job_id, 1)
+
+
+def test_a_snoozed_job_runs_again_when_its_time_has_come_and_not_before(q: Q) -> None:
+    claim = running(q)
+    worker = claim.q.worker("w2")
+    claim.snooze(90)
+    q.later(89)
+    worker.beat()
+    q.tick()
+    assert worker.claim() == []
+    q.later(1)
+    q.tick()
+    again = worker.take()
+    assert (again.job_id, again["attempt"]) == (claim.job_id, 1)
+    assert again.token > claim.token
+    again.complete()
+    assert (q.job(claim.job_id)["state"], q.job(claim.job_id)["snoozes"]) == ("done", 1)
+
+
+def test_past_max_snoozes_the_job_fails_and_says_so(q: Q) -> None:
+    job, worker = q.submit(max_snoozes=2), q.worker()
+    for state in ("scheduled", "scheduled", "failed"):
+        assert worker.take().snooze(0) == state
+        q.later(0.1)
+        q.tick()
+    row = q.job(job)
+    assert (row["state"], row["attempts"], row["snoozes"], row["max_snoozes"]) == ("failed", 0, 3, 2)
+    assert row["error"] == {"type": "SnoozedTooOften", "message": "snoozed 3 times; max_snoozes is 2"}
+    q.call("retry", job_ids=[job])
+    assert (q.job(job)["snoozes"], q.job(job)["max_snoozes"]) == (0, 2)
+
+
+def test_a_snooze_is_fenced_by_its_token(q: Q) -> None:
+    claim = running(q)
+    with refused(STALE):
+        q.one("snooze", job_id=claim.job_id, token=claim.token + 1, for_s=1)
+    claim.fail()
+    q.later(3600)
+    q.worker("w2")
+    q.tick()
+    assert claim.snooze() == "repeated"
+    assert q.job(claim.job_id)["snoozes"] == 0
+
+
+def test_what_was_told_to_stop_stops_and_is_not_snoozed(q: Q) -> None:
+    claim = running(q)
+    q.call("cancel", job_ids=[claim.job_id])
+    assert claim.snooze() == "cancelled"
+    assert q.job(claim.job_id)["snoozes"] == 0
+
+
+def test_a_member_of_a_gang_cannot_be_snoozed(q: Q) -> None:
+    gang, (member, _) = q.running_gang(*q.workers(2))
+    with refused(WRONG_STATE, f"member of gang {gang.id}"):
+        member.snooze(1)
+    assert gang.states == ["running", "running"]
+
+
+@pytest.mark.parametrize("for_s", [-1, 1.1e7, "NaN", "Infinity", None])
+def test_what_is_no_time_to_wait_is_refused_and_changes_nothing(q: Q, for_s: Any) -> None:
+    claim = running(q)
+    with refused(INVALID, "for_s"):
+        claim.snooze(for_s)
+    assert q.state(claim.job_id) == "running"
+
+
 # requeue ----------------------------------------------------------------------------------------------------
 
 

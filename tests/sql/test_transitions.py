@@ -147,7 +147,7 @@ def test_every_listed_verb_exists_and_its_role_may_call_it(q: Q) -> None:
 def test_a_cause_charges_only_what_is_counted(q: Q) -> None:
     """Any other word would charge nothing."""
     causes = q.sql("select * from gangq.causes")
-    assert {c["member"] for c in causes} == {"attempt", "crash", "trip", "stop", "nothing"}
+    assert {c["member"] for c in causes} == {"attempt", "crash", "trip", "stop", "snooze", "nothing"}
     own = {"never_started", "placement_miss", "preemption"}
     assert {c["gang"] for c in causes} == {"attempt", "crash", "trip", "nothing"} | own
     assert {c["ending"] for c in causes} == {"fault", "loss", "asked"}

@@ -42,6 +42,42 @@ def test_a_command_runs_and_its_output_is_kept(client: Client, fleet: Fleet) -> 
     assert output(client, job_id) == "one\ntwo\nme\n"
 
 
+def test_a_command_hands_its_job_back_to_wait(client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start()
+    gangq, ready = f"{sys.executable} -m gangq", tmp_path / "ready"
+    job_id = run(client, f"[ -e {ready} ] || {{ touch {ready}; {gangq} snooze 100ms; exit; }}", shell=True)
+    job = until_state(client, job_id, "done", "failed")
+    assert (job.state, job.attempts, job.snoozes) == ("done", 1, 1)
+    assert [attempt.cause for attempt in client.attempts(job_id=job_id)] == ["snoozed", "done"]
+
+
+def test_a_python_program_hands_its_job_back_without_a_trace(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.start()
+    program = (
+        "import pathlib, sys, gangq\n"
+        "ready = pathlib.Path(sys.argv[1])\n"
+        "if not ready.exists():\n    ready.touch()\n    gangq.current().snooze('100ms')\n"
+    )
+    job_id = run(client, sys.executable, "-c", program, str(tmp_path / "ready"))
+    assert until_state(client, job_id, "done", "failed").snoozes == 1
+    assert output(client, job_id) == ""
+
+
+def test_a_member_of_a_gang_that_snoozes_is_refused(client: Client, fleet: Fleet) -> None:
+    fleet.start()
+    payload = {
+        "argv": [sys.executable, "-m", "gangq", "snooze", "1m"],
+        "shell": False,
+        "env": {},
+        "cwd": None,
+    }
+    made = client.submit_gang(task="command", size=1, payload=payload, max_attempts=1)
+    job = until_state(client, made.job_ids[0], "failed")
+    assert f"member of gang {made.gang_id}" in output(client, job.id)
+
+
 def test_a_command_knows_its_job_and_no_secret(
     client: Client, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

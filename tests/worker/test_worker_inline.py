@@ -269,6 +269,54 @@ def raises(ctx, kind):
     assert [event.reason for event in retried] == ["RetryLater"]
 
 
+@pytest.mark.parametrize("isolate", [False, True], ids=["inline", "in a child"])
+def test_a_handler_hands_its_job_back_to_wait_and_is_charged_for_nothing(
+    client: Client, fleet: Fleet, tmp_path: Path, isolate: bool
+) -> None:
+    fleet.define(f"""
+import pathlib
+
+@app.task(isolate={isolate}, max_attempts=1)
+def waits(ctx, ready):
+    try:
+        if not pathlib.Path(ready).exists():
+            pathlib.Path(ready).touch()
+            ctx.snooze("100ms")
+    except Exception:
+        return "caught"
+    return ctx.attempt
+
+@app.task(isolate={isolate})
+def naps(ctx):
+    ctx.snooze(0)
+""")
+    fleet.start()
+    waits = submit(client, "waits", {"ready": str(tmp_path / "ready")}, max_snoozes=3)
+    done = until_state(client, waits, "done", "failed")
+    assert (done.result, done.attempts, done.snoozes, done.max_snoozes) == (1, 1, 1, 3)
+    assert [attempt.cause for attempt in client.attempts(job_id=waits)] == ["snoozed", "done"]
+    failed = until_state(client, submit(client, "naps", {}, max_snoozes=1), "failed")
+    assert failed.error is not None
+    assert (failed.error["type"], failed.attempts, failed.snoozes) == ("SnoozedTooOften", 0, 2)
+
+
+def test_a_member_of_a_gang_is_told_that_it_cannot_be_snoozed(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+import gangq
+
+@app.task
+def naps(ctx):
+    try:
+        ctx.snooze("1m")
+    except gangq.WrongState as problem:
+        return str(problem)
+""")
+    fleet.start()
+    made = client.submit_gang(task="naps", size=1)
+    done = until_state(client, made.job_ids[0], "done")
+    assert f"member of gang {made.gang_id}" in done.result
+
+
 def test_beats_reach_the_database(client: Client, fleet: Fleet) -> None:
     fleet.define("""
 @app.task

@@ -77,6 +77,7 @@ SECTIONS = {
         "gang": "child",
         "ready": "child",
         "load": "child",
+        "snooze": "child",
     },
 }
 """By section of the help: a command, and the module of this package that holds it; imported when it is called."""

@@ -1,4 +1,4 @@
-"""gangq beat, checkpoint, gang, ready and load: what a command says to its worker and asks it, over GANGQ_SOCKET."""
+"""gangq beat, snooze, checkpoint, gang, ready and load: what a command says to its worker, over GANGQ_SOCKET."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from gangq.cli import output
-from gangq.cli.parsing import KeyValue, bounded
+from gangq.cli.parsing import KeyValue, Seconds, bounded
 from gangq.cli.session import Session, json_option, pass_session
 from gangq.errors import InvalidInput, NotFound
 
@@ -89,6 +89,25 @@ def load(session: Session, busy: float) -> None:
     with Link.from_environ() as worker:
         worker.ask("load", load=busy)
     session.answer({"load": busy})
+
+
+@click.command()
+@click.argument("delay", type=Seconds())
+@json_option
+@pass_session
+def snooze(session: Session, delay: float) -> None:
+    """Hand this command's job back, to be run again after DELAY (300, 90s, 5m), and then exit.
+
+    It is handed back when the command has ended, whatever its exit status. No attempt is counted, but a snooze: past
+    --max-snoozes [100] the job fails. A member of a gang cannot be snoozed.
+
+    [ -e /data/ready ] || { gangq snooze 5m; exit; }
+    """
+    from gangq.worker.child_context import Link
+
+    with Link.from_environ() as worker:
+        worker.ask("outcome", kind="snoozed", for_s=delay)
+    session.answer({"for_s": delay})
 
 
 @click.group()

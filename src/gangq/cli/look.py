@@ -382,6 +382,7 @@ def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
         ("crashes", job.crashes or None),
         ("trips", _trips(job)),
         ("stops", job.stops or None),
+        ("snoozes", f"{job.snoozes} of {job.max_snoozes}" if job.snoozes else None),
         ("budget", seconds(job.budget_s)),
         ("submitted", f"{when(job.submitted_at)} by {job.submitter}"),
         ("parent", None if job.parent is None else f"job {job.parent}"),

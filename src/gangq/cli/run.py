@@ -36,6 +36,7 @@ _HAPPENED = {
     "retry": "failed{why}; tried again",
     "reap": "lost its worker{why}",
     "release": "was handed back{why}",
+    "snooze": "is to run again later{why}",
     "suspect": "is suspected{watchdog}{why}",
     "trip": "tripped a watchdog{watchdog}{why}",
     "notify": "would have tripped a watchdog that only notifies{watchdog}{why}",

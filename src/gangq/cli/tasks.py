@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
 
 from gangq.cli import options
 from gangq.cli.listing import table_options
-from gangq.cli.output import seconds
+from gangq.cli.output import seconds, when
+from gangq.cli.parsing import Due
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import columns
 from gangq.client.rows import TaskRow
@@ -20,9 +22,10 @@ _NONE = "none"
 _NOTHING_SET = TaskRow("", *[None] * (len(TaskRow._fields) - 1))
 
 _COLUMNS = columns(
-    "task declared:1 >budget >stall_timeout >load_grace:3 >health_window:4 >long_phase:5 notify_only:4 devices "
-    ">longest_gap:2 beats:6",
+    "task paused:2 declared:1 >budget >stall_timeout >load_grace:3 >health_window:4 >long_phase:5 notify_only:4 "
+    "devices >longest_gap:2 beats:6",
     {
+        "paused": lambda t: _paused(t),
         "declared": lambda t: _declared(t.declared),
         "budget": lambda t: seconds(t.budget_s) or "-",
         "stall_timeout": lambda t: _stall(t),
@@ -48,6 +51,13 @@ def _classes(classes: list[str] | None) -> str:
     return ",".join(classes) or _NONE
 
 
+def _paused(task: TaskRow) -> str:
+    if not task.paused:
+        return ""
+    until = f"until {when(task.paused_until)} " if task.paused_until else ""
+    return f"{until}by {task.paused_by}" + (f": {task.pause_reason}" if task.pause_reason else "")
+
+
 def _declared(options: dict[str, Any] | None) -> str:
     said = (options or {}).items()
     return ", ".join(f"{key} {v if isinstance(v, str) else json.dumps(v)}" for key, v in said) or "-"
@@ -55,7 +65,7 @@ def _declared(options: dict[str, Any] | None) -> str:
 
 @click.group()
 def task() -> None:
-    """See what workers declare their tasks with, and change what the watchdogs allow their jobs."""
+    """See what workers declare their tasks with, pause them, and change what the watchdogs allow their jobs."""
 
 
 @task.command(name="set")
@@ -96,8 +106,38 @@ def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, 
     client = session.client()
     client.set_task(task=name, forget=forget, **given)
     found = client.tasks(task=name)
-    changed = found[0] if found else _NOTHING_SET._replace(task=name)
-    session.answer(changed, f"task {name}: {'changed' if found else 'has the numbers of the installation'}")
+    _answer(session, name, "changed" if found else "has the numbers of the installation")
+
+
+@task.command()
+@click.argument("name")
+@click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq task resume].")
+@click.option("--reason", help="Why: explain says it.")
+@common_options
+@pass_session
+def pause(session: Session, name: str, until: datetime | timedelta | None, reason: str | None) -> None:
+    """Start nothing new of a task, whatever its queue; what runs goes on.
+
+    A gang waits if the task of one of its members is paused.
+    """
+    end = None if until is None else session.moment(until)
+    session.client().pause_task(task=name, until=end, reason=reason)
+    _answer(session, name, "paused" + (f" until {when(end)}" if end else ""))
+
+
+@task.command()
+@click.argument("name")
+@common_options
+@pass_session
+def resume(session: Session, name: str) -> None:
+    """End the pause of a task."""
+    session.client().resume_task(task=name)
+    _answer(session, name, "open")
+
+
+def _answer(session: Session, name: str, outcome: str) -> None:
+    found = session.client().tasks(task=name)
+    session.answer(found[0] if found else _NOTHING_SET._replace(task=name), f"task {name}: {outcome}")
 
 
 @task.command(name="list")

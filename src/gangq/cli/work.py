@@ -60,6 +60,9 @@ recurring_options = chained(
     click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
     click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
     click.option(
+        "--max-snoozes", type=int, help="How often it may hand itself back with gangq snooze [100]."
+    ),
+    click.option(
         "--select",
         "selectors",
         multiple=True,

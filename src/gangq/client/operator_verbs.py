@@ -95,6 +95,16 @@ class OperatorVerbs:
         """
 
     @verb
+    def pause_task(self, *, task: str, until: Time | None = None, reason: str | None = None) -> None:
+        """Start nothing new of a task, until then [until `resume_task`]; what runs goes on. A gang waits if the task
+        of one of its members is paused. For gangq_admin. Raises `InvalidInput`.
+        """
+
+    @verb
+    def resume_task(self, *, task: str) -> None:
+        """End the pause of a task. For gangq_admin."""
+
+    @verb
     def quarantine(
         self, *, device_uuid: str | None = None, worker: str | None = None, reason: str = "operator"
     ) -> None:

@@ -35,6 +35,7 @@ class Needs(TypedDict, total=False):
     max_attempts: int | None
     max_crashes: int | None
     max_trips: int | None
+    max_snoozes: int | None
 
 
 class _Options(Needs, total=False):

@@ -369,6 +369,8 @@ class JobRow(NamedTuple):
     max_trips: int
     cpus: Annotated[float, "cpus::float8"]
     step_rate: float | None
+    snoozes: int
+    max_snoozes: int
 
 
 class GangRow(NamedTuple):
@@ -916,6 +918,7 @@ class LimitRow(NamedTuple):
 class TaskRow(NamedTuple):
     """What was set for a task, and what was learned of its beats on one class of devices ("": none; None: nothing
     learned). None: the installation's number. `declared`: the options that the worker `declared_by` declares it with.
+    `paused`: nothing new of it starts, until `paused_until` (None: until it is resumed).
     """
 
     task: str
@@ -932,3 +935,7 @@ class TaskRow(NamedTuple):
     declared: dict[str, Any] | None
     declared_by: str | None
     declared_at: datetime | None
+    paused: bool | None
+    paused_until: datetime | None
+    pause_reason: str | None
+    paused_by: str | None

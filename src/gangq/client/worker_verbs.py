@@ -158,6 +158,12 @@ class WorkerVerbs:
         """
 
     @verb
+    def snooze(self, *, job_id: BigInt, token: BigInt, for_s: Seconds) -> str:
+        """Hand a single job back, to be run again in `for_s`; return the new state. It counts a snoozed attempt, and
+        nothing else. Raises `StaleToken`, and `WrongState` for a member of a gang.
+        """
+
+    @verb
     def release(self, *, job_ids: BigInts, tokens: BigInts, reason: str | None = None) -> list[rows.Outcome]:
         """Hand jobs back; outcomes are released, repeated or stale. Each counts a stop, and no attempt."""
 

@@ -168,6 +168,8 @@ class Kind:
     """The model it needs; where that is loaded it starts sooner."""
     limit_key: str = ""
     """What limits its jobs beside the queue; empty: nothing."""
+    paused_task: str = ""
+    """A task of its roles that is paused; empty: none is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,11 +91,11 @@ Check = Callable[["Pass", Ask, Kind, Sequence[int]], Refused | None]
 
 
 def paused(now: Pass, _: Ask, kind: Kind, __: Sequence[int]) -> Refused | None:
-    """Nothing starts in a paused queue or below one."""
+    """Nothing starts in a paused queue or below one, and nothing of a paused task."""
     for queue in now.usage.path(kind.queue):
         if queue.paused:
             return Refused(gates.PAUSED, where=queue.name)
-    return None
+    return Refused(gates.PAUSED, of="task", where=kind.paused_task) if kind.paused_task else None
 
 
 def unknown(now: Pass, _: Ask, kind: Kind, __: Sequence[int]) -> Refused | None:

@@ -64,7 +64,8 @@ def _held_by(holders: Sequence[str]) -> str:
 
 
 def _paused(r: Refused) -> Words:
-    return f"queue {r.where} is paused", f"gangq queue resume {r.where}"
+    what = r.of or "queue"
+    return f"{what} {r.where} is paused", f"gangq {what} resume {r.where}"
 
 
 def _unknown(r: Refused) -> Words:

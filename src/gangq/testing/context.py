@@ -60,8 +60,8 @@ class FakeContext(HandlerContext):
       :meth:`stop` tells it at once.
     - `checkpoint_bytes`: the limit of a checkpoint [1 MiB].
 
-    What the handler said: `beats`, `phases`, `logs`, `checkpoints`, `model`, `submitted`, `completed`, `result`,
-    and of a replica `is_ready` and `loads`.
+    What the handler said: `beats`, `phases`, `logs`, `checkpoints`, `model`, `submitted`, `snoozed_s`, `completed`,
+    `result`, and of a replica `is_ready` and `loads`.
     """
 
     def __init__(
@@ -105,6 +105,8 @@ class FakeContext(HandlerContext):
         """What `set_model` said last."""
         self.submitted: list[Submission] = []
         """The jobs that Apps without a dsn submitted inside this one."""
+        self.snoozed_s: float | None = None
+        """How long `snooze` asked to wait."""
         self.completed = False
         """Whether the handler has called `complete`."""
         self.result: Any = None
@@ -261,6 +263,9 @@ class FakeContext(HandlerContext):
         with self._lock:
             self._say_completed()
             self.result = stored
+
+    def _say_snoozed(self, for_s: float) -> None:
+        self.snoozed_s = for_s
 
     def _say_completed(self) -> None:
         self.completed = True

@@ -246,8 +246,11 @@ class ChildContext(HandlerContext):
     def _say_completed(self) -> None:
         self._link.ask("completed")
 
+    def _say_snoozed(self, for_s: float) -> None:
+        self.outcome("snoozed", for_s=for_s)
+
     def outcome(self, kind: str, **fields: Any) -> None:
-        """How an isolated handler ended: ``error`` or ``stopped``."""
+        """How an isolated handler ended: ``error``, ``stopped`` or ``snoozed``. A command says the last."""
         self._link.ask("outcome", kind=kind, **fields)
 
     def returned(self, result: Any) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from gangq.app import variables
 from gangq.context import set_current
-from gangq.errors import GangqError
+from gangq.errors import GangqError, Snoozed
 from gangq.signatures import unfinished
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.forks import restore_signals
@@ -129,6 +129,8 @@ def run(find: Callable[[], Any], task: str) -> int:
         _only_in(pid)
         if stopping.is_set():
             context.outcome("stopped")
+        elif isinstance(problem, Snoozed):
+            context.outcome("snoozed", for_s=problem.for_s)
         else:
             again = what_follows(problem, handler, context.job.payload, context.attempt)
             context.outcome(

@@ -12,7 +12,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from gangq.client import Client
 from gangq.client.rows import GangSubmitted
@@ -20,7 +20,7 @@ from gangq.client.verb import Verb
 from gangq.client.verbs import Verbs
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, ServiceInfo
 from gangq.durations import Duration, seconds
-from gangq.errors import InvalidInput, Stopped
+from gangq.errors import InvalidInput, Snoozed, Stopped, WrongState
 from gangq.worker import handler_info
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.results import dumps_result
@@ -109,6 +109,9 @@ class HandlerContext(Context):
     def _say_completed(self) -> None:
         """The handler has completed the job in its own transaction, which it is about to commit."""
 
+    def _say_snoozed(self, for_s: float) -> None:
+        """The handler is about to leave with `Snoozed`, where whoever runs it does not see that."""
+
     def _poll(self) -> None:
         """Ask for a stop and a new epoch, where these do not arrive by themselves."""
 
@@ -180,6 +183,13 @@ class HandlerContext(Context):
         while not self.stopping and (left := until - time.monotonic()) > 0:
             self._stop_event.wait(min(left, self._poll_s))
         return self.stopping
+
+    def snooze(self, delay: Duration) -> NoReturn:
+        for_s = seconds(delay, "the delay", most=1e7)
+        if self._gang is not None:
+            raise no_snooze(self.job.id, self._gang.id)
+        self._say_snoozed(for_s)
+        raise Snoozed(for_s)
 
     def complete(self, connection: object, result: Any = None) -> None:
         # A client without an address: with the caller's connection it needs none.
@@ -256,6 +266,14 @@ class InlineContext(HandlerContext):
 
     def _say_completed(self) -> None:
         self._active.completed_by_handler = True
+
+
+def no_snooze(job_id: int, gang_id: int) -> WrongState:
+    """The refusal of what a member asks for that only a single job may."""
+    return WrongState(
+        f"job {job_id} is a member of gang {gang_id}, and a member cannot be snoozed: the others of its gang would "
+        "wait for it. Fail, and the gang is drained and placed again as a whole."
+    )
 
 
 def submit_child(session: Session, job: ActiveJob, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import Literal
 
 from gangq.watchdogs import ExitCode
 
-Outcome = Literal["result", "error", "stopped", "exit 0"]
-"""What the work itself says: it returned, it raised, it stopped as asked; a command exited with 0."""
+Outcome = Literal["result", "error", "stopped", "snoozed", "exit 0"]
+"""What the work itself says: it returned, it raised, it stopped as asked, it is to run again later; a command exited
+with 0.
+"""
 
 
 class Ending(Enum):
@@ -22,6 +24,7 @@ class Ending(Enum):
     DONE = "done"
     TRIPPED = "a watchdog ended it"
     STOPPED = "it was told to stop, and did"
+    SNOOZED = "it handed itself back, to be run again later"
     ERROR = "it failed, and said how"
     FAILED = "it failed, and said nothing"
 
@@ -60,6 +63,8 @@ def ending_of(attempt: Attempt) -> Ending:
         return Ending.STOPPED
     if attempt.told_to_stop and (attempt.cause in ("stop", "kill") or attempt.outcome == "stopped"):
         return Ending.STOPPED
+    if attempt.outcome == "snoozed":
+        return Ending.SNOOZED
     if attempt.outcome == "error":
         return Ending.ERROR
     return Ending.DONE if attempt.outcome == "exit 0" else Ending.FAILED

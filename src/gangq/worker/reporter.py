@@ -230,6 +230,15 @@ class Reporter:
             said,
         )
 
+    def snoozed(self, job: ActiveJob, for_s: float) -> None:
+        """The job has handed itself back, to be run again in so many seconds."""
+        self._report_or_hold(
+            job,
+            "snooze",
+            lambda: self._session.thread_client.snooze(job_id=job.id, token=job.token, for_s=for_s),
+            lambda state: log.info("job_snoozed", extra={**job.extra, "for_s": for_s, "state": state}),
+        )
+
     def tripped(self, job: ActiveJob, trip: Trip, evidence: Mapping[str, Any]) -> None:
         """A watchdog has ended the job, and nothing of it runs any more."""
         try:

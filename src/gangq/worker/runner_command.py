@@ -370,6 +370,8 @@ class CommandRunner:
         elif ending is Ending.STOPPED:
             job.stop_reason = job.stop_reason or "lease"
             self._reporter.stopped(job)
+        elif ending is Ending.SNOOZED:
+            self._reporter.snoozed(job, said["for_s"])
         elif ending is Ending.ERROR:
             error = dict(said["error"])
             described = describe(error.pop("type"), error.pop("message"), **{**error, "log_tail": tail})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangq import logqueue
 from gangq.context import GangInfo, set_current
-from gangq.errors import GangqError
+from gangq.errors import GangqError, Snoozed
 from gangq.proc.clock import boottime
 from gangq.retry import NEVER, Again, after
 from gangq.signatures import misfit, unfinished
@@ -298,6 +298,8 @@ class InlineRunner:
         outcome: Outcome = "result"
         if told_to_stop and (problem is not None or (context.stop_seen and result is None)):
             outcome = "stopped"
+        elif isinstance(problem, Snoozed):
+            outcome = "snoozed"
         elif problem is not None:
             outcome = "error"
         lost = job.lost is not None
@@ -312,6 +314,8 @@ class InlineRunner:
             if problem is not None:
                 log.info("stopped_by_raising", extra={**job.extra, "error": repr(problem)[:500]})
             self._reporter.stopped(job)
+        elif isinstance(problem, Snoozed):
+            self._reporter.snoozed(job, problem.for_s)
         elif problem is not None and again is not None:
             cause = "port_taken" if _port_taken(problem, job.gang) else "error"
             self._reporter.failed(job, error_of_exception(problem), again=again, cause=cause)

@@ -20,7 +20,7 @@ from typing import Any
 from gangq.client.encoding import dumps
 from gangq.durations import seconds
 from gangq.errors import GangqError, InvalidInput, WrongState
-from gangq.worker.context_impl import submit_child
+from gangq.worker.context_impl import no_snooze, submit_child
 from gangq.worker.handler_info import checkpoint_as_wire, fetch_checkpoint, fetch_inputs, store_checkpoint
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.replicas import Replica
@@ -229,9 +229,14 @@ class SocketServer:
         }
 
     def _outcome(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
-        if request["kind"] not in ("result", "error", "stopped"):
+        if request["kind"] not in ("result", "error", "stopped", "snoozed"):
             raise InvalidInput(f"unknown outcome {request['kind']!r}")
-        outcome = {name: request.get(name) for name in ("kind", "result", "error", "retryable", "retry_in_s")}
+        names = ("kind", "result", "error", "retryable", "retry_in_s", "for_s")
+        outcome = {name: request.get(name) for name in names}
+        if request["kind"] == "snoozed":
+            outcome["for_s"] = seconds(request["for_s"], "for_s", most=1e7)
+            if job.claim.gang_id is not None:
+                raise no_snooze(job.id, job.claim.gang_id)
         if request["kind"] == "error":
             try:
                 outcome["error"] = _error(request.get("error"))

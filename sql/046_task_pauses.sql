@@ -1,0 +1,76 @@
+-- Pauses of tasks: of a task that is paused nothing new starts, whatever its queue.
+-- Locks: pause_task and resume_task the row of the task in task_pauses; end_pauses (028), a step of
+-- the tick, with skip locked. A claim or pass only reads the table.
+
+create function gangq.pause_task(
+  task text, until timestamptz default null, reason text default null
+) returns void language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+begin
+  if (pause_task.task <> '' and length(pause_task.task) <= 200) is not true then
+    perform gangq.refuse('GQ001', 'a task has a name of 1 to 200 characters',
+      'Call gangq.pause_task(''train'', now() + interval ''2 hours'', ''new data'').');
+  end if;
+  perform gangq.refuse_larger('the reason', octet_length(reason), 4000);
+  perform gangq.check_moment('until', until);
+  if until <= t then
+    perform gangq.refuse('GQ001', format('until is %s, which has passed', until),
+      'Leave it out to pause without an end; gangq.resume_task ends a pause now.');
+  end if;
+  insert into gangq.task_pauses as p (task, since, until, reason, operator)
+  values (pause_task.task, t, pause_task.until, nullif(pause_task.reason, ''), gangq.caller())
+  on conflict on constraint task_pauses_pkey do update
+  set until = excluded.until, reason = excluded.reason, operator = excluded.operator;
+  perform gangq.wake_tick(true);  -- Which has to know when to come again.
+end $$;
+comment on function gangq.pause_task is
+  'From now on nothing of a task starts, until then (null: until resume_task); what runs goes on. '
+  'A gang waits if the task of one of its members is paused. Repeated, it says anew until when '
+  'and why. For gangq_admin. Raises GQ001.';
+
+create function gangq.resume_task(task text) returns void language plpgsql as $$
+declare
+  ended text[];
+begin
+  with gone as (
+    delete from gangq.task_pauses p where p.task = resume_task.task returning p.task
+  )
+  select array_agg(g.task) into ended from gone g;
+  perform gangq.wake_tasks(ended);
+end $$;
+comment on function gangq.resume_task is
+  'Ends the pause of a task. Can be repeated. For gangq_admin.';
+
+create function gangq.wake_tasks(tasks text[]) returns void language plpgsql as $$
+begin
+  perform gangq.wake_sleepers(w.queue, 64, 'commit')
+  from (
+    select distinct s.queue
+    from gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
+    where s.task = any (tasks)) w;
+  if tasks <> '{}' then
+    perform gangq.wake_tick(true);
+  end if;
+end $$;
+comment on function gangq.wake_tasks is 'Internal. Wakes who may start what waits of these tasks.';
+
+create function gangq.paused_task(kind integer) returns text language sql stable as $$
+  select min(p.task)
+  from gangq.task_pauses p
+  where p.task in (
+    select s.task from gangq.shapes s where s.id = -kind
+    union all
+    select s.task
+    from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = kind)
+$$;
+comment on function gangq.paused_task is
+  'Internal. A task of a kind of gang, or of a shape (negative), that is paused; null: none.';
+
+create function gangq.pause_in_words(task text) returns text language sql stable as $$
+  select format('task %s is paused%s by %s%s', p.task, ' until ' || p.until, p.operator,
+    ': ' || p.reason)
+  from gangq.task_pauses p where p.task = pause_in_words.task
+$$;
+comment on function gangq.pause_in_words is
+  'Internal. Until when, by whom and why a task is paused; null: it is not.';
