@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gangq.errors import DatabaseUnreachable as DatabaseUnreachable
     from gangq.errors import Fail as Fail
     from gangq.errors import GangqError as GangqError
+    from gangq.errors import HookFailed as HookFailed
     from gangq.errors import IncarnationEnded as IncarnationEnded
     from gangq.errors import InvalidInput as InvalidInput
     from gangq.errors import JobCancelled as JobCancelled
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from gangq.handles import Gang as Gang
     from gangq.handles import Job as Job
     from gangq.handles import as_completed as as_completed
+    from gangq.hooks import Outcome as Outcome
     from gangq.retry import Retry as Retry
     from gangq.task_options import TaskOptions as TaskOptions
     from gangq.tasks import AsyncTask as AsyncTask
@@ -73,11 +75,12 @@ _HOME = {
         "gangq.client.selectors": "parse_selector",
         "gangq.context": "Checkpoint Context DeviceInfo GangInfo JobInfo Peer current",
         "gangq.errors": (
-            "Busy DatabaseUnreachable Fail GangqError IncarnationEnded InvalidInput JobCancelled JobFailed "
-            "NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch StaleToken Stopped "
-            "TooLarge Unfit UnknownTask WaitTimeout WorkerNameTaken WrongIsolation WrongState"
+            "Busy DatabaseUnreachable Fail GangqError HookFailed IncarnationEnded InvalidInput JobCancelled "
+            "JobFailed NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch StaleToken "
+            "Stopped TooLarge Unfit UnknownTask WaitTimeout WorkerNameTaken WrongIsolation WrongState"
         ),
         "gangq.handles": "AsyncGang AsyncJob Gang Job as_completed",
+        "gangq.hooks": "Outcome",
         "gangq.retry": "Retry",
         "gangq.task_options": "TaskOptions",
         "gangq.tasks": "AsyncTask GangTask Task",

@@ -26,6 +26,7 @@ from gangq.durations import Duration
 from gangq.errors import InvalidInput, UnknownTask
 from gangq.handle_steps import member_ids
 from gangq.handles import AsyncGang, AsyncJob, Gang, Job
+from gangq.hooks import EndHook, Hooks, StartHook, WorkerHook, require_hook
 from gangq.retry import Retry
 from gangq.signatures import require_plain
 from gangq.task_options import TaskGangOptions, TaskOptions, WatchOptions, changed
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound="Client | AsyncClient")
+S = TypeVar("S", bound=StartHook)
+E = TypeVar("E", bound=EndHook)
+W = TypeVar("W", bound=WorkerHook)
 
 COMMAND = "command"
 
@@ -83,6 +87,8 @@ class App:
         self._clients = _Clients(self, lambda: Client, client)
         self._tasks: dict[str, Task[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}
+        self.hooks = Hooks()
+        """What was declared with `on_worker_start`, `on_start` and the like."""
         self.aio = AsyncApp(self)
 
     def __enter__(self) -> App:
@@ -225,6 +231,54 @@ class App:
                 f"this App has no task {name!r} (it has: {known}): import the module that declares it, or "
                 "correct the name"
             ) from None
+
+    # Hooks
+
+    @overload
+    def on_worker_start(self, hook: W, /) -> W: ...
+    @overload
+    def on_worker_start(self, /, *, children: bool = False) -> Callable[[W], W]: ...
+    def on_worker_start(self, hook: Any = None, /, *, children: bool = False) -> Any:
+        """Call `hook()` once in each process that runs handlers, before its first one; see docs/hooks.md.
+
+        By default only in the worker's own process, where that runs handlers; with `children` in its child processes
+        too.
+        What the hook raises ends the worker before it claims; in a child process it fails the job.
+        """
+        return _declare(self.hooks.worker_start, hook, children)
+
+    @overload
+    def on_worker_stop(self, hook: W, /) -> W: ...
+    @overload
+    def on_worker_stop(self, /, *, children: bool = False) -> Callable[[W], W]: ...
+    def on_worker_stop(self, hook: Any = None, /, *, children: bool = False) -> Any:
+        """Call `hook()` after the last handler of such a process, if it ends in order. What it raises is logged."""
+        return _declare(self.hooks.worker_stop, hook, children)
+
+    def on_start(self, hook: S, /) -> S:
+        """Call `hook(ctx)` before each handler, in its process. What it raises fails the attempt."""
+        require_hook(hook)
+        self.hooks.start.append(hook)
+        return hook
+
+    def on_end(self, hook: E, /) -> E:
+        """Call `hook(ctx, outcome)` after each handler, in its process; `outcome` is a `gangq.Outcome`.
+
+        What was declared last is called first. What it raises is logged, and changes nothing.
+        """
+        require_hook(hook)
+        self.hooks.end.append(hook)
+        return hook
+
+    def on_failure(self, hook: E, /) -> E:
+        """Call `hook(ctx, outcome)` after a handler that failed, before those of `on_end` and before it is reported.
+
+        Not after a stop, a cancel or a `RetryLater`. `outcome.final` says whether there is no further attempt. Where
+        the process died no hook runs: `gangq notify` tells of those.
+        """
+        require_hook(hook)
+        self.hooks.failure.append(hook)
+        return hook
 
     # Schedules
 
@@ -461,6 +515,15 @@ class AsyncApp:
     async def gang(self, id: int) -> AsyncGang[Any]:
         """Return a handle for the gang with this id. Raises `NotFound`."""
         return AsyncGang(self._client, id, await self.client.execute(member_ids(id)))
+
+
+def _declare(hooks: list[tuple[WorkerHook, bool]], hook: WorkerHook | None, children: bool) -> Any:
+    def declare(hook: WorkerHook) -> WorkerHook:
+        require_hook(hook)
+        hooks.append((hook, children))
+        return hook
+
+    return declare if hook is None else declare(hook)
 
 
 def _async_client() -> type[AsyncClient]:

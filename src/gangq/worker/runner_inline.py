@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gangq import logqueue
 from gangq.context import GangInfo, set_current
 from gangq.errors import GangqError
+from gangq.hooks import hooks_of
 from gangq.proc.clock import boottime
 from gangq.retry import NEVER, Again, after
 from gangq.signatures import misfit, unfinished
@@ -248,7 +249,10 @@ class InlineRunner:
         self._capture.begin(job)
         result: Any = None
         problem: BaseException | None = None
+        hooks = hooks_of(handler)
         try:
+            if hooks is not None:
+                hooks.started(context)
             result = handler(context, **claim.payload) if claim.payload else handler(context)
         except BaseException as raised:
             # SystemExit and KeyboardInterrupt too: nothing that a handler raises may end the worker.
@@ -261,6 +265,8 @@ class InlineRunner:
             # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
             # either, the connections belong to its parent.
             os._exit(problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1)
+        if hooks is not None:
+            hooks.ended(context, result, problem, again)
         set_current(None)
         output = self._capture.end()
         # From here on no watchdog ends this process for it; where one was about to, this does not return.
