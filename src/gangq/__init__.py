@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from gangq.retry import Retry as Retry
     from gangq.task_options import TaskOptions as TaskOptions
     from gangq.tasks import AsyncTask as AsyncTask
+    from gangq.tasks import CoroutineTask as CoroutineTask
     from gangq.tasks import GangTask as GangTask
     from gangq.tasks import Task as Task
 
@@ -83,7 +84,7 @@ _HOME = {
         "gangq.hooks": "Outcome",
         "gangq.retry": "Retry",
         "gangq.task_options": "TaskOptions",
-        "gangq.tasks": "AsyncTask GangTask Task",
+        "gangq.tasks": "AsyncTask CoroutineTask GangTask Task",
     }.items()
     for name in names.split()
 }

@@ -12,13 +12,14 @@ train.submit(epochs=10).result()
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from gangq.client import Client
 from gangq.context import Context, find_current
@@ -28,9 +29,9 @@ from gangq.handle_steps import member_ids
 from gangq.handles import AsyncGang, AsyncJob, Gang, Job
 from gangq.hooks import EndHook, Hooks, StartHook, WorkerHook, require_hook
 from gangq.retry import Retry
-from gangq.signatures import require_plain
+from gangq.signatures import require_handler
 from gangq.task_options import TaskGangOptions, TaskOptions, WatchOptions, changed
-from gangq.tasks import AsyncTask, Task
+from gangq.tasks import AsyncTask, CoroutineTask, Task
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
@@ -65,6 +66,17 @@ class _Clients(Generic[C]):
             if self.made is None:
                 self.made = self._kind()(app.dsn)
             return self.made
+
+
+class _Declare(Protocol):
+    """What `App.task` with options returns."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
 
 
 class App:
@@ -142,6 +154,11 @@ class App:
     # Tasks
 
     @overload
+    def task(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+
+    @overload
     def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
 
     @overload
@@ -157,7 +174,7 @@ class App:
         health_window: Duration | None = None,
         long_phase: Duration | None = None,
         **options: Unpack[TaskOptions],
-    ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
+    ) -> _Declare: ...
 
     def task(
         self,
@@ -175,7 +192,7 @@ class App:
     ) -> Any:
         """Declare a function as a task; it stays callable. With or without parentheses.
 
-        It is called as `f(ctx, **payload)` and returns JSON. `async def` and generator functions are refused.
+        It is called as `f(ctx, **payload)` and returns JSON. It may be an `async def`: see docs/async.md.
         `name`: default the function's. `isolate`: run it in a child process. `retry`: which errors are tried again,
         and when; its `attempts` are the option `max_attempts`. `stall_timeout`, `load_grace`, `health_window`,
         `long_phase`: see `WatchOptions`. `options`: see `TaskOptions`.
@@ -194,8 +211,9 @@ class App:
 
         def declare(function: Callable[Concatenate[Context, P], R]) -> Task[P, R]:
             called = name or function.__name__
-            require_plain(function, called)
-            return self._add(Task(self, called, function, defaults, isolate, watch, retry))
+            require_handler(function, called)
+            kind = CoroutineTask if inspect.iscoroutinefunction(function) else Task
+            return self._add(kind(self, called, function, defaults, isolate, watch, retry))
 
         return declare if function is None else declare(function)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gangq.client.encoding import dumps
 from gangq.context import find_current, runs_handler, set_current
+from gangq.coroutines import run_to_end
 from gangq.errors import InvalidInput, ResultNotStored, Stopped
 from gangq.retry import Retry, after
 from gangq.signatures import by_name, misfit, unfinished
@@ -55,6 +57,7 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
     - `context` [a new one] is what the handler gets and `gangq.current()` finds. An App without a dsn submits
       through it (`FakeContext.submitted`). With devices it sets CUDA_VISIBLE_DEVICES for as long as this lasts.
     - The result comes back out of JSON, too. What the handler raises is raised here.
+    - An async handler runs in an event loop of its own, so not where one runs already: await the task there.
     - Hooks of the App are called: those of `on_worker_start` before the first handler of this process.
 
     Limits on sizes and time (`budget`) are not checked, and no watchdog looks.
@@ -81,6 +84,8 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
         try:
             hooks.started(context)
             result = function(context, **payload)
+            if inspect.iscoroutinefunction(function):
+                result = run_to_end(result)
             if (why := unfinished(result)) is not None:
                 raise TypeError(why)
         except BaseException as raised:

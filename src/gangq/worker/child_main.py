@@ -19,20 +19,19 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gangq.app import App, variables
 from gangq.context import set_current
+from gangq.coroutines import run_to_end
 from gangq.errors import GangqError
 from gangq.hooks import Hooks
 from gangq.retry import AGAIN, Again
 from gangq.signatures import unfinished
+from gangq.tasks import CoroutineTask, Task
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.forks import restore_signals
 from gangq.worker.runner_inline import HandlerUnfit, error_of_exception, what_follows
-
-if TYPE_CHECKING:
-    from gangq.tasks import Task
 
 SCRIPT = "__gangq_main__"
 """The module name under which a script is loaded for its App."""
@@ -146,6 +145,8 @@ def _attempt(
     try:
         hooks.started(context)
         result = handler(context, **payload)
+        if isinstance(handler, CoroutineTask):
+            result = run_to_end(result)
         if (why := unfinished(result)) is not None:
             raise HandlerUnfit(why)
     except BaseException as raised:
