@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gangq.errors import DatabaseUnreachable as DatabaseUnreachable
     from gangq.errors import Fail as Fail
     from gangq.errors import GangqError as GangqError
+    from gangq.errors import HookFailed as HookFailed
     from gangq.errors import IncarnationEnded as IncarnationEnded
     from gangq.errors import InvalidInput as InvalidInput
     from gangq.errors import JobCancelled as JobCancelled
@@ -60,9 +61,11 @@ if TYPE_CHECKING:
     from gangq.handles import Gang as Gang
     from gangq.handles import Job as Job
     from gangq.handles import as_completed as as_completed
+    from gangq.hooks import Outcome as Outcome
     from gangq.retry import Retry as Retry
     from gangq.task_options import TaskOptions as TaskOptions
     from gangq.tasks import AsyncTask as AsyncTask
+    from gangq.tasks import CoroutineTask as CoroutineTask
     from gangq.tasks import GangTask as GangTask
     from gangq.tasks import Task as Task
 
@@ -75,14 +78,16 @@ _HOME = {
         "gangq.client.selectors": "parse_selector",
         "gangq.context": "Checkpoint Context DeviceInfo GangInfo JobInfo Peer ServiceInfo current",
         "gangq.errors": (
-            "Busy DatabaseUnreachable Fail GangqError IncarnationEnded InvalidInput JobCancelled JobFailed "
-            "NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch Snoozed StaleToken "
+            "Busy DatabaseUnreachable Fail GangqError HookFailed IncarnationEnded InvalidInput JobCancelled "
+            "JobFailed NotAllowed NotFound NotSerializable ResultNotStored RetryLater SchemaMismatch Snoozed "
+            "StaleToken "
             "Stopped TooLarge Unfit UnknownTask WaitTimeout WorkerNameTaken WrongIsolation WrongState"
         ),
         "gangq.handles": "AsyncGang AsyncJob Gang Job as_completed",
+        "gangq.hooks": "Outcome",
         "gangq.retry": "Retry",
         "gangq.task_options": "TaskOptions",
-        "gangq.tasks": "AsyncTask GangTask Task",
+        "gangq.tasks": "AsyncTask CoroutineTask GangTask Task",
     }.items()
     for name in names.split()
 }

@@ -12,13 +12,14 @@ train.submit(epochs=10).result()
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from gangq.client import Client
 from gangq.context import Context, find_current
@@ -26,10 +27,11 @@ from gangq.durations import Duration
 from gangq.errors import InvalidInput, UnknownTask
 from gangq.handle_steps import member_ids
 from gangq.handles import AsyncGang, AsyncJob, Gang, Job
+from gangq.hooks import EndHook, Hooks, StartHook, WorkerHook, require_hook
 from gangq.retry import Retry
-from gangq.signatures import require_plain
+from gangq.signatures import require_handler
 from gangq.task_options import TaskGangOptions, TaskOptions, WatchOptions, changed
-from gangq.tasks import AsyncTask, Task
+from gangq.tasks import AsyncTask, CoroutineTask, Task
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound="Client | AsyncClient")
+S = TypeVar("S", bound=StartHook)
+E = TypeVar("E", bound=EndHook)
+W = TypeVar("W", bound=WorkerHook)
 
 COMMAND = "command"
 
@@ -64,6 +69,17 @@ class _Clients(Generic[C]):
             return self.made
 
 
+class _Declare(Protocol):
+    """What `App.task` with options returns."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+
 class App:
     """One database and the tasks that run in it.
 
@@ -85,6 +101,8 @@ class App:
         self._tasks: dict[str, Task[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}
         self._services: dict[str, Service] = {}
+        self.hooks = Hooks()
+        """What was declared with `on_worker_start`, `on_start` and the like."""
         self.aio = AsyncApp(self)
 
     def __enter__(self) -> App:
@@ -138,6 +156,11 @@ class App:
     # Tasks
 
     @overload
+    def task(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+
+    @overload
     def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
 
     @overload
@@ -153,7 +176,7 @@ class App:
         health_window: Duration | None = None,
         long_phase: Duration | None = None,
         **options: Unpack[TaskOptions],
-    ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
+    ) -> _Declare: ...
 
     def task(
         self,
@@ -171,7 +194,7 @@ class App:
     ) -> Any:
         """Declare a function as a task; it stays callable. With or without parentheses.
 
-        It is called as `f(ctx, **payload)` and returns JSON. `async def` and generator functions are refused.
+        It is called as `f(ctx, **payload)` and returns JSON. It may be an `async def`: see docs/async.md.
         `name`: default the function's. `isolate`: run it in a child process. `retry`: which errors are tried again,
         and when; its `attempts` are the option `max_attempts`. `stall_timeout`, `load_grace`, `health_window`,
         `long_phase`: see `WatchOptions`. `options`: see `TaskOptions`.
@@ -190,8 +213,9 @@ class App:
 
         def declare(function: Callable[Concatenate[Context, P], R]) -> Task[P, R]:
             called = name or function.__name__
-            require_plain(function, called)
-            return self._add(Task(self, called, function, defaults, isolate, watch, retry))
+            require_handler(function, called)
+            kind = CoroutineTask if inspect.iscoroutinefunction(function) else Task
+            return self._add(kind(self, called, function, defaults, isolate, watch, retry))
 
         return declare if function is None else declare(function)
 
@@ -227,6 +251,54 @@ class App:
                 f"this App has no task {name!r} (it has: {known}): import the module that declares it, or "
                 "correct the name"
             ) from None
+
+    # Hooks
+
+    @overload
+    def on_worker_start(self, hook: W, /) -> W: ...
+    @overload
+    def on_worker_start(self, /, *, children: bool = False) -> Callable[[W], W]: ...
+    def on_worker_start(self, hook: Any = None, /, *, children: bool = False) -> Any:
+        """Call `hook()` once in each process that runs handlers, before its first one; see docs/hooks.md.
+
+        By default only in the worker's own process, where that runs handlers; with `children` in its child processes
+        too.
+        What the hook raises ends the worker before it claims; in a child process it fails the job.
+        """
+        return _declare(self.hooks.worker_start, hook, children)
+
+    @overload
+    def on_worker_stop(self, hook: W, /) -> W: ...
+    @overload
+    def on_worker_stop(self, /, *, children: bool = False) -> Callable[[W], W]: ...
+    def on_worker_stop(self, hook: Any = None, /, *, children: bool = False) -> Any:
+        """Call `hook()` after the last handler of such a process, if it ends in order. What it raises is logged."""
+        return _declare(self.hooks.worker_stop, hook, children)
+
+    def on_start(self, hook: S, /) -> S:
+        """Call `hook(ctx)` before each handler, in its process. What it raises fails the attempt."""
+        require_hook(hook)
+        self.hooks.start.append(hook)
+        return hook
+
+    def on_end(self, hook: E, /) -> E:
+        """Call `hook(ctx, outcome)` after each handler, in its process; `outcome` is a `gangq.Outcome`.
+
+        What was declared last is called first. What it raises is logged, and changes nothing.
+        """
+        require_hook(hook)
+        self.hooks.end.append(hook)
+        return hook
+
+    def on_failure(self, hook: E, /) -> E:
+        """Call `hook(ctx, outcome)` after a handler that failed, before those of `on_end` and before it is reported.
+
+        Not after a stop, a cancel or a `RetryLater`. `outcome.final` says whether there is no further attempt. Where
+        the process died no hook runs: `gangq notify` tells of those.
+        """
+        require_hook(hook)
+        self.hooks.failure.append(hook)
+        return hook
 
     # Schedules
 
@@ -540,6 +612,15 @@ class AsyncApp:
     async def gang(self, id: int) -> AsyncGang[Any]:
         """Return a handle for the gang with this id. Raises `NotFound`."""
         return AsyncGang(self._client, id, await self.client.execute(member_ids(id)))
+
+
+def _declare(hooks: list[tuple[WorkerHook, bool]], hook: WorkerHook | None, children: bool) -> Any:
+    def declare(hook: WorkerHook) -> WorkerHook:
+        require_hook(hook)
+        hooks.append((hook, children))
+        return hook
+
+    return declare if hook is None else declare(hook)
 
 
 def _async_client() -> type[AsyncClient]:

@@ -78,6 +78,10 @@ class Unfit(GangqError):
     """This host, or this worker on it, must not take work (exit code 88); the message says why and what to do."""
 
 
+class HookFailed(GangqError):
+    """A hook of `App.on_worker_start` raised: no handler runs in its process. A worker ends with exit code 1."""
+
+
 class SchemaMismatch(GangqError):
     """The schema in the database and this library do not fit; the message says which side to upgrade."""
 

@@ -10,20 +10,13 @@ from typing import Any
 from gangq.errors import InvalidInput
 
 _UNFINISHED = (
-    "runs nothing when it is called: handlers are plain functions, so define it without async and without yield "
-    "(a plain function may call asyncio.run)"
+    "runs nothing when it is called: define it with def or async def, without yield, and await inside"
 )
 
 
-def require_plain(function: Callable[..., Any], task: str) -> None:
-    """Raise `InvalidInput` for what cannot be a handler: coroutine and generator functions, and functions that take
-    no context.
-    """
-    if (
-        inspect.iscoroutinefunction(function)
-        or inspect.isasyncgenfunction(function)
-        or inspect.isgeneratorfunction(function)
-    ):
+def require_handler(function: Callable[..., Any], task: str) -> None:
+    """Raise `InvalidInput` for what cannot be a handler: generator functions, and functions that take no context."""
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise InvalidInput(f"the handler of task {task!r} {_UNFINISHED}")
     signature = _signature(function)
     if signature is not None:

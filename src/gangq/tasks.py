@@ -1,4 +1,4 @@
-"""Tasks of an App: plain functions that can be submitted, as single jobs and as gangs."""
+"""Tasks of an App: functions that can be submitted, as single jobs and as gangs."""
 
 from __future__ import annotations
 
@@ -275,6 +275,15 @@ class Task(_Task[P, R, Job[R], list[Job[R]], Gang[R], Gang[Any]]):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class CoroutineTask(Task[P, R]):
+    """A task whose handler is an `async def`: calling it gives a coroutine, and everything else is as for `Task`."""
+
+    def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
+        """Call the function here; awaiting that runs it. No queue is involved."""
+        return cast("Coroutine[Any, Any, R]", super().__call__(ctx, *args, **kwargs))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class AsyncTask(
     _Task[
         P,
@@ -304,4 +313,4 @@ def _restore(
     task = app.get_task(name)
     if defaults != task.defaults:
         task = dataclasses.replace(task, defaults=defaults)
-    return task if kind is Task else task.aio
+    return task if issubclass(kind, Task) else task.aio

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -225,16 +225,17 @@ def test_arguments_that_the_function_cannot_take_are_refused_at_submit(app: App)
 
 
 def test_functions_that_run_nothing_when_called_are_refused_at_declaration(app: App) -> None:
-    async def coroutine(ctx: Context) -> None: ...
-
     def generator(ctx: Context) -> Iterator[int]:
+        yield 1
+
+    async def async_generator(ctx: Context) -> AsyncIterator[int]:
         yield 1
 
     def no_context() -> None: ...
 
     refusals = [
-        (coroutine, "without async"),
         (generator, "without yield"),
+        (async_generator, "without yield"),
         (no_context, r"no_context\(ctx\)"),
     ]
     for function, said in refusals:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 TASKS = """\
 import gangq
+from gangq.testing import FakeContext, run
 
 app = gangq.App()
 
@@ -16,6 +17,16 @@ app = gangq.App()
 @app.task(gpus=1, budget="2h", retry=gangq.Retry(5, backoff="10s..10m"))
 def train(ctx: gangq.Context, lr: float, epochs: int = 3) -> dict[str, float]:
     return {"loss": lr / epochs}
+
+
+@app.task
+async def evaluate(ctx: gangq.Context, prompt: str) -> list[float]:
+    return [len(prompt) / 2]
+
+
+@app.task(budget="1m")
+async def embed(ctx: gangq.Context, text: str) -> int:
+    return len(text)
 """
 
 KNOWN = """
@@ -28,18 +39,27 @@ reveal_type(train.gang(4, strategy="pack").submit(lr=0.1))  # Gang[dict[str, flo
 reveal_type(train.gang(4).submit_each([{"lr": 0.1}]).results())  # list[dict[str, float]]
 reveal_type(train.gang(roles=[gangq.Role("a", 1)]).submit(any=1))  # Gang[Any]
 reveal_type(train.gang(2).submit(lr=1).members[0].result())  # dict[str, float]
+reveal_type(evaluate)  # CoroutineTask[[prompt: str], list[float]]
+reveal_type(evaluate.submit(prompt="a"))  # Job[list[float]]
+reveal_type(evaluate.options(priority=1).submit("a").result())  # list[float]
+reveal_type(embed.submit_many([{"text": "a"}]))  # list[Job[int]]
+reveal_type(run(embed, text="a"))  # int
 reveal_type(app.declare_task("elsewhere").submit(any=1).result())  # Any
 reveal_type(app.job(7).wait())  # str
 
 async def main() -> None:
     reveal_type(await train.aio.submit(lr=0.1))  # AsyncJob[dict[str, float]]
     reveal_type(await (await train.aio.options(delay="1m").submit(lr=0.1)).result())  # dict[str, float]
+    reveal_type(await evaluate.aio.submit("a"))  # AsyncJob[list[float]]
+    reveal_type(await evaluate(FakeContext(), "a"))  # list[float]
     reveal_type(await train.aio.gang(2).submit(lr=0.1))  # AsyncGang[dict[str, float]]
 """
 
 REFUSED = """
 train.submit()
 train.submit(lr="fast")
+evaluate.submit(text="a")
+embed.submit(3)
 train.submit(lr=0.1, steps=3)
 train.submit(0.1, 3, 4)
 train.gang(4).submit(rl=0.1)

@@ -12,12 +12,20 @@ import pytest
 from gangq.client import Client
 
 TOP = Path(__file__).parents[2]
-FLEET = {"README.md": ["--devices", "4x24GiB"], "docs/manual/tasks.md": ["--devices", "none", "--slots", "2"]}
-"""Options of the worker, for pages that need some."""
+PAGES = {
+    "README.md": ["--devices", "4x24GiB"],
+    "docs/manual/tasks.md": ["--devices", "none", "--slots", "2"],
+    "docs/manual/schedules.md": [],
+    "docs/manual/hooks.md": ["--slots", "0"],
+}
+"""With the options of the worker."""
+FAILS = {"docs/manual/hooks.md": ["train"]}
+"""The tasks of the jobs that fail there."""
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/manual/tasks.md", "docs/manual/schedules.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_the_page_runs(dsn: str, client: Client, tmp_path: Path, page: str) -> None:
+    client.set_queue(name="default", backoff_s=0.1, backoff_max_s=0.1)
     first, *others = re.findall(r"```python\n(.*?)```", (TOP / page).read_text(encoding="utf-8"), re.DOTALL)
     assert first.startswith("# tasks.py\n")
     assert others
@@ -25,7 +33,7 @@ def test_the_python_of_the_page_runs(dsn: str, client: Client, tmp_path: Path, p
     (tmp_path / "page.py").write_text("\n".join(others))
     environ = {"PATH": "/usr/bin:/bin", "GANGQ_DSN": dsn}
     command = [sys.executable, "-m", "gangq", "worker", "tasks:app", "--name", "w"]
-    worker = subprocess.Popen([*command, *FLEET.get(page, [])], cwd=tmp_path, env=environ)
+    worker = subprocess.Popen([*command, *PAGES[page]], cwd=tmp_path, env=environ)
     try:
         done = subprocess.run(
             [sys.executable, "page.py"],
@@ -39,4 +47,4 @@ def test_the_python_of_the_page_runs(dsn: str, client: Client, tmp_path: Path, p
         worker.terminate()
         worker.wait(30)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert client.jobs(state="failed") == []
+    assert [job.task for job in client.jobs(state="failed")] == FAILS.get(page, [])

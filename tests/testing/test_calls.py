@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -97,6 +98,35 @@ def test_what_the_handler_raises_is_raised_and_nothing_is_left_behind() -> None:
         run(breaks)
     with pytest.raises(gangq.GangqError, match="no job runs here"):
         gangq.current()
+
+
+def test_an_async_handler_runs_to_its_end_and_can_be_awaited_where_an_event_loop_runs() -> None:
+    @app.task
+    async def doubles(ctx: Context, n: int) -> tuple[int, int]:
+        await asyncio.sleep(0)
+        assert gangq.current() is ctx
+        return n, 2 * n
+
+    @app.task
+    async def stops(ctx: Context) -> None:
+        await asyncio.sleep(0)
+        ctx.raise_if_stopping()
+
+    async def awaits() -> tuple[int, int]:
+        context = FakeContext()
+        gangq.context.set_current(context)
+        try:
+            return await doubles(context, 2)
+        finally:
+            gangq.context.set_current(None)
+
+    assert run(doubles, 1) == [1, 2]
+    assert run(doubles.aio, 1) == [1, 2]
+    assert asyncio.run(awaits()) == (2, 4)
+    told = FakeContext()
+    told.stop()
+    with pytest.raises(Stopped):
+        run(stops, context=told)
 
 
 def test_a_handler_may_run_another() -> None:

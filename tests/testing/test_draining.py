@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -31,6 +32,22 @@ def time_is_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     event = threading.Event()
     monkeypatch.setattr(draining, "_now", lambda: time.monotonic() + 1000 * event.is_set())
     return event
+
+
+def test_async_handlers_run_here_too(app: App) -> None:
+    @app.task
+    async def doubles(ctx: Context, n: int) -> tuple[int, int]:
+        await asyncio.sleep(0)
+        return 2 * n, os.getpid()
+
+    @app.task(gpus=1)
+    async def placed(ctx: Context) -> int:
+        await asyncio.sleep(0)
+        return len(ctx.devices)
+
+    doubles.submit_many([{"n": 1}, {"n": 2}])
+    placed.submit()
+    assert [job.result for job in drain(app).ended] == [[2, os.getpid()], [4, os.getpid()], 1]
 
 
 def test_light_jobs_run_here_and_so_do_those_that_they_submit(

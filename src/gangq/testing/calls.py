@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gangq.client.encoding import dumps
 from gangq.context import find_current, runs_handler, set_current
+from gangq.coroutines import run_to_end
 from gangq.errors import InvalidInput, ResultNotStored, Stopped
+from gangq.retry import Retry, after
 from gangq.signatures import by_name, misfit, unfinished
 from gangq.task_options import TaskOptions
 from gangq.testing.context import FakeContext
 from gangq.worker.results import dumps_result
+
+if TYPE_CHECKING:
+    from gangq.app import App
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -22,6 +28,10 @@ R_co = TypeVar("R_co", covariant=True)
 
 class Declared(Protocol[R_co]):
     """A task of an App, sync or async."""
+
+    @property
+    def app(self) -> App:
+        """Whose hooks are called."""
 
     @property
     def name(self) -> str:
@@ -35,6 +45,10 @@ class Declared(Protocol[R_co]):
     def defaults(self) -> TaskOptions:
         """Its options."""
 
+    @property
+    def retry(self) -> Retry | None:
+        """Which of its errors are tried again."""
+
 
 def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **kwargs: Any) -> R:
     """Call the handler of `task` with these arguments as a worker would; return its result as it would be stored.
@@ -43,6 +57,8 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
     - `context` [a new one] is what the handler gets and `gangq.current()` finds. An App without a dsn submits
       through it (`FakeContext.submitted`). With devices it sets CUDA_VISIBLE_DEVICES for as long as this lasts.
     - The result comes back out of JSON, too. What the handler raises is raised here.
+    - An async handler runs in an event loop of its own, so not where one runs already: await the task there.
+    - Hooks of the App are called: those of `on_worker_start` before the first handler of this process.
 
     Limits on sizes and time (`budget`) are not checked, and no watchdog looks.
 
@@ -60,11 +76,24 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
         raise InvalidInput(f"the arguments do not fit task {task.name!r}: {why}")
     context = FakeContext() if context is None else context
     context.is_for(task.name, task.defaults, payload)
+    result: Any = None
+    problem: BaseException | None = None
+    hooks = task.app.hooks
+    hooks.worker_started()
     with _current(context), _shown(context):
-        result: Any = function(context, **payload)
-    why = unfinished(result)
-    if why is not None:
-        raise TypeError(why)
+        try:
+            hooks.started(context)
+            result = function(context, **payload)
+            if inspect.iscoroutinefunction(function):
+                result = run_to_end(result)
+            if (why := unfinished(result)) is not None:
+                raise TypeError(why)
+        except BaseException as raised:
+            problem = raised
+            raise
+        finally:
+            again = None if problem is None else after(task.retry, problem, context.attempt)
+            hooks.ended(context, result, problem, again)
     if context.completed:
         stored = context.result
     elif result is None and context.stop_seen:

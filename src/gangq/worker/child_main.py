@@ -21,10 +21,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gangq.app import variables
+from gangq.app import App, variables
 from gangq.context import set_current
+from gangq.coroutines import run_to_end
 from gangq.errors import GangqError, Snoozed
+from gangq.hooks import Hooks
+from gangq.retry import AGAIN, Again
 from gangq.signatures import unfinished
+from gangq.tasks import CoroutineTask, Task
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.forks import restore_signals
 from gangq.worker.runner_inline import HandlerUnfit, error_of_exception, what_follows
@@ -118,40 +122,60 @@ def run(find: Callable[[], Any], task: str) -> int:
     restore_signals([signal.SIGTERM])
     context = ChildContext(Link.from_environ(), stopping)
     set_current(context)
-    pid = os.getpid()
-    handler = None
     try:
-        handler = find().get_task(task)
-        result = handler(context, **context.job.payload)
+        app: App = find()
+        handler = app.get_task(task)
+        app.hooks.worker_started(child=True)
+    except BaseException as problem:
+        return _report(context, None, problem, what_follows(problem, None, None, context.attempt))
+    code = _report(context, *_attempt(app.hooks, handler, context))
+    app.hooks.worker_stopped(child=True)
+    return code
+
+
+def _attempt(
+    hooks: Hooks, handler: Task[..., Any], context: ChildContext
+) -> tuple[Any, BaseException | None, Again | None]:
+    """What the handler returned or raised, and what follows from that, when all hooks were called."""
+    pid = os.getpid()
+    result: Any = None
+    problem: BaseException | None = None
+    again: Again | None = None
+    payload = context.job.payload
+    try:
+        hooks.started(context)
+        result = handler(context, **payload)
+        if isinstance(handler, CoroutineTask):
+            result = run_to_end(result)
         if (why := unfinished(result)) is not None:
             raise HandlerUnfit(why)
-    except BaseException as problem:
-        _only_in(pid)
-        if stopping.is_set():
-            context.outcome("stopped")
-        elif isinstance(problem, Snoozed):
-            context.outcome("snoozed", for_s=problem.for_s)
-        else:
-            again = what_follows(problem, handler, context.job.payload, context.attempt)
-            context.outcome(
-                "error",
-                error=error_of_exception(problem),
-                retryable=again.retryable,
-                retry_in_s=again.delay_s,
-            )
-        return 1
-    _only_in(pid)
-    if context.stop_seen and result is None:
-        context.outcome("stopped")
-    else:
-        context.returned(result)
-    return 0
-
-
-def _only_in(pid: int) -> None:
-    """A fork of the handler that came back here has nothing to say about the job."""
+    except BaseException as raised:
+        result, problem = None, raised
+        again = what_follows(raised, handler, payload, context.attempt)
     if os.getpid() != pid:
+        # A fork of the handler that came back here has nothing to say about the job.
         os._exit(1)
+    hooks.ended(context, result, problem, again)
+    return result, problem, again
+
+
+def _report(context: ChildContext, result: Any, problem: BaseException | None, again: Again | None) -> int:
+    """Tell the worker how it ended; the exit code of this process."""
+    if problem is None and not (context.stop_seen and result is None):
+        context.returned(result)
+    elif problem is None or context.told_to_stop:
+        context.outcome("stopped")
+    elif isinstance(problem, Snoozed):
+        context.outcome("snoozed", for_s=problem.for_s)
+    else:
+        again = again or AGAIN
+        context.outcome(
+            "error",
+            error=error_of_exception(problem),
+            retryable=again.retryable,
+            retry_in_s=again.delay_s,
+        )
+    return 0 if problem is None else 1
 
 
 if __name__ == "__main__":

@@ -118,6 +118,11 @@ class HandlerContext(Context):
     def _follow_gang(self) -> None:
         """From now on learn of new epochs without :meth:`_poll`."""
 
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether it has to stop, for those who are not its handler: asks nobody, and is not seen by it."""
+        return self._stop_event.is_set()
+
     # -- the same everywhere ---------------------------------------------------------------------------------
 
     @property

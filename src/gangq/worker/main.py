@@ -9,6 +9,7 @@ any more and registers anew.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -16,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,7 @@ class Worker:
 
         Raises:
             Unfit: this host or worker must not take work; the message says why (exit code 88).
+            HookFailed: a hook of `App.on_worker_start` raised (exit code 1).
             WorkerNameTaken: another live worker has this name.
             GangqError: the database is not there or refuses.
         """
@@ -154,7 +156,8 @@ class Worker:
         gc.freeze()
         try:
             fitness.check(self.client, self.options, self._detection, self._environ)
-            code = self._incarnations(directory, surroundings)
+            with self._hooks():
+                code = self._incarnations(directory, surroundings)
             return ExitCode.LOST if code == 0 and self._drain.without_directory else code
         finally:
             gc.unfreeze()
@@ -172,6 +175,22 @@ class Worker:
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
+
+    @contextlib.contextmanager
+    def _hooks(self) -> Iterator[None]:
+        """Before the first handler of this process and after the last one, where it runs any.
+
+        Raises:
+            HookFailed: no handler may run here.
+        """
+        if self.app is None or self.lanes.main is None:
+            yield
+            return
+        self.app.hooks.worker_started()
+        try:
+            yield
+        finally:
+            self.app.hooks.worker_stopped()
 
     # -- incarnations ----------------------------------------------------------------------------------------
 

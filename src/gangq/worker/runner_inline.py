@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from gangq import logqueue
 from gangq.context import GangInfo, set_current
+from gangq.coroutines import Interrupt, run_to_end
 from gangq.errors import GangqError, Snoozed
+from gangq.hooks import hooks_of
 from gangq.proc.clock import boottime
 from gangq.retry import NEVER, Again, after
 from gangq.signatures import misfit, unfinished
+from gangq.tasks import CoroutineTask
 from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker.barrier import wait_for_go
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.inline")
 
 _EVIDENCE_S = 1.0
+CANCELLED_S = 1.0
+"""How long a coroutine that is cancelled at the end of its grace may go on."""
 _STACKS_S = 0.2
 
 
@@ -116,12 +121,17 @@ class InlineWork:
         self._kill_at = session.kill_at
         self._stop_by: float | None = None
         self._timer: threading.Timer | None = None
+        self._interrupt: Interrupt | None = None
 
     def begin(self) -> None:
         """The handler is about to run: from here on this process dies with its lease."""
         with self._lock:
             self._active = True
             self._arm()
+
+    def interruptible(self, interrupt: Interrupt | None) -> None:
+        """From now on, until None is given, this cancels the handler, which is a coroutine."""
+        self._interrupt = interrupt
 
     def end(self) -> None:
         """The handler has returned. The switch stays on: see :meth:`InlineRunner.rest`."""
@@ -142,10 +152,7 @@ class InlineWork:
             self._arm()
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = threading.Timer(grace_s, self._unstopped)
-            self._timer.name = "gangq-grace"
-            self._timer.daemon = True
-            self._timer.start()
+            self._set_timer(grace_s, self._grace_is_over)
 
     def lose(self, reason: str) -> None:
         """End this process: nothing else ends the handler."""
@@ -164,6 +171,22 @@ class InlineWork:
             self._kill_at = kill_at
             if self._active:
                 self._arm()
+
+    def _set_timer(self, after_s: float, act: Callable[[], object]) -> None:
+        self._timer = threading.Timer(after_s, act)
+        self._timer.name = "gangq-grace"
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _grace_is_over(self) -> None:
+        with self._lock:
+            interrupt = self._interrupt
+            if self._active and interrupt is not None:
+                # A coroutine can be cancelled, and has a second for what it does then.
+                self._set_timer(CANCELLED_S, self._unstopped)
+                interrupt()
+                return
+        self._unstopped()
 
     def _unstopped(self) -> None:
         with self._lock:
@@ -248,8 +271,13 @@ class InlineRunner:
         self._capture.begin(job)
         result: Any = None
         problem: BaseException | None = None
+        hooks = hooks_of(handler)
         try:
+            if hooks is not None:
+                hooks.started(context)
             result = handler(context, **claim.payload) if claim.payload else handler(context)
+            if isinstance(handler, CoroutineTask):
+                result = run_to_end(result, work.interruptible)
         except BaseException as raised:
             # SystemExit and KeyboardInterrupt too: nothing that a handler raises may end the worker.
             problem = raised
@@ -261,6 +289,8 @@ class InlineRunner:
             # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
             # either, the connections belong to its parent.
             os._exit(problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1)
+        if hooks is not None:
+            hooks.ended(context, result, problem, again)
         set_current(None)
         output = self._capture.end()
         # From here on no watchdog ends this process for it; where one was about to, this does not return.
