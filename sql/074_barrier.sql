@@ -1,7 +1,8 @@
 -- barrier: the members of an epoch wait until the last has claimed, and learn who is who.
 -- Locks: the gang, when its last member claims.
 
--- At first, and again when a running gang has got back all it missed.
+-- Internal. Those of these locked gangs go whose last member has been claimed. At first, and again
+-- when a running gang has got back all it missed.
 create function gangq.open_barriers(gang_ids bigint[], t timestamptz) returns void
 language plpgsql as $$
 declare
@@ -26,17 +27,15 @@ begin
     end if;
   end loop;
 end $$;
-comment on function gangq.open_barriers is
-  'Internal. Those of these locked gangs go whose last member has been claimed.';
 
+-- Internal. Tells the workers of a gang to ask for its barrier.
 create function gangq.wake_members(gang_id bigint) returns void language sql as $$
   select gangq.wake(array(
     select j.incarnation from gangq.live_jobs j
     where j.gang_id = wake_members.gang_id and j.state = 'running'), 'go')
 $$;
-comment on function gangq.wake_members is
-  'Internal. Tells the workers of a gang to ask for its barrier.';
 
+-- Internal. What a worker needs to know about the jobs it has just claimed.
 create function gangq.claimed(ids bigint[]) returns setof gangq.claim_row language sql stable as $$
   select j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer,
     j.max_attempts::integer, j.priority::integer, j.budget_s, j.gang_id, g.epoch, gangq.rank_of(j),
@@ -55,9 +54,13 @@ create function gangq.claimed(ids bigint[]) returns setof gangq.claim_row langua
   left join gangq.live_gangs g on g.id = j.gang_id
   order by j.gang_id is null, j.order_key, j.rank
 $$;
-comment on function gangq.claimed is
-  'Internal. What a worker needs to know about the jobs it has just claimed.';
 
+-- Who is who in this epoch, one row per member in rank order, with its role and its rank within
+-- that. go is true once every member has been claimed: only then may a member's code begin. Called
+-- again when heartbeat names a newer epoch, it is true once that one is whole. port: given by the
+-- new rank 0 of a gang that shrank, which was claimed without one: a port it holds bound. Raises
+-- GQ003 when the claim is not ours any more or was told to stop, GQ004 (the port serves another
+-- gang).
 create function gangq.barrier(job_id bigint, token bigint, port integer default null)
 returns table (
   go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text,
@@ -113,10 +116,3 @@ begin
     where g.id = mine.gang_id) m
   order by m.rank;
 end $$;
-comment on function gangq.barrier is
-  'Who is who in this epoch, one row per member in rank order, with its role and its rank within '
-  'that. go is true once every member has been claimed: only then may a member''s code begin. '
-  'Called again when heartbeat names a newer epoch, it is true once that one is whole. port: given '
-  'by the new rank 0 of a gang that shrank, which was claimed without one: a port it holds bound. '
-  'Raises GQ003 when the claim is not ours any more or was told to stop, GQ004 (the port serves '
-  'another gang).';

@@ -2,6 +2,10 @@
 -- Locks: the attempt's first row of output, or its job's row while there is none, FOR NO KEY
 -- UPDATE.
 
+-- Output of claims, in chunks numbered from 0 per attempt. Stale pairs and numbers that are not
+-- above the last are dropped silently; the worker bounds the total (settings.log_bytes). Raises
+-- GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes more for each chunk),
+-- 42501 if another login's worker holds or held one of the claims.
 create function gangq.append_log(
   job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]
 ) returns void
@@ -83,8 +87,3 @@ begin
     from unnest(said.seqs, said.chunks) as c(seq, chunk) where last.seq is null or c.seq > last.seq;
   end loop;
 end $$;
-comment on function gangq.append_log is
-  'Output of claims, in chunks numbered from 0 per attempt. Stale pairs and numbers that are not '
-  'above the last are dropped silently; the worker bounds the total (settings.log_bytes). Raises '
-  'GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes more for each '
-  'chunk), 42501 if another login''s worker holds or held one of the claims.';

@@ -3,6 +3,7 @@
 -- gang_history), then the settings, shared; then, with skip locked, what it revives (112). Never a
 -- worker row.
 
+-- Internal. Raises GQ002 for a job or gang that is neither live nor in history.
 create function gangq.check_known(job_ids bigint[], gang_ids bigint[]) returns void
 language plpgsql as $$
 begin
@@ -16,8 +17,6 @@ begin
     where not exists (select 1 from gangq.live_gangs g where g.id = c.id)
       and not exists (select 1 from gangq.gang_history h where h.gang_id = c.id)) x;
 end $$;
-comment on function gangq.check_known is
-  'Internal. Raises GQ002 for a job or gang that is neither live nor in history.';
 
 -- Why each step stands before the next one:
 -- 1. Lock first: what is checked and shown below cannot change any more.
@@ -26,6 +25,8 @@ comment on function gangq.check_known is
 -- 4. Cancel the jobs. Those that run are woken before they are told to stop, while the rows still
 --    say which run. All that need not stop leave.
 -- 5. Answer with the states that they have now.
+--
+-- Internal. As cancel, for callers whose right was checked, and for promote_due.
 create function gangq.cancel_all(job_ids bigint[], gang_ids bigint[], reason text)
 returns table (job_id bigint, gang_id bigint, state text)
 language plpgsql
@@ -82,9 +83,13 @@ begin
     else (select x.state from gangq.jobs x where x.id = c.id) end
   from (select distinct u.id from unnest(cancel_all.job_ids) as u(id)) c;
 end $$;
-comment on function gangq.cancel_all is
-  'Internal. As cancel, for callers whose right was checked, and for promote_due.';
 
+-- Cancels live jobs and gangs. Running work is told to stop and is cancelled once proven stopped.
+-- Returns the state each has now (cancelled, preempting, draining, or how it had ended). A call for
+-- one job or gang waits for its lock. Of several, those that another transaction holds and those
+-- beyond 500 rows are returned unchanged with the state left: call again with them, in another
+-- transaction. Raises GQ001 (a member of a gang), GQ002, GQ007, 42501 (another submitter's, in a
+-- queue that is not shared).
 create function gangq.cancel(
   job_ids bigint[] default '{}', gang_ids bigint[] default '{}', reason text default null
 ) returns table (job_id bigint, gang_id bigint, state text)
@@ -94,19 +99,22 @@ begin
   return query select c.* from gangq.cancel_all(cancel.job_ids, cancel.gang_ids,
     coalesce(cancel.reason, 'cancelled by ' || gangq.caller())) c;
 end $$;
-comment on function gangq.cancel is
-  'Cancels live jobs and gangs. Running work is told to stop and is cancelled once proven stopped. '
-  'Returns the state each has now (cancelled, preempting, draining, or how it had ended). A call '
-  'for one job or gang waits for its lock. Of several, those that another transaction holds and '
-  'those beyond 500 rows are returned unchanged with the state left: call again with them, in '
-  'another transaction. Raises GQ001 (a member of a gang), GQ002, GQ007, 42501 (another '
-  'submitter''s, in a queue that is not shared).';
 
 -- Two retries of one ending: both read the ending, the first retries, its job runs and ends. The
 -- second must not start from the old ending. So each
 -- 1. locks the ending's row,
 -- 2. reads in a later statement which ending no retry has started from,
 -- 3. writes that ending into retried, whose key no two rows share.
+--
+-- Runs jobs and gangs that have ended once more, under their old ids, with fresh counters. A failed
+-- gang resumes from its last complete checkpoint. They count as the caller's in limits and shares.
+-- What waited for one of them and was cancelled for it waits for it again, as its own submitter's,
+-- and what waited for that; of more than some hundreds of those the tick does the rest. What is
+-- retried itself waits for nothing. Of several, those that another transaction holds and those
+-- beyond 500 are returned unchanged with the state left: call again with them, in another
+-- transaction. Raises GQ001 (a member of a gang, or a topology level that no longer exists), GQ002,
+-- GQ004 (still live, or its queue is draining), 42501 (another submitter's, in a queue that is not
+-- shared, or a priority above the caller's ceiling).
 create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
 returns table (job_id bigint, gang_id bigint, state text)
 language plpgsql
@@ -162,17 +170,8 @@ begin
   end loop;
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.retry is
-  'Runs jobs and gangs that have ended once more, under their old ids, with fresh counters. A '
-  'failed gang resumes from its last complete checkpoint. They count as the caller''s in limits '
-  'and shares. What waited for one of them and was cancelled for it waits for it again, as its own '
-  'submitter''s, and what waited for that; of more than some hundreds of those the tick does the '
-  'rest. What is retried itself waits for nothing. Of several, those that another transaction '
-  'holds and those beyond 500 are returned unchanged with the state left: call again with them, in '
-  'another transaction. Raises GQ001 (a member of a gang, or a topology level that no longer '
-  'exists), GQ002, GQ004 (still live, or its queue is draining), 42501 (another submitter''s, in a '
-  'queue that is not shared, or a priority above the caller''s ceiling).';
 
+-- Internal, for retry. Raises GQ001, GQ002 or GQ004 for what no other call could retry either.
 create function gangq.refuse_retries(job_ids bigint[], gang_ids bigint[]) returns void
 language plpgsql as $$
 begin
@@ -189,9 +188,10 @@ begin
     format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id))
   from gangq.history h where h.job_id = any (refuse_retries.job_ids) and h.gang_id is not null;
 end $$;
-comment on function gangq.refuse_retries is
-  'Internal, for retry. Raises GQ001, GQ002 or GQ004 for what no other call could retry either.';
 
+-- Internal, for retry and revive. Makes a gang live again from its latest ending. Its submitter is
+-- the caller, or if it is revived the one it had. Returns how many members it has; null: another
+-- transaction holds the ending.
 create function gangq.retry_gang(
   gang_id bigint, t timestamptz, revives boolean default false
 ) returns integer language plpgsql as $$
@@ -245,16 +245,12 @@ begin
   perform gangq.log_event(t, 'retry', k.gang_id, k.epoch, reason => gangq.retried_because(revives));
   return k.size;
 end $$;
-comment on function gangq.retry_gang is
-  'Internal, for retry and revive. Makes a gang live again from its latest ending. Its submitter '
-  'is the caller, or if it is revived the one it had. Returns how many members it has; null: '
-  'another transaction holds the ending.';
 
+-- Internal. The reason of an event retry.
 create function gangq.retried_because(revives boolean) returns text language sql stable as $$
   select case when revives then 'what it waited for was retried'
     else 'retried by ' || gangq.caller() end
 $$;
-comment on function gangq.retried_because is 'Internal. The reason of an event retry.';
 
 -- Why each step stands before the next one:
 -- 1. One statement locks the endings and notes them in retried: see retry.
@@ -262,6 +258,10 @@ comment on function gangq.retried_because is 'Internal. The reason of an event r
 --    waits_on must count the dependencies that there are.
 -- 3. The queue and the priority are checked on the live rows. A refusal undoes step 1.
 -- 4. Events and wakes are for what is allowed.
+--
+-- Internal, for retry and revive. Makes single jobs, or the members of this live gang, live from
+-- their latest ending. Returns which: at most so many, and none whose ending is locked. revives:
+-- they stay their submitter's and wait for what they waited for.
 create function gangq.retry_jobs(
   job_ids bigint[], gang_id bigint, most integer, t timestamptz, revives boolean default false
 ) returns bigint[] language plpgsql as $$
@@ -337,7 +337,3 @@ begin
     group by j.shape_id) r;
   return taken;
 end $$;
-comment on function gangq.retry_jobs is
-  'Internal, for retry and revive. Makes single jobs, or the members of this live gang, live from '
-  'their latest ending. Returns which: at most so many, and none whose ending is locked. revives: '
-  'they stay their submitter''s and wait for what they waited for.';

@@ -2,6 +2,10 @@
 -- whether to restart one of its own, and says with bounced how that went.
 -- Locks: the worker's row; flag_dead_workers with skip locked.
 
+-- Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by
+-- itself; a flag stands until that incarnation is heard again or replaced. Frees nothing: only
+-- proof of death or the end of a lease does. Returns how many were flagged; each is an event and a
+-- line in the server's log that says what to do.
 create function gangq.flag_dead_workers() returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -52,12 +56,11 @@ begin
   end loop;
   return flagged;
 end $$;
-comment on function gangq.flag_dead_workers is
-  'Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by '
-  'itself; a flag stands until that incarnation is heard again or replaced. Frees nothing: only '
-  'proof of death or the end of a lease does. Returns how many were flagged; each is an event and '
-  'a line in the server''s log that says what to do.';
 
+-- Workers that fell silent while they held jobs and were neither heard nor replaced since: what the
+-- cron job of a host reads (where host = '...') to know which of its workers to restart. One that
+-- was judged dead stays half an hour. identity is shown to the login that registered the worker,
+-- gangq_host and admins.
 create view gangq.flagged as
 select i.name as worker, i.host, i.id as incarnation, i.flagged_at,
   round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
@@ -72,12 +75,9 @@ where i.flagged_at is not null and l.renewed_at <= i.flagged_at and i.state <> '
   -- so on purpose.
   and (i.ended_at is null or i.flagged_at > c.t - interval '30 minutes')
   and not exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id);
-comment on view gangq.flagged is
-  'Workers that fell silent while they held jobs and were neither heard nor replaced since: what '
-  'the cron job of a host reads (where host = ''...'') to know which of its workers to restart. '
-  'One that was judged dead stays half an hour. identity is shown to the login that registered the '
-  'worker, gangq_host and admins.';
 
+-- Internal. Whether this worker, or this host in rounds, was restarted bounces_per_hour times
+-- within the hour. Rounds let a host of many workers restart as a whole, and new names buy no more.
 -- A host restarts its workers one by one. All restarts within ten minutes of the first are one
 -- round.
 create function gangq.bounced_too_often(name text, host text, t timestamptz) returns boolean
@@ -93,11 +93,13 @@ language sql stable as $$
       and x.kind = 'bounce' and x.data ->> 'host' = bounced_too_often.host) e on true
   group by c.bounces_per_hour
 $$;
-comment on function gangq.bounced_too_often is
-  'Internal. Whether this worker, or this host in rounds, was restarted bounces_per_hour times '
-  'within the hour. Rounds let a host of many workers restart as a whole, and new names buy no '
-  'more.';
 
+-- The restarter of a host asks whether to restart one of its flagged workers. go: do it, then
+-- report with bounced. Otherwise the reason: heard (not flagged any more), replaced, too_often
+-- (bounces_per_hour, by worker and by host), fleet (workers of more than one host and of more than
+-- a fifth of all hosts that work are flagged: the fault is elsewhere), taken (another asked within
+-- two minutes), unknown (not of this host). report_only: only answers. For the login that
+-- registered the worker, gangq_host and gangq_admin. Raises 42501.
 create function gangq.bounce(incarnation bigint, host text, report_only boolean default false)
 returns text language plpgsql as $$
 declare
@@ -151,14 +153,9 @@ begin
   end if;
   return answer;
 end $$;
-comment on function gangq.bounce is
-  'The restarter of a host asks whether to restart one of its flagged workers. go: do it, then '
-  'report with bounced. Otherwise the reason: heard (not flagged any more), replaced, too_often '
-  '(bounces_per_hour, by worker and by host), fleet (workers of more than one host and of more '
-  'than a fifth of all hosts that work are flagged: the fault is elsewhere), taken (another asked '
-  'within two minutes), unknown (not of this host). report_only: only answers. For the login that '
-  'registered the worker, gangq_host and gangq_admin. Raises 42501.';
 
+-- A host says how the restart it was allowed went. ok: a new incarnation of that worker is heard.
+-- Raises GQ002, 42501.
 create function gangq.bounced(incarnation bigint, ok boolean, detail jsonb default '{}')
 returns void language plpgsql as $$
 begin
@@ -172,6 +169,3 @@ begin
     data => coalesce(bounced.detail, '{}')
       || jsonb_build_object('ok', coalesce(bounced.ok, false)));
 end $$;
-comment on function gangq.bounced is
-  'A host says how the restart it was allowed went. ok: a new incarnation of that worker is heard. '
-  'Raises GQ002, 42501.';

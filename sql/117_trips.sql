@@ -3,6 +3,7 @@
 -- Locks: the gang, its members or the job, the row 'brake' of lock_rows, the worker's row; then
 -- other jobs of the worker with skip locked. The caller of trip is dying and has two seconds.
 
+-- Internal. Raises GQ001 for arguments that no trip has.
 create function gangq.check_trip(code integer, class text, error jsonb, exit_in_s real) returns void
 language plpgsql immutable as $$
 begin
@@ -25,8 +26,22 @@ begin
       'For example {"type": "Stalled", "message": "no step for 130 s"}.');
   end if;
 end $$;
-comment on function gangq.check_trip is 'Internal. Raises GQ001 for arguments that no trip has.';
 
+-- A watchdog stops a job, in one statement. The event and its evidence are written. A single job
+-- goes to the front of its priority with a trip counted and its attempt given back, or fails when
+-- its trips are spent; a member is lost with cause trip (lose_members). code: the exit code.
+-- exit_in_s null: the work is proven dead (a command's process tree) and the worker lives on.
+-- Otherwise the whole worker process is gone within so many seconds (a kernel timer was armed
+-- before this call): its incarnation ends now, its other jobs go back uncharged, the job is due
+-- again when the process is gone, and its devices are withheld until that is proven (report_dead)
+-- or its lease would have ended. devices: the devices to blame, of those that the job holds; 85
+-- quarantines them, 78 and 85 keep the job away from them. evidence: what was seen; {"application":
+-- true} when the driver lays a fault to the application. class: as notify_only knows it, by default
+-- the class of the code. Returns pending, scheduled, failed, preempted, cancelled (it had been
+-- cancelled), notify or held (nothing was stopped: go on), repeated. Work that is dead (exit_in_s
+-- null) or was told to stop cannot go on and never gets notify or held: ask suspect before killing
+-- it. When its class only notifies it is ended and charged all the same, the event says so, and no
+-- device is blamed. Raises GQ001, GQ002, GQ003, 42501.
 create function gangq.trip(
   incarnation bigint, job_id bigint, token bigint, code integer, error jsonb,
   evidence jsonb default '{}', devices text[] default '{}', exit_in_s real default null,
@@ -106,22 +121,6 @@ begin
   return gangq.carry_out_trip(j, trip.code, class_of, trip.exit_in_s, why, trip.error,
     trip.evidence, data, blamed, t);
 end $$;
-comment on function gangq.trip is
-  'A watchdog stops a job, in one statement. The event and its evidence are written. A single job '
-  'goes to the front of its priority with a trip counted and its attempt given back, or fails when '
-  'its trips are spent; a member is lost with cause trip (lose_members). code: the exit code. '
-  'exit_in_s null: the work is proven dead (a command''s process tree) and the worker lives on. '
-  'Otherwise the whole worker process is gone within so many seconds (a kernel timer was armed '
-  'before this call): its incarnation ends now, its other jobs go back uncharged, the job is due '
-  'again when the process is gone, and its devices are withheld until that is proven (report_dead) '
-  'or its lease would have ended. devices: the devices to blame, of those that the job holds; 85 '
-  'quarantines them, 78 and 85 keep the job away from them. evidence: what was seen; '
-  '{"application": true} when the driver lays a fault to the application. class: as notify_only '
-  'knows it, by default the class of the code. Returns pending, scheduled, failed, preempted, '
-  'cancelled (it had been cancelled), notify or held (nothing was stopped: go on), repeated. Work '
-  'that is dead (exit_in_s null) or was told to stop cannot go on and never gets notify or held: '
-  'ask suspect before killing it. When its class only notifies it is ended and charged all the '
-  'same, the event says so, and no device is blamed. Raises GQ001, GQ002, GQ003, 42501.';
 
 -- Why each step stands before the next one:
 -- 1. Decide who is charged and which devices the job avoids. The worker still counts as live,
@@ -137,6 +136,8 @@ comment on function gangq.trip is
 --    shape into history, where retry finds it.
 -- 6. Free the other jobs of the worker. Before step 5 the tripped job would be freed as one of
 --    them, uncharged.
+--
+-- Internal, for trip: it is not held. data: of its event. Returns as trip.
 create function gangq.carry_out_trip(
   j gangq.live_jobs, code integer, class text, exit_in_s real, why text, error jsonb,
   evidence jsonb, data jsonb, blamed bigint[], t timestamptz
@@ -217,9 +218,9 @@ begin
   perform gangq.wake_tick(true);
   return outcome;
 end $$;
-comment on function gangq.carry_out_trip is
-  'Internal, for trip: it is not held. data: of its event. Returns as trip.';
 
+-- Internal, for trip. The job's incarnation, whose process exits, ends; prefetched jobs are free at
+-- once.
 create function gangq.end_tripped(
   me gangq.incarnations, j gangq.live_jobs, code integer, gone_at timestamptz, t timestamptz
 ) returns void language plpgsql as $$
@@ -239,10 +240,9 @@ begin
     order by y.token offset 1) x
   where me.prefetch > 1 and x.id <> j.id;
 end $$;
-comment on function gangq.end_tripped is
-  'Internal, for trip. The job''s incarnation, whose process exits, ends; prefetched jobs are '
-  'free at once.';
 
+-- Internal, for trip. A job that tripped on two hosts is at fault itself: one event, after which
+-- device_trips does not count it.
 create function gangq.note_poison(j gangq.live_jobs, t timestamptz) returns void
 language plpgsql as $$
 declare
@@ -259,6 +259,3 @@ begin
       jsonb_build_object('hosts', hosts));
   end if;
 end $$;
-comment on function gangq.note_poison is
-  'Internal, for trip. A job that tripped on two hosts is at fault itself: one event, after which '
-  'device_trips does not count it.';

@@ -9,7 +9,8 @@
 -- 3. The call returns next_turn = n + 2. The caller repeats it with turn => n + 2 until it has run
 --    itself or runs >= turn. A run that is rolled back is not counted.
 
--- What is due does not wait for the next safety tick, and does not make all of the tick run.
+-- Internal. The steps that are needed although a tick has just run. What is due does not wait for
+-- the next safety tick, and does not make all of the tick run.
 create function gangq.steps_due(t timestamptz) returns text[] language plpgsql stable as $$
 begin
   return array(
@@ -22,9 +23,19 @@ begin
     select 'promote_due' where exists (
       select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t));
 end $$;
-comment on function gangq.steps_due is
-  'Internal. The steps that are needed although a tick has just run.';
 
+-- All maintenance: stale reservations, expired leases, flags, schedules and jobs that are due,
+-- gangs that stand still, avoided devices that are the last ones left, hosts to be left by now,
+-- partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has
+-- just run; without it a call soon after another does only what is due. next_in_s: when to call
+-- again; below settings.tick_s it is the moment when something is due. again: there was more to do,
+-- or something was busy. If another one runs, ran is false and next_turn names the first run that
+-- has not begun: call again after next_in_s with turn => next_turn, until ran is true or next_turn
+-- is null. decides: the caller can decide and compute. decide: something waits to be placed, and
+-- this caller has the turn: it decides on gangq.board() and calls gangq.apply within a second.
+-- unplanned: how many schedules lack their next due time: a caller that can compute calls
+-- gangq.unplanned_schedules and gangq.plan_schedules. Call it in autocommit: the server hangs up on
+-- a transaction that ticked and then idles for more than 5 s. Raises GQ008.
 create function gangq.tick(
   force boolean default false, turn bigint default null, decides boolean default false
 ) returns table (
@@ -91,20 +102,9 @@ begin
   end if;
   return next;
 end $$;
-comment on function gangq.tick is
-  'All maintenance: stale reservations, expired leases, flags, schedules and jobs that are due, '
-  'gangs that stand still, avoided devices that are the last ones left, hosts to be left by now, '
-  'partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has '
-  'just run; without it a call soon after another does only what is due. next_in_s: when to call '
-  'again; below settings.tick_s it is the moment when something is due. again: there was more to '
-  'do, or something was busy. If another one runs, ran is false and next_turn names the first run '
-  'that has not begun: call again after next_in_s with turn => next_turn, until ran is true or '
-  'next_turn is null. decides: the caller can decide and compute. decide: something waits to be '
-  'placed, and this caller has the turn: it decides on gangq.board() and calls gangq.apply within '
-  'a second. unplanned: how many schedules lack their next due time: a caller that can compute '
-  'calls gangq.unplanned_schedules and gangq.plan_schedules. Call it in autocommit: the server '
-  'hangs up on a transaction that ticked and then idles for more than 5 s. Raises GQ008.';
 
+-- Internal. The first moment after t at which a job or a schedule is due, a pause ends, or a gang
+-- has backed off; null: none.
 create function gangq.next_due(t timestamptz) returns timestamptz language sql stable as $$
   select least(
     (select min(j.due_at) from gangq.live_jobs j where j.state = 'scheduled' and j.due_at > t),
@@ -115,10 +115,9 @@ create function gangq.next_due(t timestamptz) returns timestamptz language sql s
     (select min(x.due_at) from gangq.schedules_table x where x.due_at > t),
     (select min(q.paused_until) from gangq.queues_table q where q.paused_until > t))
 $$;
-comment on function gangq.next_due is
-  'Internal. The first moment after t at which a job or a schedule is due, a pause ends, or a '
-  'gang has backed off; null: none.';
 
+-- Internal. One step, in a subtransaction of its own: how much it did, -1 for busy. A failure is an
+-- event (tick_error) and a warning, and the other steps go on.
 create function gangq.tick_step(step text, decides boolean) returns integer language plpgsql as $$
 begin
   case step
@@ -150,6 +149,3 @@ exception
     raise warning 'gangq.tick: step % failed: % (%)', step, sqlerrm, sqlstate;
     return 0;
 end $$;
-comment on function gangq.tick_step is
-  'Internal. One step, in a subtransaction of its own: how much it did, -1 for busy. A failure is '
-  'an event (tick_error) and a warning, and the other steps go on.';
