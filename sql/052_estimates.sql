@@ -17,16 +17,15 @@ $$;
 -- as nine shorter ones lower it. The first ten only raise it. In a caller's transaction the row may
 -- stay locked for long, so whoever meets it locked leaves it; the row of lock_rows does the same
 -- for two that would both insert the first estimate of a task.
-create function gangq.learn_runtimes(
-  shape_ids integer[], runs double precision[], t timestamptz
-) returns void language plpgsql as $$
+create function gangq.learn_runtimes(done gangq.attempt_history[], t timestamptz) returns void
+language plpgsql as $$
 declare
   seen record;
 begin
   for seen in
-    select s.queue, s.task, greatest(max(r.run_s), 0.001) as run_s
-    from unnest(learn_runtimes.shape_ids, learn_runtimes.runs) as r(shape_id, run_s)
-    join gangq.shapes s on s.id = r.shape_id
+    select s.queue, s.task, greatest(extract(epoch from max(r.ended_at - r.started_at))::float8,
+      0.001) as run_s
+    from unnest(learn_runtimes.done) r join gangq.shapes s on s.id = r.shape_id
     group by s.queue, s.task order by 1, 2
   loop
     perform from gangq.runtimes r

@@ -12,10 +12,11 @@
 -- Why each step stands before the next one:
 -- 1. One statement deletes the jobs and writes their history, so none is lost or kept twice. The
 --    setting gangq.leaving lets this statement alone delete (trigger live_jobs_leave).
--- 2. Learn the run times. This step could stand anywhere.
--- 3. Record the attempts that held devices. What else ends here has been recorded by its caller.
--- 4. vacate gives the devices of a job to its place. The delete after it frees all others.
--- 5. clear_behind looks for dependents in statements that begin after step 1 has locked the jobs:
+-- 2. Learn the run times of what is done and held devices or belonged to a gang, which planned
+--    starts are estimated from; record the attempts of single jobs among them. What else ends here
+--    has been recorded by its caller.
+-- 3. vacate gives the devices of a job to its place. The delete after it frees all others.
+-- 4. clear_behind looks for dependents in statements that begin after step 1 has locked the jobs:
 --    settle_dependents counts on that. settle reads the history that step 1 wrote.
 --
 -- Internal. The one way out of live_jobs. retain_as: the state that chooses the retention class,
@@ -31,9 +32,7 @@ declare
   lowest bigint;
   highest bigint;
   held boolean;
-  ran integer[];
-  runs double precision[];
-  attempts gangq.attempt_history[];
+  ran gangq.attempt_history[];
   -- In a caller's REPEATABLE READ transaction a row that another session has changed since would
   -- fail it: there no run time is learned, and a place is closed.
   at_once boolean := gangq.reads_committed();
@@ -73,40 +72,33 @@ begin
       coalesce(leave.new_error, g.error)
     from gone g join gangq.queues_table q on q.name = g.queue
   )
-  -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is
-  -- done.
   select coalesce(array_agg(g.id), '{}'), array_agg(g.token) filter (where g.state = 'running'),
     min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
-    array_agg(g.shape_id) filter (where g.learned),
-    array_agg(extract(epoch from g.ended_at - g.claimed_at)) filter (where g.learned),
-    array_agg(row(g.id, g.token, null, g.incarnation, g.claimed_at, g.ended_at, g.shape_id, null,
-      null, null, null, 'done', g.submitter, g.devices)::gangq.attempt_history)
-      filter (where g.gpus > 0 and leave.new_state = 'done')
-  into left_ids, vacated, lowest, highest, held, ran, runs, attempts
-  from (
-    select x.*, (x.gang_id is not null or x.gpus > 0) and x.ends_as = 'done'
-      and x.claimed_at is not null as learned
-    from gone x) g;
+    array_agg(row(g.id, g.token, g.gang_id, g.incarnation, g.claimed_at, g.ended_at, g.shape_id,
+      null, null, null, null, 'done', g.submitter, g.devices)::gangq.attempt_history)
+      filter (where (g.gang_id is not null or g.gpus > 0) and g.ends_as = 'done'
+        and g.claimed_at is not null)
+  into left_ids, vacated, lowest, highest, held, ran
+  from gone g;
   marker := set_config('gangq.leaving', '', true);
   if left_ids = '{}' then
     return;
   end if;
   -- 2.
   if ran is not null and at_once then
-    perform gangq.learn_runtimes(ran, runs, t);
+    perform gangq.learn_runtimes(ran, t);
+  end if;
+  if ran is not null and leave.new_state = 'done' then
+    perform gangq.record_attempts(ran);
   end if;
   -- 3.
-  if attempts is not null then
-    perform gangq.record_attempts(attempts);
-  end if;
-  -- 4.
   if held then
     if at_once and leave.new_state = 'done' then
       vacant := gangq.vacate(left_ids, vacated, t);
     end if;
     delete from gangq.device_holds h where h.job_id = any (left_ids);
   end if;
-  -- 5. Most jobs leave nothing of these, nor do those submitted beside them: one look costs less
+  -- 4. Most jobs leave nothing of these, nor do those submitted beside them: one look costs less
   -- than four writes that find nothing. If the ids are far apart the look would read rows of
   -- unrelated jobs.
   if not at_once or highest - lowest > 10 * cardinality(left_ids)

@@ -408,19 +408,15 @@ begin
       else j.error end
   where j.gang_id = g.id and j.state not in ('done', 'failed', 'cancelled');
   -- Before the members leave: gangq.ended_as reads this row for their dependents.
-  insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch,
-    priority, attempts, max_attempts, crashes, max_crashes, trips, max_trips, placement_misses,
-    never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason,
-    submitter, login, kind_id, world_size, failure_policy, completion, preemptible, budget_s,
-    timeout_s, timeout_style)
-  select g.id, t, g.submitted_at, g.shape_id, g.size, g.epoch, g.priority, g.attempts,
-    g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips, g.placement_misses,
-    g.never_started, g.preemptions, end_gang.final_state,
-    case end_gang.final_state when 'done' then q.retention_done else q.retention_failed end,
-    g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter, g.login, g.kind_id,
-    g.world_size, g.failure_policy, g.completion, g.preemptible, g.budget_s, g.timeout_s,
-    g.timeout_style
-  from gangq.shapes s join gangq.queues_table q on q.name = s.queue
+  insert into gangq.gang_history
+  select h.*
+  from gangq.shapes s
+  join gangq.queues_table q on q.name = s.queue
+  -- What both tables have is as it was.
+  cross join lateral jsonb_populate_record(null::gangq.gang_history,
+    to_jsonb(g) || jsonb_build_object('gang_id', g.id, 'finished_at', t,
+      'state', end_gang.final_state, 'reason', end_gang.reason, 'retention',
+      case end_gang.final_state when 'done' then q.retention_done else q.retention_failed end)) h
   where s.id = g.shape_id;
   perform gangq.leave(
     array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.id), '{}', null,

@@ -88,14 +88,10 @@ end $$;
 -- Internal. Writes a schedule whose row is locked.
 create function gangq.keep_schedule(s gangq.schedules_table) returns void language sql as $$
   update gangq.schedules_table x
-  set (cron, every, tz, task, payload, work, catch_up, skip_if_running, due_as, submitter, login,
-    set_at, counts_from, after_at, due_at, planned_at, problem, paused_at, paused_until, last_due,
-    last_at, last_job_id, last_gang_id, passed_over, why, source, undeclared_at)
-    = (select (s).cron, (s).every, (s).tz, (s).task, (s).payload, (s).work, (s).catch_up,
-      (s).skip_if_running, (s).due_as, (s).submitter, (s).login, (s).set_at, (s).counts_from,
-      (s).after_at, (s).due_at, (s).planned_at, (s).problem, (s).paused_at, (s).paused_until,
-      (s).last_due, (s).last_at, (s).last_job_id, (s).last_gang_id, (s).passed_over, (s).why,
-      (s).source, (s).undeclared_at)
+  set (name, cron, every, tz, task, payload, work, catch_up, skip_if_running, due_as, submitter,
+    login, set_at, counts_from, after_at, due_at, planned_at, problem, paused_at, paused_until,
+    last_due, last_at, last_job_id, last_gang_id, passed_over, why, source, undeclared_at)
+    = (select (s).*)
   where x.name = (s).name
 $$;
 
@@ -248,36 +244,35 @@ declare
   t timestamptz := gangq.now();
   o gangq.schedule_options;
   s gangq.schedules_table;
-  old gangq.schedules_table;
+  old gangq.schedules_table;  -- null: there is none
+  given jsonb;
+  same boolean;
 begin
   o := gangq.read_options('set_schedule', coalesce(options, '{}'), o);
   perform gangq.read_options('set_schedule',
     jsonb_strip_nulls(jsonb_build_object('name', name, 'task', task)),
     null::gangq.schedule_arguments);
   perform gangq.read_work(coalesce(work, '{}'));
-  s.name := name;
-  s.cron := array_to_string(regexp_split_to_array(btrim(left(cron, 1000), E' \t\n'), '\s+'), ' ');
-  s.every := every;
-  s.tz := coalesce(tz, case when cron is not null then 'UTC' end);
-  s.task := task;
-  s.payload := coalesce(payload, '{}');
-  s.work := coalesce(work, '{}');
-  s.catch_up := coalesce(o.catch_up, 'last');
-  s.skip_if_running := coalesce(o.skip_if_running, false);
-  s.due_as := o.due_as;
-  s.submitter := gangq.caller();
-  s.login := session_user;
-  s.set_at := t;
-  s.counts_from := t;
-  perform gangq.check_schedule(s, coalesce((
-    select x.tz from gangq.schedules_table x where x.name = set_schedule.name), 'UTC'));
-  -- Added to a moment, a day has as many hours as it has in the time zone of the session.
-  s.every := make_interval(secs => extract(epoch from s.every));
+  given := jsonb_build_object('name', name, 'task', task, 'every', every, 'cron',
+    array_to_string(regexp_split_to_array(btrim(left(cron, 1000), E' \t\n'), '\s+'), ' '),
+    'tz', coalesce(tz, case when cron is not null then 'UTC' end), 'work', coalesce(work, '{}'),
+    'catch_up', coalesce(o.catch_up, 'last'), 'due_as', o.due_as,
+    'skip_if_running', coalesce(o.skip_if_running, false));
   loop
     select x.* into old from gangq.schedules_table x where x.name = set_schedule.name for update;
-    exit when found;
+    s := jsonb_populate_record(old, given);
+    s.payload := coalesce(payload, '{}');
+    perform gangq.check_schedule(s, coalesce(old.tz, 'UTC'));
+    -- Added to a moment, a day has as many hours as it has in the time zone of the session.
+    s.every := make_interval(secs => extract(epoch from s.every));
+    same := s is not distinct from old;
+    s.submitter := gangq.caller();
+    s.login := session_user;
+    s.set_at := t;
+    exit when old.name is not null;
     perform gangq.check_new_schedule();
     -- Another session may make it at this moment: then it is changed here.
+    s.counts_from := t;
     s := gangq.reckon(s, t);
     insert into gangq.schedules_table values (s.*) on conflict do nothing;
     if found then
@@ -286,26 +281,17 @@ begin
       return 'made';
     end if;
   end loop;
-  if (s.cron, s.every, s.tz, s.task, s.payload, s.work, s.catch_up, s.skip_if_running, s.due_as)
-    is not distinct from (old.cron, old.every, old.tz, old.task, old.payload, old.work,
-      old.catch_up, old.skip_if_running, old.due_as)
-    -- Workers of several logins may declare one schedule. Others must not learn by trying what its
-    -- payload is: a worker may claim its jobs anyway.
-    and (old.login = session_user or gangq.may_act_as('gangq_worker'))
+  -- Workers of several logins may declare one schedule. Others must not learn by trying what its
+  -- payload is: a worker may claim its jobs anyway.
+  if same and (old.login = session_user or gangq.may_act_as('gangq_worker'))
     and gangq.may_submit(old.submitter, old.login)
   then
     return 'same';
   end if;
   perform gangq.check_schedule_owner('change', old);
-  select old.after_at, old.due_at, old.planned_at, old.problem, old.paused_at, old.paused_until,
-    old.last_due, old.last_at, old.last_job_id, old.last_gang_id, old.passed_over, old.why,
-    old.source, old.undeclared_at
-  into s.after_at, s.due_at, s.planned_at, s.problem, s.paused_at, s.paused_until, s.last_due,
-    s.last_at, s.last_job_id, s.last_gang_id, s.passed_over, s.why, s.source, s.undeclared_at;
   if (s.cron, s.every, s.tz) is distinct from (old.cron, old.every, old.tz) then
+    s.counts_from := t;
     s := gangq.reckon(s, t);
-  else
-    s.counts_from := old.counts_from;
   end if;
   perform gangq.keep_schedule(s);
   perform gangq.log_schedule('set_schedule', t, s.name);
