@@ -9,19 +9,24 @@
 -- 3. The call returns next_turn = n + 2. The caller repeats it with turn => n + 2 until it has run
 --    itself or runs >= turn. A run that is rolled back is not counted.
 
--- Internal. The steps that are needed although a tick has just run. What is due does not wait for
--- the next safety tick, and does not make all of the tick run.
-create function gangq.steps_due(t timestamptz) returns text[] language plpgsql stable as $$
+-- Internal. The steps of a tick, in order. not_all: a tick has just run, and only those are needed
+-- for which something is due. What is due does not wait for the next safety tick, and does not make
+-- all of the tick run.
+create function gangq.steps_due(t timestamptz, not_all boolean) returns text[]
+language plpgsql stable as $$
 begin
   return array(
-    select 'end_pauses' where exists (
-      select from gangq.queues_table q where q.paused_until <= t)
-    union all
-    select 'submit_schedules' where exists (
-      select from gangq.schedules_table x where x.due_at <= t)
-    union all
-    select 'promote_due' where exists (
-      select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t));
+    select s.name
+    from (values ('rollback_stale', false), ('reap_expired', false), ('close_overdue', false),
+      ('flag_dead_workers', false), ('settle_dependents', false), ('revive_dependents', false),
+      ('end_pauses', exists (select from gangq.queues_table q where q.paused_until <= t)),
+      ('submit_schedules', exists (select from gangq.schedules_table x where x.due_at <= t)),
+      ('promote_due', exists (
+        select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t)),
+      ('judge_progress', false), ('lift_avoided', false), ('move_away', false),
+      ('part_submitters', false), ('raise_idle_lows', false), ('trim_outbox', false),
+      ('keep_partitions', false)) as s(name, due)
+    where s.due or not not_all);
 end $$;
 
 -- All maintenance: stale reservations, expired leases, flags, schedules and jobs that are due,
@@ -47,11 +52,10 @@ declare
   last_at timestamptz := (select x.last_at from gangq.tick_state x);
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
-  steps text[] := array['rollback_stale', 'reap_expired', 'close_overdue', 'flag_dead_workers',
-    'settle_dependents', 'revive_dependents', 'end_pauses', 'submit_schedules', 'promote_due',
-    'judge_progress', 'lift_avoided', 'move_away', 'part_submitters', 'raise_idle_lows',
-    'trim_outbox', 'keep_partitions'];
-  whole boolean := true;
+  ago_s real := extract(epoch from t - last_at);
+  just_ran boolean := coalesce(
+    (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8, false);
+  steps text[] := gangq.steps_due(t, just_ran);
   step text;
   done integer;
   busy boolean := false;
@@ -59,12 +63,9 @@ declare
 begin
   perform gangq.require_read_committed('tick');
   select false, false, false, 0 into ran, again, decide, unplanned;
-  if (not force or runs >= tick.turn) and last_at <= t
-    and last_at > t - make_interval(secs => every * 0.8) then
-    every := every - extract(epoch from t - last_at);
+  if just_ran then
+    every := every - ago_s;
     next_in_s := every;
-    steps := gangq.steps_due(t);
-    whole := false;
     if steps = '{}' then
       return next;
       return;
@@ -95,7 +96,7 @@ begin
   end if;
   unplanned := (select count(*) from gangq.unplanned(gangq.now()));
   -- Last, because the decider waits for this row at the end of its pass.
-  if tick.decides and whole then
+  if tick.decides and not just_ran then
     turn_in_s := gangq.take_turn(t);
     decide := coalesce(turn_in_s = 0, false);
     next_in_s := least(next_in_s, nullif(turn_in_s, 0));
