@@ -173,20 +173,22 @@ create function gangq.register_worker(
 ) language plpgsql as $$
 declare
   o gangq.worker_options;
-  s gangq.settings;
   ids bigint[];
   predecessor record;
 begin
   registered_at := gangq.now();
   o := gangq.read_options('register_worker', coalesce(register_worker.options, '{}'), o);
   o.task_options := nullif(o.task_options, 'null');
-  select x.* into s from gangq.settings x;
+  select coalesce(o.lease_s, s.lease_s), s.heartbeat_s, s.lease_margin_s, s.grace_s,
+    s.ack_timeout_s, s.tick_s, s.log_bytes, s.checkpoint_bytes
+  into lease_granted_s, heartbeat_s, lease_margin_s, grace_s, ack_timeout_s, tick_s, log_bytes,
+    checkpoint_bytes
+  from gangq.settings s;
   -- A device that no slot can use lies idle.
   slots := coalesce(slots, case when jsonb_typeof(devices) = 'array'
     then greatest(1, jsonb_array_length(devices)) else 1 end);
   perform gangq.check_worker(name, host, queues, devices, o);
-  lease_granted_s := coalesce(o.lease_s, s.lease_s);
-  perform gangq.check_lease(lease_granted_s, s.lease_margin_s, s.grace_s, s.heartbeat_s);
+  perform gangq.check_lease(lease_granted_s, lease_margin_s, grace_s, heartbeat_s);
   perform gangq.lock_name(name);
   perform gangq.refuse_taken(name, registered_at);
   incarnation := (select b.base from gangq.id_base() b)
@@ -208,19 +210,16 @@ begin
     lease_granted_s);
   ids := gangq.register_devices(incarnation, host, devices);
   withheld := array(
-    select r.uuid from gangq.device_registry r
-    where r.id = any (ids) and (r.offered_by is distinct from register_worker.incarnation
-      or exists (
-        select 1 from gangq.device_holds h
-        where h.device_id = r.id and h.kind = 'quarantine'))
+    select r.uuid
+    from gangq.device_registry r
+    left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine'
+    where r.id = any (ids)
+      and (r.offered_by is distinct from register_worker.incarnation or h.kind is not null)
     order by r.uuid);
   perform gangq.log_event(registered_at, 'register', incarnation => incarnation,
     data => jsonb_build_object('host', host, 'slots', slots, 'light', coalesce(o.light, 1),
       'devices', cardinality(ids), 'withheld', withheld));
   perform gangq.wake_tick();
-  select s.heartbeat_s, s.lease_margin_s, s.grace_s, s.ack_timeout_s, s.tick_s, s.log_bytes,
-    s.checkpoint_bytes
-  into heartbeat_s, lease_margin_s, grace_s, ack_timeout_s, tick_s, log_bytes, checkpoint_bytes;
   return next;
 exception
   when check_violation or not_null_violation or invalid_text_representation
