@@ -77,24 +77,3 @@ language sql as $$
   where k.id = kind_of_shapes.kind_id
   group by k.id
 $$;
-
--- Internal. The kind like this one with one shape replaced by another in every role.
-create function gangq.kind_avoiding(kind_id integer, old_shape integer, new_shape integer)
-returns integer language sql as $$
-  select gangq.kind_of_shapes(kind_avoiding.kind_id, array(
-    select case when r.shape_id = old_shape then new_shape else r.shape_id end
-    from gangq.kind_roles r
-    where r.kind_id = kind_avoiding.kind_id
-    order by r.ordinal))
-$$;
-
--- Internal. The kind like this one with the shapes of this submitter (shape_for, charged to login).
-create function gangq.kind_for(kind_id integer, submitter text, login text) returns integer
-language plpgsql as $$
-begin
-  return gangq.kind_of_shapes(kind_id, array(
-    select gangq.shape_for(r.shape_id, submitter, login)
-    from gangq.kind_roles r
-    where r.kind_id = kind_for.kind_id
-    order by r.ordinal));
-end $$;

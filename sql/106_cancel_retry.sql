@@ -230,7 +230,10 @@ begin
     name, submitter, login, failure_policy, completion, preemptible, budget_s, timeout_s,
     timeout_style, timeout_at)
   values (k.gang_id, gangq.order_key(k.priority, gangq.next_pos(base)),
-    gangq.kind_for(k.kind_id, submitter, login), gangq.shape_for(k.shape_id, submitter, login),
+    gangq.kind_of_shapes(k.kind_id, array(
+      select gangq.shape_for(r.shape_id, submitter, login)
+      from gangq.kind_roles r where r.kind_id = k.kind_id order by r.ordinal)),
+    gangq.shape_for(k.shape_id, submitter, login),
     k.size, k.epoch, k.priority, k.max_attempts, k.max_crashes, k.max_trips,
     case when exists (select 1 from gangq.dependencies d where d.job_id = any (members))
       then 'waiting' else 'blocked' end,

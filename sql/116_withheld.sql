@@ -148,7 +148,9 @@ $$;
 create function gangq.change_shape(gang_ids bigint[], old_shape integer, new_shape integer)
 returns void language sql as $$
   update gangq.live_gangs g set
-    kind_id = gangq.kind_avoiding(g.kind_id, old_shape, new_shape),
+    kind_id = gangq.kind_of_shapes(g.kind_id, array(
+      select case r.shape_id when old_shape then new_shape else r.shape_id end
+      from gangq.kind_roles r where r.kind_id = g.kind_id order by r.ordinal)),
     shape_id = case g.shape_id when old_shape then new_shape else g.shape_id end
   where g.id = any (gang_ids);
   update gangq.live_jobs j set shape_id = new_shape
