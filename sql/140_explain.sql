@@ -97,21 +97,21 @@ language sql stable as $$
     group by z.asked) r
 $$;
 
--- Internal. If idle workers could not hold so many members: why, and what they could hold.
-create function gangq.explain_hardware(s gangq.shapes, members integer)
+-- Internal. The workers for so many members of this shape; if they could not hold them when idle,
+-- why, and what they could hold; and the devices that it avoids (ok: they could hold it without
+-- these).
+create function gangq.explain_needs(s gangq.shapes, members integer, t timestamptz)
 returns setof gangq.reason language sql stable as $$
+  select * from gangq.explain_workers(s, t)
+  union all
   select 'hardware', false, w.why || coalesce('; it would fit with ' || (
       select string_agg(format('%s %s', n.key, n.value), ' or ' order by n.key)
       from jsonb_each_text(f.near) n where n.key <> 'members' or n.value::integer > 0), ''),
-    jsonb_build_object('members', explain_hardware.members, 'feasible', coalesce(f.near, '{}'))
-  from gangq.infeasible(s.id, explain_hardware.members) as w(why)
-  cross join lateral (select gangq.nearest_feasible(s, explain_hardware.members) as near) f
+    jsonb_build_object('members', explain_needs.members, 'feasible', coalesce(f.near, '{}'))
+  from gangq.infeasible(s.id, explain_needs.members) as w(why)
+  cross join lateral (select gangq.nearest_feasible(s, explain_needs.members) as near) f
   where w.why is not null
-$$;
-
--- Internal. The devices that it avoids. ok: idle workers could hold it without these.
-create function gangq.explain_avoided(s gangq.shapes, members integer)
-returns setof gangq.reason language sql stable as $$
+  union all
   select 'avoids', gangq.infeasible(s.id, members) is null, string_agg(
       format('avoids device %s (%s) after a trip there: ', r.uuid, r.host) || case
         when h.device_id is not null
@@ -124,16 +124,6 @@ returns setof gangq.reason language sql stable as $$
   left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine' and h.until is null
   where r.id = any (s.avoid)
   having s.avoid is not null
-$$;
-
--- Internal. The workers for so many members of this shape, and what is lacking.
-create function gangq.explain_needs(s gangq.shapes, members integer, t timestamptz)
-returns setof gangq.reason language sql stable as $$
-  select * from gangq.explain_workers(s, t)
-  union all
-  select * from gangq.explain_hardware(s, members)
-  union all
-  select * from gangq.explain_avoided(s, members)
 $$;
 
 -- Internal. explain_needs for the minimum of each role of a kind of gang.
