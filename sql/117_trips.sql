@@ -118,8 +118,7 @@ begin
       return 'held';
     end if;
   end if;
-  return gangq.carry_out_trip(j, trip.code, class_of, trip.exit_in_s, why, trip.error,
-    trip.evidence, data, blamed, t);
+  return gangq.carry_out_trip(j, data, why, trip.error, trip.evidence, blamed, t);
 end $$;
 
 -- Why each step stands before the next one:
@@ -139,10 +138,12 @@ end $$;
 --
 -- Internal, for trip: it is not held. data: of its event. Returns as trip.
 create function gangq.carry_out_trip(
-  j gangq.live_jobs, code integer, class text, exit_in_s real, why text, error jsonb,
-  evidence jsonb, data jsonb, blamed bigint[], t timestamptz
+  j gangq.live_jobs, data jsonb, why text, error jsonb, evidence jsonb, blamed bigint[],
+  t timestamptz
 ) returns text language plpgsql as $$
 declare
+  code integer := data ->> 'code';
+  exit_in_s real := data ->> 'exit_in_s';
   faulty boolean := code = 85 and not (data ->> 'application')::boolean;
   me gangq.incarnations;  -- null: the worker lives on
   gone_at timestamptz;
@@ -161,7 +162,7 @@ begin
       when me.ended_at is null then t + make_interval(secs => exit_in_s)
       when me.exits_at > t then me.exits_at end;
   end if;
-  if j.gang_id is not null and j.state = 'running' and class in ('stall', 'health')
+  if j.gang_id is not null and j.state = 'running' and data ->> 'class' in ('stall', 'health')
     and gangq.all_stand_still(j) then
     select w.job_id, w.sentence into culprit, sentence
     from gangq.who_stopped(j.gang_id, j.id, evidence ->> 'place') w;
