@@ -62,14 +62,11 @@ declare
   turn_in_s real;
 begin
   perform gangq.require_read_committed('tick');
-  select false, false, false, 0 into ran, again, decide, unplanned;
-  if just_ran then
-    every := every - ago_s;
-    next_in_s := every;
-    if steps = '{}' then
-      return next;
-      return;
-    end if;
+  select false, false, false, 0, every - case when just_ran then ago_s else 0 end
+  into ran, again, decide, unplanned, next_in_s;
+  if steps = '{}' then
+    return next;
+    return;
   end if;
   perform from gangq.lock_rows l where l.name = 'tick' for update skip locked;
   if not found then
@@ -89,7 +86,8 @@ begin
   ran := true;
   -- What is due before the next safety tick is served on time. What was due by now and is left is
   -- more than one step takes (again), or another transaction holds it.
-  next_in_s := greatest(0.01, least(every, extract(epoch from gangq.next_due(t) - gangq.now())));
+  next_in_s := greatest(0.01,
+    least(next_in_s, extract(epoch from gangq.next_due(t) - gangq.now())));
   if again then
     -- What another transaction holds may stay locked: asking at once would be asking all the time.
     next_in_s := least(next_in_s, case when busy then 0.05 else 0 end);
