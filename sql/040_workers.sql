@@ -118,11 +118,11 @@ begin
       'silent_s', other.silent_s, 'lease_left_s', other.lease_left_s)::text;
 end $$;
 
--- Internal. Records the devices that an incarnation sees and returns their ids. Raises GQ001.
-create function gangq.register_devices(incarnation bigint, host text, devices jsonb)
-returns bigint[] language plpgsql as $$
-declare
-  ids bigint[];
+-- Internal. Records the devices that an incarnation sees. ids: theirs; withheld: those of them that
+-- another live one offers or that are quarantined. Raises GQ001.
+create function gangq.register_devices(
+  incarnation bigint, host text, devices jsonb, out ids bigint[], out withheld text[]
+) language plpgsql as $$
 begin
   if exists (
     select from jsonb_to_recordset(devices) as x(uuid text, index integer)
@@ -151,7 +151,13 @@ begin
   )
   select coalesce(array_agg(s.device_id), '{}') into ids from seen s;
   perform gangq.offer_devices(ids);
-  return ids;
+  withheld := array(
+    select r.uuid
+    from gangq.device_registry r
+    left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine'
+    where r.id = any (ids)
+      and (r.offered_by is distinct from register_devices.incarnation or h.kind is not null)
+    order by r.uuid);
 end $$;
 
 -- A worker starts: records what it offers and returns its incarnation, which every other worker
@@ -208,14 +214,8 @@ begin
   insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s)
   values (incarnation, registered_at + make_interval(secs => lease_granted_s), registered_at,
     lease_granted_s);
-  ids := gangq.register_devices(incarnation, host, devices);
-  withheld := array(
-    select r.uuid
-    from gangq.device_registry r
-    left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine'
-    where r.id = any (ids)
-      and (r.offered_by is distinct from register_worker.incarnation or h.kind is not null)
-    order by r.uuid);
+  select r.ids, r.withheld into ids, withheld
+  from gangq.register_devices(incarnation, host, devices) r;
   perform gangq.log_event(registered_at, 'register', incarnation => incarnation,
     data => jsonb_build_object('host', host, 'slots', slots, 'light', coalesce(o.light, 1),
       'devices', cardinality(ids), 'withheld', withheld));
