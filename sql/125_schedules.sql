@@ -275,11 +275,7 @@ begin
     s.counts_from := t;
     s := gangq.reckon(s, t);
     insert into gangq.schedules_table values (s.*) on conflict do nothing;
-    if found then
-      perform gangq.log_schedule('set_schedule', t, s.name);
-      perform gangq.wake_tick(true);
-      return 'made';
-    end if;
+    exit when found;
   end loop;
   -- Workers of several logins may declare one schedule. Others must not learn by trying what its
   -- payload is: a worker may claim its jobs anyway.
@@ -287,16 +283,17 @@ begin
     and gangq.may_submit(old.submitter, old.login)
   then
     return 'same';
+  elsif old.name is not null then
+    perform gangq.check_schedule_owner('change', old);
+    if (s.cron, s.every, s.tz) is distinct from (old.cron, old.every, old.tz) then
+      s.counts_from := t;
+      s := gangq.reckon(s, t);
+    end if;
+    perform gangq.keep_schedule(s);
   end if;
-  perform gangq.check_schedule_owner('change', old);
-  if (s.cron, s.every, s.tz) is distinct from (old.cron, old.every, old.tz) then
-    s.counts_from := t;
-    s := gangq.reckon(s, t);
-  end if;
-  perform gangq.keep_schedule(s);
   perform gangq.log_schedule('set_schedule', t, s.name);
   perform gangq.wake_tick(true);
-  return 'changed';
+  return case when old.name is null then 'made' else 'changed' end;
 end $$;
 
 -- Internal. Raises GQ007 if this login, unless it is an admin, has 1000 schedules.
