@@ -140,12 +140,11 @@ returns table (domain text, fits boolean, seen boolean, has text) language sql s
   ),
   by_role as (
     select d.domain, r.ordinal, r.name, r.min_members as wanted, r.strategy, r.require,
-      least(coalesce(i.room, 0), r.min_members) as room
+      least(r.min_members, coalesce((
+        select max(x.room)
+        from inner_domains x where x.domain = d.domain and x.ordinal = r.ordinal), 0)) as room
     from (select distinct o.domain from offers o where o.domain is not null) d
     cross join roles r
-    cross join lateral (
-      select max(x.room) as room
-      from inner_domains x where x.domain = d.domain and x.ordinal = r.ordinal) i
   ),
   together as (
     select w.domain, string_agg(format('%s of %s %s', n.have, n.asked, n.what), ', ' order by n.n)
@@ -153,10 +152,7 @@ returns table (domain text, fits boolean, seen boolean, has text) language sql s
     from (
       select x.domain, sum(x.slots) as slots, sum(x.gpus) as gpus, sum(x.memory_mb) as memory_mb,
         sum(x.cpus) as cpus
-      from (
-        select o.domain, o.slots, max(o.gpus) as gpus, o.memory_mb, o.cpus
-        from offers o
-        group by o.domain, o.id, o.slots, o.memory_mb, o.cpus) x
+      from (select distinct on (o.id) o.* from offers o order by o.id, o.gpus desc) x
       group by x.domain) w
     cross join (
       select sum(r.min_members) as slots, sum(r.min_members * (r.s).gpus::bigint) as gpus,
