@@ -48,36 +48,16 @@ begin
   if gangq.is_admin() then
     return;
   end if;
-  with named as (
-    select 'job ' || j.id as what, j.submitter, j.login, j.shape_id
-    from gangq.live_jobs j
-    where j.id = any (check_owner.job_ids)
+  select n.what, n.submitter, n.login, n.queue into other
+  from (
+    select 'job ' || j.id as what, j.submitter, j.login, j.queue
+    from gangq.jobs j where j.id = any (check_owner.job_ids)
     union all
-    select 'gang ' || g.id, g.submitter, g.login, g.shape_id
-    from gangq.live_gangs g
-    where g.id = any (check_owner.gang_ids)
-    union all
-    select 'job ' || h.job_id, h.submitter, h.login, h.shape_id
-    from gangq.history h
-    where h.job_id = any (array(
-        select i.id from unnest(job_ids) as i(id)
-        where not exists (select 1 from gangq.live_jobs j where j.id = i.id)))
-      and not exists (
-        select 1 from gangq.retried r where (r.job_id, r.finished_at) = (h.job_id, h.finished_at))
-    union all
-    select 'gang ' || h.gang_id, h.submitter, h.login, h.shape_id
-    from gangq.gang_history h
-    where h.gang_id = any (array(
-        select i.id from unnest(gang_ids) as i(id)
-        where not exists (select 1 from gangq.live_gangs g where g.id = i.id)))
-      and not exists (
-        select 1 from gangq.retried r where (r.gang_id, r.finished_at) = (h.gang_id, h.finished_at))
-  )
-  select n.what, n.submitter, n.login, s.queue into other
-  from named n join gangq.shapes s on s.id = n.shape_id
+    select 'gang ' || g.id, g.submitter, g.login, g.queue
+    from gangq.gangs g where g.id = any (check_owner.gang_ids)) n
   where (n.login = session_user
       and n.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])) is not true
-    and s.queue <> all ((select gangq.shared_queues())::text[])
+    and n.queue <> all ((select gangq.shared_queues())::text[])
   order by n.what limit 1;
   if found then
     perform gangq.refuse('42501',

@@ -10,12 +10,10 @@ begin
   perform gangq.refuse_missing(x.what, x.id::text)
   from (
     select 'job' as what, c.id from unnest(job_ids) as c(id)
-    where not exists (select 1 from gangq.live_jobs j where j.id = c.id)
-      and not exists (select 1 from gangq.history h where h.job_id = c.id)
+    where not exists (select from gangq.jobs j where j.id = c.id)
     union all
     select 'gang', c.id from unnest(gang_ids) as c(id)
-    where not exists (select 1 from gangq.live_gangs g where g.id = c.id)
-      and not exists (select 1 from gangq.gang_history h where h.gang_id = c.id)) x;
+    where not exists (select from gangq.gangs g where g.id = c.id)) x;
 end $$;
 
 -- Why each step stands before the next one:
