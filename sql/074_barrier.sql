@@ -68,15 +68,12 @@ returns table (
   master_port integer, role text, role_rank integer
 ) language plpgsql as $$
 declare
-  mine gangq.live_jobs;
+  mine gangq.live_jobs := gangq.own_claim(barrier.job_id, barrier.token);
   me gangq.incarnations;
 begin
-  select j.* into mine from gangq.live_jobs j where j.id = barrier.job_id;
-  if not found or mine.token is distinct from barrier.token or mine.state <> 'running'
-    or mine.gang_id is null then
+  if mine.state <> 'running' or mine.gang_id is null then
     perform gangq.refuse_stale(barrier.job_id, barrier.token);
   end if;
-  perform gangq.check_login(mine.incarnation);
   if barrier.port is not null then
     select i.* into me from gangq.incarnations i where i.id = mine.incarnation;
     -- Which of the others is rank 0 may change until this lock is held.

@@ -51,7 +51,7 @@ create function gangq.suspect(
 ) returns text language plpgsql as $$
 declare
   t timestamptz := gangq.now();
-  j gangq.live_jobs;
+  j gangq.live_jobs := gangq.own_claim(suspect.job_id, suspect.token);
   held boolean;
   kind text;
 begin
@@ -60,12 +60,9 @@ begin
     perform gangq.refuse('GQ001', format('class is %L', suspect.class),
       'It is budget, stall, health, fault, gang, frozen or memory.');
   end if;
-  select x.* into j from gangq.live_jobs x where x.id = suspect.job_id;
-  if not found or j.token is distinct from suspect.token
-    or j.incarnation is distinct from suspect.incarnation then
+  if j.incarnation is distinct from suspect.incarnation then
     perform gangq.refuse_stale(suspect.job_id, suspect.token);
   end if;
-  perform gangq.check_login(j.incarnation);
   held := suspect.class in ('stall', 'health')
     and gangq.braking(j, suspect.class, suspect.evidence, t);
   kind := case when suspect.notify then 'notify' when suspect.tripping and held then 'held'
