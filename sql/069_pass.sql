@@ -127,7 +127,6 @@ create function gangq.lock_decided(decisions jsonb, out units text[], out busy_q
 declare
   gangs bigint[];
   singles bigint[];
-  jobs bigint[];
   workers bigint[];
   queues text[];
   keys text[];
@@ -141,25 +140,21 @@ begin
     union all
     select jsonb_array_elements_text(x.value -> 'stop')) as u(name);
   gangs := array(
-    select g.id from gangq.live_gangs g
-    where g.id = any (gangs || array(
-      select j.gang_id from gangq.live_jobs j where j.id = any (singles)))
-    order by g.id for update skip locked);
-  -- By two indexes: with "or", all live jobs were read.
-  jobs := array(
-    select j.id from gangq.live_jobs j
-    where j.id = any (
-      array(select x.id from gangq.live_jobs x where x.gang_id = any (gangs)) || singles)
-    order by j.id for update skip locked);
-  -- Of a gang all of it is locked, or neither it nor a member of it counts.
+    select g.id
+    from (
+      select unnest(gangs) as id
+      union
+      select j.gang_id from gangq.live_jobs j where j.id = any (singles) and j.gang_id is not null
+      order by 1) g
+    where gangq.try_lock_gang(g.id));
   units := array(
     select 'g' || g.id from unnest(gangs) as g(id)
-    where not exists (
-      select 1 from gangq.live_jobs j where j.gang_id = g.id and j.id <> all (jobs)));
+    union all
+    select 'j' || j.id from gangq.live_jobs j
+    where j.id = any (singles) and j.gang_id = any (gangs));
   units := units || array(
     select 'j' || j.id from gangq.live_jobs j
-    where j.id = any (singles) and case when j.gang_id is null
-      then j.id = any (jobs) else 'g' || j.gang_id = any (units) end);
+    where j.id = any (singles) and j.gang_id is null order by j.id for update skip locked);
   workers := array(
     select (y.value ->> 'worker')::bigint
     from jsonb_array_elements(decisions) as x(value)
