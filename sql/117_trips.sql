@@ -27,6 +27,24 @@ begin
   end if;
 end $$;
 
+-- Internal, for trip. Whether the brake holds it. Wall clock, faults and dead interpreters are
+-- facts. A stall and an idle device are conclusions, and conclusions about a whole fleet can be
+-- wrong at once. The test of the brake and its record are one critical section: without the lock a
+-- whole fleet could trip before the first trip is counted.
+create function gangq.held_back(j gangq.live_jobs, class text, evidence jsonb) returns boolean
+language plpgsql set lock_timeout = '1s' as $$
+begin
+  if class not in ('stall', 'health') then
+    return false;
+  end if;
+  begin
+    perform from gangq.lock_rows l where l.name = 'brake' for update;
+  exception when lock_not_available then
+    null;  -- another trip is left open: go on without the lock, because time is short
+  end;
+  return gangq.braking(j, class, evidence, gangq.now());
+end $$;
+
 -- A watchdog stops a job, in one statement. The event and its evidence are written. A single job
 -- goes to the front of its priority with a trip counted and its attempt given back, or fails when
 -- its trips are spent; a member is lost with cause trip (lose_members). code: the exit code.
@@ -48,21 +66,19 @@ create function gangq.trip(
   class text default null
 ) returns text language plpgsql as $$
 declare
-  t timestamptz;
+  t timestamptz;  -- under the locks: the process is gone exit_in_s after the call was sent
   class_of text := coalesce(trip.class, gangq.class_of(trip.code));
   why text := coalesce(trip.error ->> 'type', gangq.class_of(trip.code));
   data jsonb;
   j gangq.live_jobs;
   blamed bigint[];
-  ended boolean;
+  notifies boolean;
+  answer text;
 begin
   perform gangq.check_trip(trip.code, class_of, trip.error, trip.exit_in_s);
   trip.error := gangq.cut(trip.error, 262144);
   -- host: after a worker is gone, the restarter of its host reports what it left there.
   j := gangq.lock_job(trip.job_id, host => true);
-  -- Read under the locks. The process is gone exit_in_s after the call was sent, so counting from
-  -- here is safe.
-  t := gangq.now();
   if j.id is null or j.token is distinct from trip.token or j.state not in ('running', 'preempting')
     then
     -- Only a repeated trip is repeated. For a process whose job ended otherwise a moment ago this
@@ -89,42 +105,59 @@ begin
     'application', coalesce(trip.evidence ->> 'application' = 'true', false),
     'blamed', gangq.uuids_of(blamed));
   -- Work that is dead, or was told to stop, cannot go on: notify and held are no answers.
-  ended := trip.exit_in_s is null or j.state = 'preempting';
-  if gangq.only_notifies(j.shape_id, class_of) then
-    if not ended then
-      perform gangq.log_with_evidence(t, 'notify', j, why, data || '{"outcome": "notify"}',
-        trip.evidence);
-      return 'notify';
-    end if;
+  notifies := gangq.only_notifies(j.shape_id, class_of);
+  answer := case
+    when trip.exit_in_s is null or j.state = 'preempting' then null
+    when notifies then 'notify'
+    when trip.code in (76, 78) and gangq.held_back(j, class_of, trip.evidence) then 'held' end;
+  t := gangq.now();
+  if answer is not null then
+    perform gangq.log_with_evidence(t, answer, j, why,
+      data || jsonb_build_object('outcome', answer), trip.evidence);
+    return answer;
+  elsif notifies then
     -- It is ended and charged, but a class that only notifies blames no device.
     data := data || '{"notify_only": true, "blamed": []}';
     blamed := '{}';
-  -- Wall clock, faults and dead interpreters are facts. A stall and an idle device are conclusions,
-  -- and conclusions about a whole fleet can be wrong at once.
-  elsif trip.code in (76, 78) and class_of in ('stall', 'health') and not ended then
-    -- The test of the brake and its record are one critical section. Without the lock a whole fleet
-    -- could trip before the first trip is counted.
-    begin
-      perform set_config('lock_timeout', '1s', true);
-      perform from gangq.lock_rows l where l.name = 'brake' for update;
-    exception when lock_not_available then
-      null;  -- another trip is left open: go on without the lock, because time is short
-    end;
-    perform set_config('lock_timeout', '2s', true);
-    t := gangq.now();
-    if gangq.braking(j, class_of, trip.evidence, t) then
-      perform gangq.log_with_evidence(t, 'held', j, why, data || '{"outcome": "held"}',
-        trip.evidence);
-      return 'held';
-    end if;
   end if;
   return gangq.carry_out_trip(j, data, why, trip.error, trip.evidence, blamed, t);
 end $$;
 
+-- What becomes of the job follows from the rules by which carry_out_trip frees it: state_after of a
+-- single job, cause_charged of a member.
+--
+-- Internal, for carry_out_trip. What its event says of a trip before that is carried out: culprit
+-- (null: not known) and, of a gang that stands still, a sentence about it; what the job is charged,
+-- and its state after.
+create function gangq.foresee_trip(
+  j gangq.live_jobs, class text, place text, gone_at timestamptz,
+  out culprit bigint, out sentence text, out charge text, out outcome text
+) language plpgsql as $$
+begin
+  culprit := j.id;
+  charge := 'nothing';
+  if j.gang_id is not null and j.state = 'running' and class in ('stall', 'health')
+    and gangq.all_stand_still(j) then
+    select w.job_id, w.sentence into culprit, sentence
+    from gangq.who_stopped(j.gang_id, j.id, place) w;
+  end if;
+  if j.gang_id is null then
+    charge := (gangq.cause_named(
+      case j.state when 'running' then 'trip' else j.stop_reason end)).member;
+  elsif j.state = 'running' and culprit = j.id then
+    charge := (
+      select (gangq.cause_named(gangq.cause_charged(g, array[j.id], 'trip'))).member
+      from gangq.live_gangs g where g.id = j.gang_id);
+  end if;
+  outcome := case
+    when j.gang_id is not null then 'preempted'
+    when j.stop_reason = 'cancel' then 'cancelled'
+    else gangq.state_after(j.state, gangq.spends_job(j, charge), gone_at) end;
+end $$;
+
 -- Why each step stands before the next one:
 -- 1. Decide who is charged and which devices the job avoids. The worker still counts as live,
---    because its next start offers its other devices again. What becomes of the job follows from
---    the rules of step 5: state_after of a single job, cause_charged of a member.
+--    because its next start offers its other devices again.
 -- 2. Write the trip down. The event names the devices that the job holds until step 3. Poison and
 --    the quarantine count this event, and a job that is poison counts against no device.
 -- 3. Quarantine the devices to blame. Step 4 withholds all others, and only for a while.
@@ -147,9 +180,7 @@ declare
   faulty boolean := code = 85 and not (data ->> 'application')::boolean;
   me gangq.incarnations;  -- null: the worker lives on
   gone_at timestamptz;
-  culprit bigint := j.id;  -- null: not known
-  sentence text;
-  charge text := 'nothing';
+  foreseen record;
   outcome text;
   new_shape integer := j.shape_id;
 begin
@@ -162,31 +193,17 @@ begin
       when me.ended_at is null then t + make_interval(secs => exit_in_s)
       when me.exits_at > t then me.exits_at end;
   end if;
-  if j.gang_id is not null and j.state = 'running' and data ->> 'class' in ('stall', 'health')
-    and gangq.all_stand_still(j) then
-    select w.job_id, w.sentence into culprit, sentence
-    from gangq.who_stopped(j.gang_id, j.id, evidence ->> 'place') w;
-    data := data || jsonb_build_object('gang', sentence);
-  end if;
-  if j.gang_id is null then
-    charge := (gangq.cause_named(
-      case j.state when 'running' then 'trip' else j.stop_reason end)).member;
-  elsif j.state = 'running' and culprit = j.id then
-    charge := (
-      select (gangq.cause_named(gangq.cause_charged(g, array[j.id], 'trip'))).member
-      from gangq.live_gangs g where g.id = j.gang_id);
-  end if;
-  outcome := case
-    when j.gang_id is not null then 'preempted'
-    when j.stop_reason = 'cancel' then 'cancelled'
-    else gangq.state_after(j.state, gangq.spends_job(j, charge), gone_at) end;
+  foreseen := gangq.foresee_trip(j, data ->> 'class', evidence ->> 'place', gone_at);
   if code in (78, 85) and blamed <> '{}' then
     new_shape := gangq.shape_after_trip(j, blamed, faulty);
   end if;
   -- 2.
   perform gangq.log_with_evidence(t, 'trip', j, why,
-    data || jsonb_build_object('outcome', outcome, 'charged', culprit is not distinct from j.id,
-      'trips', (gangq.charge_job(j, charge)).trips), evidence);
+    data || jsonb_build_object('outcome', foreseen.outcome,
+      'charged', foreseen.culprit is not distinct from j.id,
+      'trips', (gangq.charge_job(j, foreseen.charge)).trips)
+    || case when foreseen.sentence is null then '{}'
+      else jsonb_build_object('gang', foreseen.sentence) end, evidence);
   perform gangq.note_poison(j, t);
   -- 3.
   perform gangq.quarantine_blamed(j, blamed, faulty, why, error ->> 'message', t);
@@ -203,8 +220,9 @@ begin
   if j.state = 'preempting' then
     outcome := gangq.stopped(j, error, t, gone_at => gone_at);
   elsif j.gang_id is not null then
-    perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error, coalesce(sentence, why), t,
-      payers => array_remove(array[culprit], null));
+    outcome := foreseen.outcome;
+    perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error,
+      coalesce(foreseen.sentence, why), t, payers => array_remove(array[foreseen.culprit], null));
   else
     j.shape_id := new_shape;
     j.order_key := gangq.order_key(j.priority,
