@@ -253,6 +253,28 @@ create function gangq.retried_because(revives boolean) returns text language sql
     else 'retried by ' || gangq.caller() end
 $$;
 
+-- Internal, for retry_jobs. Locks the latest endings of these single jobs, or members of this gang,
+-- and notes in retried that a retry has started from them; those that are locked are left out.
+create function gangq.overtake(job_ids bigint[], gang_id bigint, most integer)
+returns setof gangq.retried language plpgsql as $$
+begin
+  return query
+  with free as (
+    select h.job_id, h.finished_at
+    from unnest(overtake.job_ids) with ordinality as c(id, n)
+    join gangq.history h on h.job_id = c.id
+    where h.gang_id is not distinct from overtake.gang_id and not exists (
+      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by c.n
+    limit overtake.most
+    for update of h skip locked
+  )
+  insert into gangq.retried as x (job_id, finished_at)
+  select f.job_id, f.finished_at from free f
+  on conflict do nothing
+  returning x.*;
+end $$;
+
 -- Why each step stands before the next one:
 -- 1. One statement locks the endings and notes them in retried: see retry.
 -- 2. What is revived waits before it is live: a job that it waits for may end at any moment, and
@@ -272,24 +294,8 @@ declare
   base bigint := (select b.base from gangq.id_base() b);
 begin
   -- 1.
-  with free as (
-    select h.job_id, h.finished_at
-    from unnest(retry_jobs.job_ids) with ordinality as c(id, n)
-    join gangq.history h on h.job_id = c.id
-    where h.gang_id is not distinct from retry_jobs.gang_id and not exists (
-      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
-    order by c.n
-    limit most
-    for update of h skip locked
-  ),
-  overtaken as (
-    insert into gangq.retried (job_id, finished_at)
-    select f.job_id, f.finished_at from free f
-    on conflict do nothing
-    returning job_id, finished_at
-  )
   select coalesce(array_agg(o.job_id), '{}'), array_agg(o.finished_at) into taken, ended_at
-  from overtaken o;
+  from gangq.overtake(retry_jobs.job_ids, retry_jobs.gang_id, most) o;
   -- 2.
   if revives and retry_jobs.gang_id is null then
     perform gangq.await_again(taken);

@@ -272,6 +272,26 @@ begin
   end if;
 end $$;
 
+-- Internal, for revive. What was cancelled for these jobs, and could wait for them again: it has
+-- not been retried since, nothing else that it waited for has ended otherwise than wanted, and its
+-- queue takes work.
+create function gangq.cancelled_for(ids bigint[], most integer)
+returns table (job_id bigint, gang_id bigint) language sql stable as $$
+  select h.job_id, h.gang_id
+  from gangq.history h
+  where h.unmet is not null and h.awaited && cancelled_for.ids
+    and not exists (
+      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    and not exists (
+      select 1 from gangq.judge_awaited(h.awaited, h.wants) e
+      where not e.live and gangq.is_wanted(e.outcome, e.wants) is not true)
+    and not exists (
+      select 1 from gangq.shapes z
+      join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(z.queue))
+      where z.id = h.shape_id)
+  limit cancelled_for.most
+$$;
+
 -- A retried job is live again, so what its ending has cancelled waits for it again. That ending is
 -- in gangq.retried, with followed = false until nothing is left to revive:
 -- 1. retry revives at once what it can, in its own transaction, some hundreds of jobs at most.
@@ -307,24 +327,10 @@ begin
     where z.on_job_id = any (revive.ids) and z.outcome is not null
     order by z.on_job_id, z.job_id for update skip locked));
   -- 2. Those cancelled.
-  select coalesce(array_agg(x.job_id) filter (where x.gang_id is null), '{}'),
-    coalesce(array_agg(x.gang_id) filter (where x.gang_id is not null), '{}')
+  select coalesce(array_agg(c.job_id) filter (where c.gang_id is null), '{}'),
+    coalesce(array_agg(c.gang_id) filter (where c.gang_id is not null), '{}')
   into jobs, gangs
-  from (
-    select h.job_id, h.gang_id
-    from gangq.history h
-    where h.unmet is not null and h.awaited && revive.ids
-      and not exists (
-        select 1 from gangq.retried r
-        where r.job_id = h.job_id and r.finished_at = h.finished_at)
-      and not exists (
-        select 1 from gangq.judge_awaited(h.awaited, h.wants) e
-        where not e.live and gangq.is_wanted(e.outcome, e.wants) is not true)
-      and not exists (
-        select 1 from gangq.shapes z
-        join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(z.queue))
-        where z.id = h.shape_id)
-    limit most + 1) x;
+  from gangq.cancelled_for(revive.ids, most + 1) c;
   revived := gangq.retry_jobs(jobs[: most], null, most, t, true);
   held := array(select u.id from unnest(jobs) as u(id) where u.id <> all (revived));
   foreach g in array gangs loop
