@@ -92,10 +92,8 @@ declare
 begin
   select y.* into x from gangq.notification_targets y where y.name = target_named.target;
   if not found then
-    perform gangq.refuse('GQ002',
-      format('there is no notification target %L', coalesce(left(target, 100), 'null'))
-      || coalesce('; there is ' || gangq.nearest(left(target, 100), array(
-        select y.name::text from gangq.notification_targets y)), ''),
+    perform gangq.refuse_unknown('notification target', target, array(
+        select y.name::text from gangq.notification_targets y),
       'Targets are in gangq.notifications; gangq.add_notification makes one.');
   end if;
   return x;
