@@ -108,6 +108,7 @@ declare
   flagged bigint;
   fleet bigint;
   answer text;
+  why text;
 begin
   -- The lock makes two restarters of one worker ask one after the other.
   select x.* into i from gangq.incarnations x where x.id = bounce.incarnation for no key update;
@@ -122,33 +123,30 @@ begin
   into flagged, fleet
   from gangq.incarnations x left join gangq.flagged f on f.incarnation = x.id
   where x.worked_at is not null and (x.ended_at is null or f.incarnation is not null);
-  answer := case
-    when exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id)
-      or i.state = 'retired' then 'replaced'
-    when not exists (select 1 from gangq.flagged f where f.incarnation = i.id) then 'heard'
-    when exists (
+  select a.answer, a.reason into answer, why
+  from (values
+    (i.state = 'retired' or exists (
+      select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id),
+      'replaced', 'it was replaced or stopped as asked'),
+    (not exists (select 1 from gangq.flagged f where f.incarnation = i.id),
+      'heard', 'it is not flagged, or was heard again'),
+    (exists (
       select 1 from gangq.events e
-      where e.at > t - interval '2 minutes' and e.kind = 'bounce' and e.incarnation = i.id)
-      then 'taken'
-    when gangq.bounced_too_often(i.name, i.host, t) then 'too_often'
-    when flagged > 1 and flagged * 5 > fleet then 'fleet'
-    else 'go' end;
+      where e.at > t - interval '2 minutes' and e.kind = 'bounce' and e.incarnation = i.id),
+      'taken', 'it is being restarted already'),
+    (gangq.bounced_too_often(i.name, i.host, t), 'too_often',
+      'it or its host was restarted too often within the hour: look at it on its host'),
+    (flagged > 1 and flagged * 5 > fleet, 'fleet', format('workers of %s of %s hosts are flagged '
+      'at once: the fault is elsewhere (database, network, shared storage)', flagged, fleet)),
+    (true, 'go', format('host %s restarts it', i.host))) as a(holds, answer, reason)
+  where a.holds limit 1;
   -- A refusal is written down once for each flag.
   if not bounce.report_only and (answer = 'go' or not exists (
     select 1 from gangq.events e
     where e.at >= coalesce(i.flagged_at, i.registered_at) and e.kind = 'bounce_refused'
       and e.incarnation = i.id and e.data ->> 'answer' = answer)) then
     perform gangq.log_event(t, case answer when 'go' then 'bounce' else 'bounce_refused' end,
-      incarnation => i.id, reason => case answer
-        when 'go' then format('host %s restarts it', i.host)
-        when 'replaced' then 'it was replaced or stopped as asked'
-        when 'heard' then 'it is not flagged, or was heard again'
-        when 'taken' then 'it is being restarted already'
-        when 'too_often'
-          then 'it or its host was restarted too often within the hour: look at it on its host'
-        when 'fleet' then format('workers of %s of %s hosts are flagged at once: the fault is '
-          'elsewhere (database, network, shared storage)', flagged, fleet) end,
-      data => jsonb_build_object('host', i.host)
+      incarnation => i.id, reason => why, data => jsonb_build_object('host', i.host)
         || case answer when 'go' then '{}' else jsonb_build_object('answer', answer) end);
   end if;
   return answer;
