@@ -8,9 +8,10 @@
 --   0001_foundation         is_sound: what each needs in its columns; the partial indexes
 --   078_charges             causes: what the end of an attempt costs, which ends are losses
 --   080_finish, 100_drain   every end: leave, end_attempt, stopped, drain, complete_drain, end_gang
---   118_moves               stop_solo: running to preempting
---   030_submit              births
---   040_workers, 110_judge  report_dead, promote_due: scheduled and waiting to pending
+--   104_preempt             stop_solo: running to preempting
+--   033_submit, 034_gangs   births
+--   040_workers             report_dead: scheduled to pending
+--   112_dependencies        promote_due: scheduled and waiting to pending
 --   062_reserve             blocked to reserved and back; 065_timeouts: split_gang
 --   063_places, 070_claim   pending and reserved to running
 --   130_views               violations: what must never be seen

@@ -1,5 +1,5 @@
 -- What is given by name, in one JSON object: the settings of the installation, of a queue and of a
--- task, the options of a verb (030_options.sql), the roles of a gang. Each is read into a row whose
+-- task, the options of a verb (032_options.sql), the roles of a gang. Each is read into a row whose
 -- columns say what there is, and whose domains say what is allowed and are the hint of the error.
 -- set_queue is with the queues.
 -- Locks: configure the row of settings, set_task its task's; submit_gang shares the former where a
