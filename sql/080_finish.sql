@@ -28,7 +28,7 @@ create function gangq.leave(
 ) language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
-  vacated bigint[];  -- their tokens; null: it was told to stop, so its room is meant for others
+  vacated bigint[];  -- token of each; null: it was told to stop, so its room is meant for others
   lowest bigint;
   highest bigint;
   held boolean;
@@ -72,7 +72,7 @@ begin
       coalesce(leave.new_error, g.error)
     from gone g join gangq.queues_table q on q.name = g.queue
   )
-  select coalesce(array_agg(g.id), '{}'), array_agg(g.token) filter (where g.state = 'running'),
+  select coalesce(array_agg(g.id), '{}'), array_agg(case g.state when 'running' then g.token end),
     min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
     array_agg(row(g.id, g.token, g.gang_id, g.incarnation, g.claimed_at, g.ended_at, g.shape_id,
       null, null, null, null, 'done', g.submitter, g.devices)::gangq.attempt_history)
