@@ -79,8 +79,7 @@ begin
   trip.error := gangq.cut(trip.error, 262144);
   -- host: after a worker is gone, the restarter of its host reports what it left there.
   j := gangq.lock_job(trip.job_id, host => true);
-  if j.id is null or j.token is distinct from trip.token or j.state not in ('running', 'preempting')
-    then
+  if (j.token = trip.token and j.state in ('running', 'preempting')) is not true then
     -- Only a repeated trip is repeated. For a process whose job ended otherwise a moment ago this
     -- is a false alarm.
     if exists (
