@@ -1,6 +1,10 @@
 -- The small helpers every verb uses: the clock, the caller, errors, keys, tokens, events, wake-ups.
 -- Takes no locks.
 --
+-- Comments. The comment right above a function, view or type is its comment in the database: what
+-- it does, returns and raises. Above an empty comment line stands what only matters here: why it is
+-- done this way. "Internal" is what no role may call.
+--
 -- Settings of functions. Verbs that run often set plan_cache_mode = force_generic_plan: PL/pgSQL
 -- would plan their statements anew at every call, because a custom plan looks cheaper for arrays of
 -- unknown length; at one job a call that is more than half of the cost. tests/sql/test_plans.py
@@ -15,28 +19,26 @@
 -- granted to a role. The few that views need have a body without quotes (return ...): its names
 -- were looked up when it was created.
 
+-- The database's clock, read once per verb. Tests replace this function as the schema's owner; no
+-- setting moves it.
 create function gangq.now() returns timestamptz language sql volatile
 return pg_catalog.clock_timestamp();
-comment on function gangq.now is
-  'The database''s clock, read once per verb. Tests replace this function as the schema''s owner; '
-  'no setting moves it.';
 
 -- `set role` to one of gangq's own roles gives rights and no name: limits and shares per submitter
 -- cannot be evaded by it.
+--
+-- The role on whose behalf a verb runs, also inside security definer functions: the one set by `set
+-- role`, and the login itself where none or one of gangq's own is set.
 create function gangq.caller() returns text language sql stable
 return case
   when current_setting('role') = any ('{none,gangq_viewer,gangq_submitter,gangq_worker,'
     'gangq_decider,gangq_host,gangq_notifier,gangq_admin}'::text[])
   then session_user::text else current_setting('role') end;
-comment on function gangq.caller is
-  'The role on whose behalf a verb runs, also inside security definer functions: the one set by '
-  '`set role`, and the login itself where none or one of gangq''s own is set.';
 
+-- Internal. What events say of who caused them: the login, and "login as role" where it had set
+-- another role.
 create function gangq.actor() returns text language sql stable
 return session_user || coalesce(' as ' || nullif(gangq.caller(), session_user), '');
-comment on function gangq.actor is
-  'Internal. What events say of who caused them: the login, and "login as role" where it had set '
-  'another role.';
 
 -- SQLSTATEs of class GQ, each one Python exception:
 --   GQ001 invalid input           GQ002 no such job, gang, queue, worker or device
@@ -46,11 +48,12 @@ comment on function gangq.actor is
 -- Retryable by nature and left as PostgreSQL raises them: 55P03 lock not available, 40P01 deadlock,
 -- 40001.
 
+-- Internal. A text, cut and saying so where it is longer.
 create function gangq.shortened(said text, most integer) returns text language sql immutable as $$
   select case when length(said) > most then left(said, most) || ' [cut]' else said end
 $$;
-comment on function gangq.shortened is 'Internal. A text, cut and saying so where it is longer.';
 
+-- Internal. Raises a typed error whose hint says what to do; each has 2000 characters at most.
 create function gangq.refuse(sqlstate text, message text, hint text default '') returns void
 language plpgsql as $$
 begin
@@ -58,9 +61,9 @@ begin
   raise exception using errcode = sqlstate, message = gangq.shortened(message, 2000),
     hint = gangq.shortened(hint, 2000);
 end $$;
-comment on function gangq.refuse is
-  'Internal. Raises a typed error whose hint says what to do; each has 2000 characters at most.';
 
+-- Internal. Raises GQ002 for a job, gang, incarnation, worker or device. is_live: it may have
+-- ended.
 create function gangq.refuse_missing(what text, id text, is_live boolean default false)
 returns void language plpgsql as $$
 begin
@@ -72,10 +75,9 @@ begin
       else 'Look in gangq.%ss; what has ended is kept for its retention.' end,
       replace(what, 'incarnation', 'worker')));
 end $$;
-comment on function gangq.refuse_missing is
-  'Internal. Raises GQ002 for a job, gang, incarnation, worker or device. is_live: it may have '
-  'ended.';
 
+-- Internal. Up to three of the known names, those that share the most pairs of letters with a
+-- mistyped one; null when none shares any.
 create function gangq.nearest(name text, known text[]) returns text language sql immutable as $$
   with pairs(word, pair) as (
     select w.word, substr(lower(w.word), n, 2)
@@ -94,10 +96,8 @@ create function gangq.nearest(name text, known text[]) returns text language sql
   )
   select string_agg(a.word, ', ' order by a.shared desc, length(a.word), a.word) from alike a
 $$;
-comment on function gangq.nearest is
-  'Internal. Up to three of the known names, those that share the most pairs of letters with a '
-  'mistyped one; null when none shares any.';
 
+-- Internal. Raises GQ002 for a name that is none of the known ones, naming those most like it.
 create function gangq.refuse_unknown(what text, name text, known text[], hint text) returns void
 language plpgsql as $$
 begin
@@ -105,9 +105,8 @@ begin
   perform gangq.refuse('GQ002', format('%s %L does not exist', what, coalesce(left(name, 200), ''))
     || coalesce('; there is ' || gangq.nearest(left(name, 200), known), ''), hint);
 end $$;
-comment on function gangq.refuse_unknown is
-  'Internal. Raises GQ002 for a name that is none of the known ones, naming those most like it.';
 
+-- Internal. Raises GQ001 for infinity and for years that some client cannot read.
 create function gangq.check_moment(what text, at timestamptz) returns void
 language plpgsql immutable as $$
 begin
@@ -116,9 +115,8 @@ begin
       'It is a moment from the year 2 to the year 9998.');
   end if;
 end $$;
-comment on function gangq.check_moment is
-  'Internal. Raises GQ001 for infinity and for years that some client cannot read.';
 
+-- Internal. Raises GQ001 for a negative limit.
 create function gangq.check_most(most integer) returns void language plpgsql immutable as $$
 begin
   if most < 0 then
@@ -126,10 +124,10 @@ begin
       'It is how many at most: 0 or more, or null for no limit.');
   end if;
 end $$;
-comment on function gangq.check_most is 'Internal. Raises GQ001 for a negative limit.';
 
--- Whatever a role can write has a bound. What a person or a program asks for is refused beyond it;
--- what must not fail, because it says how an attempt ended, is cut and says so.
+-- Internal. Raises GQ007, naming the limit. Whatever a role can write has a bound. What a person or
+-- a program asks for is refused beyond it; what must not fail, because it says how an attempt
+-- ended, is cut and says so.
 create function gangq.refuse_larger(what text, bytes bigint, most bigint) returns void
 language plpgsql as $$
 begin
@@ -139,8 +137,9 @@ begin
       'Put large data in shared storage and pass its address.');
   end if;
 end $$;
-comment on function gangq.refuse_larger is 'Internal. Raises GQ007, naming the limit.';
 
+-- Internal. What was said, if it is not too large; else as much of its first keys as fits, and
+-- under "cut" how large it was.
 create function gangq.cut(said jsonb, most integer) returns jsonb language plpgsql immutable as $$
 declare
   bytes integer := pg_column_size(cut.said);
@@ -162,15 +161,13 @@ begin
       from jsonb_each(case jsonb_typeof(cut.said) when 'object' then cut.said else '{}' end) x
       order by x.key = any ('{type,message,step,phase,reason,code,by}') desc, x.key limit 20) e);
 end $$;
-comment on function gangq.cut is
-  'Internal. What was said, if it is not too large; else as much of its first keys as fits, and '
-  'under "cut" how large it was.';
 
+-- Internal. Whether each statement of this transaction sees what others committed before it.
 create function gangq.reads_committed() returns boolean language sql stable
 return current_setting('transaction_isolation') in ('read committed', 'read uncommitted');
-comment on function gangq.reads_committed is
-  'Internal. Whether each statement of this transaction sees what others committed before it.';
 
+-- Internal. claim, apply and tick count capacity after taking a lock; an older snapshot would count
+-- wrongly.
 create function gangq.require_read_committed(verb text) returns void language plpgsql stable as $$
 begin
   if not gangq.reads_committed() then
@@ -181,16 +178,12 @@ begin
       'connection.');
   end if;
 end $$;
-comment on function gangq.require_read_committed is
-  'Internal. claim, apply and tick count capacity after taking a lock; an older snapshot would '
-  'count wrongly.';
 
--- Priority and position in one ascending bigint: 11 bits of inverted priority, 50 of position. One
--- index column serves ORDER BY and range conditions, and gangs compare with jobs.
+-- Internal. Ascending key: higher priority first, then lower position. Priority and position in one
+-- ascending bigint: 11 bits of inverted priority, 50 of position. One index column serves ORDER BY
+-- and range conditions, and gangs compare with jobs.
 create function gangq.order_key(priority integer, pos bigint) returns bigint
 language sql immutable as $$ select ((1000 - priority)::bigint << 50) + pos $$;
-comment on function gangq.order_key is
-  'Internal. Ascending key: higher priority first, then lower position.';
 
 -- A standby that is promoted may lack the last part of the primary's log: its sequences would give
 -- out again what clients of the old primary have seen. So whatever a sequence gives is shifted by a
@@ -199,6 +192,8 @@ comment on function gangq.order_key is
 -- 1. The base is computed from the server's timeline and the row of gangq.sequence_base, which the
 --    tick writes once a timeline. Until then every session computes the same base, and none waits.
 -- 2. A timeline lower than the one written is a cluster restored from a dump: it counts as a step.
+--
+-- Internal. What every value of a sequence is shifted by on this timeline.
 create function gangq.id_base() returns table (base bigint, timeline bigint)
 language sql stable rows 1 as $$
   select s.base + 33554432 * case when n.timeline >= s.timeline then n.timeline - s.timeline
@@ -208,35 +203,31 @@ language sql stable rows 1 as $$
     select ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
       as timeline offset 0) n
 $$;
-comment on function gangq.id_base is
-  'Internal. What every value of a sequence is shifted by on this timeline.';
 
+-- Internal. A position behind all others; they start in the middle, with room in front.
 create function gangq.next_pos(base bigint) returns bigint language sql volatile as $$
   select 562949953421312 + (base + nextval('gangq.positions'::regclass))
 $$;
-comment on function gangq.next_pos is
-  'Internal. A position behind all others; they start in the middle, with room in front.';
 
+-- Internal. A position before all others of the same priority.
 create function gangq.front_pos(base bigint) returns bigint language sql volatile as $$
   select 562949953421312 - (base + nextval('gangq.positions'::regclass))
 $$;
-comment on function gangq.front_pos is
-  'Internal. A position before all others of the same priority.';
 
+-- Internal. Under 2^53, and larger than any before (base: gangq.id_base).
 create function gangq.new_token(base bigint) returns bigint language sql volatile as $$
   select ((base + nextval('gangq.tokens'::regclass)) << 16) + floor(random() * 65536)::bigint
 $$;
-comment on function gangq.new_token is
-  'Internal. Under 2^53, and larger than any before (base: gangq.id_base).';
 
+-- Internal. Delay before the nth repetition: doubles from base_s to max_s, half of it random.
 create function gangq.backoff(base_s real, max_s real, nth integer) returns interval
 language sql volatile as $$
   select make_interval(secs => (0.5 + random() / 2)
     * least(max_s, base_s * power(2, least(greatest(nth, 1), 30) - 1)))
 $$;
-comment on function gangq.backoff is
-  'Internal. Delay before the nth repetition: doubles from base_s to max_s, half of it random.';
 
+-- Internal. Appends one event in the transaction of what happened, and tells the notification
+-- targets that want it.
 create function gangq.log_event(
   at timestamptz, kind text, gang_id bigint default null, epoch integer default null,
   job_id bigint default null, token bigint default null, incarnation bigint default null,
@@ -258,10 +249,8 @@ begin
     where k.event = log_event.kind and coalesce(log_event.data, '{}') @? k.holds::jsonpath;
   end if;
 end $$;
-comment on function gangq.log_event is
-  'Internal. Appends one event in the transaction of what happened, and tells the notification '
-  'targets that want it.';
 
+-- Internal. Appends an event of this job and its claim.
 create function gangq.log_job(
   t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb default null
 ) returns void language sql volatile as $$
@@ -269,19 +258,22 @@ create function gangq.log_job(
     (select g.epoch from gangq.live_gangs g where g.id = j.gang_id), j.id, j.token, j.incarnation,
     reason, data)
 $$;
-comment on function gangq.log_job is 'Internal. Appends an event of this job and its claim.';
 
 -- Wake-ups are hints. Channels: gangq_<incarnation> for one worker (payload claim, light, stop, go
 -- or tick), gangq_wake for whoever sleeps (payload: the queue), gangq_tick for dedicated tickers.
 -- Payloads are constants, so they coalesce.
 
+-- Internal. Notifies each of these workers on its own channel.
 create function gangq.wake(incarnations bigint[], what text) returns void
 language sql volatile as $$
   select pg_notify('gangq_' || w.i, what)
   from (select distinct i from unnest(incarnations) i where i is not null) w
 $$;
-comment on function gangq.wake is 'Internal. Notifies each of these workers on its own channel.';
 
+-- Internal. how = sleepers: takes as many sleepers off the list as there are jobs and notifies
+-- those, or nobody, so a busy fleet never pays for NOTIFY's commit lock; commit: notifies at commit
+-- whoever sleeps by then (in a caller's transaction the list would be stale); never: leaves it to
+-- the poll.
 create function gangq.wake_sleepers(queue text, jobs bigint, how text) returns void
 language plpgsql as $$
 declare
@@ -303,21 +295,17 @@ begin
     end if;
   end if;
 end $$;
-comment on function gangq.wake_sleepers is
-  'Internal. how = sleepers: takes as many sleepers off the list as there are jobs and notifies '
-  'those, or nobody, so a busy fleet never pays for NOTIFY''s commit lock; commit: notifies at '
-  'commit whoever sleeps by then (in a caller''s transaction the list would be stale); never: '
-  'leaves it to the poll.';
 
--- A submission that is not committed may be about to wake this worker: its row is left to that.
+-- Internal. This worker does not sleep, or has ended. Waits for nobody. A submission that is not
+-- committed may be about to wake this worker: its row is left to that.
 create function gangq.forget_sleeper(incarnation bigint) returns void language sql volatile as $$
   delete from gangq.sleepers s where s.incarnation = any (array(
     select z.incarnation from gangq.sleepers z
     where z.incarnation = forget_sleeper.incarnation for update skip locked))
 $$;
-comment on function gangq.forget_sleeper is
-  'Internal. This worker does not sleep, or has ended. Waits for nobody.';
 
+-- Internal. When placed work waits (or always): asks any dedicated ticker and three live workers to
+-- run the tick, so that one frozen process delays nothing.
 create function gangq.wake_tick(always boolean default false) returns void language plpgsql
 set enable_seqscan = off set jit = off as $$
 declare
@@ -349,15 +337,14 @@ begin
       order by l.incarnation limit 3)) n
     limit 3), 'tick');
 end $$;
-comment on function gangq.wake_tick is
-  'Internal. When placed work waits (or always): asks any dedicated ticker and three live workers '
-  'to run the tick, so that one frozen process delays nothing.';
 
+-- Internal. 1 gang, 2 gangs.
 create function gangq.counted(n numeric, what text) returns text language sql immutable as $$
   select format('%s %s%s', n, what, case when n = 1 then '' else 's' end)
 $$;
-comment on function gangq.counted is 'Internal. 1 gang, 2 gangs.';
 
+-- Internal. Single jobs of this shape wait now: placed ones ask for a tick, light ones wake workers
+-- that sleep; how: see wake_sleepers.
 create function gangq.wake_lane(shape_id integer, jobs bigint, how text) returns void
 language plpgsql as $$
 declare
@@ -371,12 +358,10 @@ begin
     perform gangq.wake_sleepers(s.queue, jobs, how);
   end if;
 end $$;
-comment on function gangq.wake_lane is
-  'Internal. Single jobs of this shape wait now: placed ones ask for a tick, light ones wake '
-  'workers that sleep; how: see wake_sleepers.';
 
--- The tick and a pass lock a row to the end of their transaction. A client that froze in a longer
--- one would stop all maintenance, so the server hangs up on it.
+-- Internal. From here on this transaction is ended when its client says nothing for 5 s. The tick
+-- and a pass lock a row to the end of their transaction. A client that froze in a longer one would
+-- stop all maintenance, so the server hangs up on it.
 create function gangq.hang_up_soon() returns void language plpgsql as $$
 begin
   if current_setting('idle_in_transaction_session_timeout')::interval
@@ -385,5 +370,3 @@ begin
     perform set_config('idle_in_transaction_session_timeout', '5s', true);
   end if;
 end $$;
-comment on function gangq.hang_up_soon is
-  'Internal. From here on this transaction is ended when its client says nothing for 5 s.';

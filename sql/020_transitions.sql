@@ -8,9 +8,10 @@
 --   0001_foundation         is_sound: what each needs in its columns; the partial indexes
 --   078_charges             causes: what the end of an attempt costs, which ends are losses
 --   080_finish, 100_drain   every end: leave, end_attempt, stopped, drain, complete_drain, end_gang
---   118_moves               stop_solo: running to preempting
---   030_submit              births
---   040_workers, 110_judge  report_dead, promote_due: scheduled and waiting to pending
+--   104_preempt             stop_solo: running to preempting
+--   033_submit, 034_gangs   births
+--   040_workers             report_dead: scheduled to pending
+--   112_dependencies        promote_due: scheduled and waiting to pending
 --   062_reserve             blocked to reserved and back; 065_timeouts: split_gang
 --   063_places, 070_claim   pending and reserved to running
 --   130_views               violations: what must never be seen
@@ -60,6 +61,8 @@ from (values
 ) as v(verb, role, pairs)
 cross join string_to_table(v.pairs, ' ') as p(pair);
 
+-- Internal. Trigger: refuses a change of state that gangq.transitions does not list and numbers
+-- that no job has, and marks a job that is pending in a place which claims may have passed.
 -- Submissions and claims are frequent: the conditions of the triggers let a correct one pass
 -- without a call. The conditions are short, because PostgreSQL reads them again for every
 -- statement.
@@ -99,9 +102,6 @@ begin
   end if;
   return new;
 end $$;
-comment on function gangq.check_transition is
-  'Internal. Trigger: refuses a change of state that gangq.transitions does not list and numbers '
-  'that no job has, and marks a job that is pending in a place which claims may have passed.';
 
 create trigger live_jobs_birth before insert on gangq.live_jobs for each row
 when (
@@ -118,17 +118,16 @@ execute function gangq.check_transition();
 create trigger live_jobs_numbers before update of priority, gang_id, rank on gangq.live_jobs
 for each row execute function gangq.check_transition();
 
--- A row leaves live_jobs only through gangq.leave, which writes its history row in the same
--- statement and sets gangq.leaving for that statement. Looking the row up in history instead would
--- cost every ending a probe per partition.
+-- Internal. Trigger: refuses a DELETE that does not come from gangq.leave. A row leaves live_jobs
+-- only through gangq.leave, which writes its history row in the same statement and sets
+-- gangq.leaving for that statement. Looking the row up in history instead would cost every ending a
+-- probe per partition.
 create function gangq.left_without_history() returns trigger language plpgsql as $$
 begin
   perform gangq.refuse('GQ004', 'a job leaves live_jobs only together with its history row',
     'Use gangq.cancel(); rows of live_jobs are never deleted by hand.');
   return null;
 end $$;
-comment on function gangq.left_without_history is
-  'Internal. Trigger: refuses a DELETE that does not come from gangq.leave.';
 
 create trigger live_jobs_leave before delete on gangq.live_jobs for each statement
 when (current_setting('gangq.leaving', true) is distinct from 'with history')

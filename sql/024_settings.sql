@@ -1,10 +1,11 @@
 -- What is given by name, in one JSON object: the settings of the installation, of a queue and of a
--- task, the options of a verb (030_options.sql), the roles of a gang. Each is read into a row whose
+-- task, the options of a verb (032_options.sql), the roles of a gang. Each is read into a row whose
 -- columns say what there is, and whose domains say what is allowed and are the hint of the error.
 -- set_queue is with the queues.
 -- Locks: configure the row of settings, set_task its task's; submit_gang shares the former where a
 -- gang names a topology level.
 
+-- Internal. The columns of a row type that a caller can set; type: of its domain the base type.
 create function gangq.settable(of_type regtype)
 returns table (name text, type regtype, domain oid, needed boolean) language sql stable as $$
   select a.attname::text, coalesce(nullif(d.typbasetype, 0), d.oid)::regtype, d.oid, a.attnotnull
@@ -17,9 +18,8 @@ returns table (name text, type regtype, domain oid, needed boolean) language sql
     and (c.relkind = 'c'
       or a.attname <> all ('{singleton,name,task,created_at,worker,declared_at}'))
 $$;
-comment on function gangq.settable is
-  'Internal. The columns of a row type that a caller can set; type: of its domain the base type.';
 
+-- Internal. Whether JSON writes a value of this type so.
 create function gangq.is_json_of(given jsonb, type regtype) returns boolean
 language sql immutable as $$
   select case
@@ -35,8 +35,8 @@ language sql immutable as $$
         and not jsonb_path_exists(given, 'strict $[*] ? (@.type() != "string")')
     else jsonb_typeof(given) = 'string' end
 $$;
-comment on function gangq.is_json_of is 'Internal. Whether JSON writes a value of this type so.';
 
+-- Internal. The row o with what is given changed; a null takes a value away. Raises GQ001.
 create function gangq.read_options(what text, given jsonb, o anyelement) returns anyelement
 language plpgsql stable as $$
 declare
@@ -95,9 +95,8 @@ begin
   end loop;
   return o;
 end $$;
-comment on function gangq.read_options is
-  'Internal. The row o with what is given changed; a null takes a value away. Raises GQ001.';
 
+-- Internal. Raises GQ001, naming the options that are most like it.
 create function gangq.refuse_option(what text, key text, type regtype) returns void
 language plpgsql stable as $$
 declare
@@ -115,11 +114,10 @@ begin
     coalesce(format('Did you mean %s? ', gangq.nearest(left(key, 100), known)), '')
       || format('There are %s.', array_to_string(known, ', ')));
 end $$;
-comment on function gangq.refuse_option is
-  'Internal. Raises GQ001, naming the options that are most like it.';
 
--- A worker stops its work when less than the margin and the grace are left of its lease. Before
--- that one heartbeat may fail, and the next must still come in time.
+-- Internal. Raises GQ001 for a lease that leaves no time to work in. A worker stops its work when
+-- less than the margin and the grace are left of its lease. Before that one heartbeat may fail, and
+-- the next must still come in time.
 create function gangq.check_lease(lease_s real, margin_s real, grace_s real, heartbeat_s real)
 returns void language plpgsql immutable as $$
 declare
@@ -134,9 +132,10 @@ begin
         '(gangq.configure takes them in one call).', least_s));
   end if;
 end $$;
-comment on function gangq.check_lease is
-  'Internal. Raises GQ001 for a lease that leaves no time to work in.';
 
+-- Changes the installation's settings that are given: {"lease_s": 300, "topology": ["rack",
+-- "host"]}. For gangq_admin. Raises GQ001, GQ004 (a level of topology that a live gang asks for
+-- would go).
 create function gangq.configure(settings jsonb) returns void language plpgsql as $$
 declare
   n gangq.settings;
@@ -176,11 +175,11 @@ begin
   ) = (select n.*);
   perform gangq.check_lease(n.lease_s, n.lease_margin_s, n.grace_s, n.heartbeat_s);
 end $$;
-comment on function gangq.configure is
-  'Changes the installation''s settings that are given: {"lease_s": 300, "topology": ["rack", '
-  '"host"]}. For gangq_admin. Raises GQ001, GQ004 (a level of topology that a live gang asks for '
-  'would go).';
 
+-- Sets what the watchdogs allow the jobs of one task: set_task('train', '{"budget_s": 3600}'); null
+-- takes a setting away, and the installation's holds. forget: first drops what was set for it
+-- before and what has been learned of its beats. Workers read it when they start and now and then;
+-- a budget is taken by jobs when they are submitted. For gangq_admin. Raises GQ001.
 create function gangq.set_task(task text, settings jsonb default '{}', forget boolean default false)
 returns void language plpgsql as $$
 declare
@@ -206,9 +205,3 @@ begin
       n.notify_only)
   where ts.task = set_task.task;
 end $$;
-comment on function gangq.set_task is
-  'Sets what the watchdogs allow the jobs of one task: set_task(''train'', ''{"budget_s": '
-  '3600}''); null takes a setting away, and the installation''s holds. forget: first drops what '
-  'was set for it before and what has been learned of its beats. Workers read it when they start '
-  'and now and then; a budget is taken by jobs when they are submitted. For gangq_admin. Raises '
-  'GQ001.';

@@ -2,9 +2,10 @@
 -- the same kind, and a pass judges kinds instead of gangs.
 -- Takes no locks.
 
--- Shapes and kinds are never deleted. These two views find those of which something waits by
--- skipping from one to the next in an index, instead of reading all of them. They are two because
--- the end of a placed job asks only for the first: one view of both would have it read the gangs.
+-- Internal. The shapes that have a pending job. Shapes and kinds are never deleted. These two views
+-- find those of which something waits by skipping from one to the next in an index, instead of
+-- reading all of them. They are two because the end of a placed job asks only for the first: one
+-- view of both would have it read the gangs.
 create view gangq.pending_shapes as
 with recursive pending(shape_id) as (
   (select j.shape_id from gangq.live_jobs j where j.state = 'pending' order by j.shape_id limit 1)
@@ -17,8 +18,8 @@ with recursive pending(shape_id) as (
     order by j.shape_id limit 1) x
 )
 select p.shape_id from pending p;
-comment on view gangq.pending_shapes is 'Internal. The shapes that have a pending job.';
 
+-- Internal. The kinds that have a blocked gang, and when the first of these times out.
 create view gangq.blocked_kinds as
 with recursive blocked(kind_id, timeout_at) as (
   (select g.kind_id, g.timeout_at from gangq.live_gangs g
@@ -32,10 +33,10 @@ with recursive blocked(kind_id, timeout_at) as (
     order by g.kind_id, g.timeout_at limit 1) x
 )
 select b.kind_id, b.timeout_at from blocked b;
-comment on view gangq.blocked_kinds is
-  'Internal. The kinds that have a blocked gang, and when the first of these times out.';
 
--- There is no unique key, for the reason given at keep_shape.
+-- Internal. The kind of a gang whose demand has been validated. roles: [{"name", "shape", "min",
+-- "max", "strategy", "require", "prefer", "balanced"}], in rank order, every key present. There is
+-- no unique key, for the reason given at keep_shape.
 create function gangq.intern_kind(
   queue text, roles jsonb, require text, prefer text, apart text
 ) returns integer language plpgsql as $$
@@ -63,10 +64,8 @@ begin
     with ordinality as r(name, shape, min, max, strategy, require, prefer, balanced, n);
   return found_id;
 end $$;
-comment on function gangq.intern_kind is
-  'Internal. The kind of a gang whose demand has been validated. roles: [{"name", "shape", "min", '
-  '"max", "strategy", "require", "prefer", "balanced"}], in rank order, every key present.';
 
+-- Internal. The kind like this one whose roles, in their order, have these shapes.
 create function gangq.kind_of_shapes(kind_id integer, shapes integer[]) returns integer
 language sql as $$
   select gangq.intern_kind(k.queue, jsonb_agg(jsonb_build_object('name', r.name,
@@ -78,29 +77,3 @@ language sql as $$
   where k.id = kind_of_shapes.kind_id
   group by k.id
 $$;
-comment on function gangq.kind_of_shapes is
-  'Internal. The kind like this one whose roles, in their order, have these shapes.';
-
-create function gangq.kind_avoiding(kind_id integer, old_shape integer, new_shape integer)
-returns integer language sql as $$
-  select gangq.kind_of_shapes(kind_avoiding.kind_id, array(
-    select case when r.shape_id = old_shape then new_shape else r.shape_id end
-    from gangq.kind_roles r
-    where r.kind_id = kind_avoiding.kind_id
-    order by r.ordinal))
-$$;
-comment on function gangq.kind_avoiding is
-  'Internal. The kind like this one with one shape replaced by another in every role.';
-
-create function gangq.kind_for(kind_id integer, submitter text, login text) returns integer
-language plpgsql as $$
-begin
-  return gangq.kind_of_shapes(kind_id, array(
-    select gangq.shape_for(r.shape_id, submitter, login)
-    from gangq.kind_roles r
-    where r.kind_id = kind_for.kind_id
-    order by r.ordinal));
-end $$;
-comment on function gangq.kind_for is
-  'Internal. The kind like this one with the shapes of this submitter (shape_for, charged to '
-  'login).';

@@ -2,11 +2,11 @@
 -- checked and compiled once, when a shape is interned; gangq.serves then costs one predicate for a
 -- worker, and nothing where there are none. Takes no locks.
 
+-- A condition of a selector: on a label, or on host or worker; exists and absent take no values, in
+-- and notin at least one, every other operator exactly one.
 create type gangq.condition as (key gangq.name, op gangq.operator, "values" jsonb);
-comment on type gangq.condition is
-  'A condition of a selector: on a label, or on host or worker; exists and absent take no values, '
-  'in and notin at least one, every other operator exactly one.';
 
+-- Internal. A condition of a selector in its canonical form. Raises GQ001.
 create function gangq.check_condition(what text, said jsonb) returns jsonb
 language plpgsql stable as $$
 declare
@@ -41,9 +41,8 @@ begin
   return jsonb_build_object('key', c.key, 'op', c.op, 'values', (
     select coalesce(jsonb_agg(distinct v.x), '[]') from jsonb_array_elements(given) as v(x)));
 end $$;
-comment on function gangq.check_condition is
-  'Internal. A condition of a selector in its canonical form. Raises GQ001.';
 
+-- Internal. A selector in its canonical order; null when it has no condition. Raises GQ001.
 create function gangq.check_selector(selector jsonb) returns jsonb language plpgsql stable as $$
 begin
   if selector in ('null', '[]') then
@@ -61,9 +60,8 @@ begin
       select distinct gangq.check_condition(format('condition %s of the selector', e.n), e.c) as c
       from jsonb_array_elements(selector) with ordinality as e(c, n)) d);
 end $$;
-comment on function gangq.check_selector is
-  'Internal. A selector in its canonical order; null when it has no condition. Raises GQ001.';
 
+-- Internal. Taints or tolerations, sorted and each once; wildcard: * is one too. Raises GQ001.
 create function gangq.check_taints(taints text[], what text, wildcard boolean) returns text[]
 language plpgsql as $$
 declare
@@ -82,12 +80,11 @@ begin
   end if;
   return array(select distinct w.taint from unnest(taints) as w(taint) order by w.taint);
 end $$;
-comment on function gangq.check_taints is
-  'Internal. Taints or tolerations, sorted and each once; wildcard: * is one too. Raises GQ001.';
 
--- A predicate of jsonpath, because it can be kept compiled in a column and evaluated inside an
--- inlined function. Inside a filter what cannot be compared is not met, and exists() is never
--- unknown: so != holds for whoever lacks the label.
+-- Internal. A checked selector and tolerations as one predicate on a worker's labels, with $host,
+-- $worker and $taints. A predicate of jsonpath, because it can be kept compiled in a column and
+-- evaluated inside an inlined function. Inside a filter what cannot be compared is not met, and
+-- exists() is never unknown: so != holds for whoever lacks the label.
 create function gangq.selector_path(selector jsonb, tolerates text[]) returns jsonpath
 language plpgsql immutable as $$
 declare
@@ -129,6 +126,3 @@ begin
   end if;
   return case when terms = '{}' then 'true' else array_to_string(terms, ' && ') end;
 end $$;
-comment on function gangq.selector_path is
-  'Internal. A checked selector and tolerations as one predicate on a worker''s labels, with '
-  '$host, $worker and $taints.';

@@ -3,6 +3,7 @@
 -- gangq.caller() and the login.
 -- Takes no locks.
 
+-- Internal. Whether the role that is set, or the login where none is, belongs to this role.
 create function gangq.may_act_as(role text) returns boolean language sql stable
 set search_path = pg_catalog, pg_temp as $$
   select exists (
@@ -11,18 +12,15 @@ set search_path = pg_catalog, pg_temp as $$
       and pg_has_role(
         coalesce(nullif(current_setting('role'), 'none'), session_user), r.oid, 'member'))
 $$;
-comment on function gangq.may_act_as is
-  'Internal. Whether the role that is set, or the login where none is, belongs to this role.';
 
+-- Whether the caller is an admin: a member of gangq_admin, the owner of the schema, or a superuser.
 create function gangq.is_admin() returns boolean language sql stable
 set search_path = pg_catalog, pg_temp as $$
   select gangq.may_act_as('gangq_admin') or gangq.may_act_as((
     select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'gangq'))
 $$;
-comment on function gangq.is_admin is
-  'Whether the caller is an admin: a member of gangq_admin, the owner of the schema, or a '
-  'superuser.';
 
+-- Internal. The roles that this one belongs to, itself among them; none if it does not exist.
 create function gangq.roles_of(role text) returns text[] language sql stable
 set search_path = pg_catalog, pg_temp as $$
   select array(
@@ -30,20 +28,18 @@ set search_path = pg_catalog, pg_temp as $$
     from pg_roles me join pg_roles r on pg_has_role(me.oid, r.oid, 'member')
     where me.rolname = roles_of.role)
 $$;
-comment on function gangq.roles_of is
-  'Internal. The roles that this one belongs to, itself among them; none if it does not exist.';
 
+-- Internal. The queues in which the caller, as a submitter, may read and change the work of others.
 create function gangq.shared_queues() returns text[] language sql stable as $$
   select array(
     select q.name from gangq.queues_table q
     where q.others = 'shared' and gangq.may_act_as('gangq_submitter'))
 $$;
-comment on function gangq.shared_queues is
-  'Internal. The queues in which the caller, as a submitter, may read and change the work of '
-  'others.';
 
--- A login owns what it submitted. A login may set a role for each of its users: then each role owns
--- what was submitted in it, and the login without a role owns all of it.
+-- Internal. Raises 42501 unless the caller may change all these jobs and gangs, live or ended: it
+-- submitted them, it is an admin, or their queue is shared. A login owns what it submitted. A login
+-- may set a role for each of its users: then each role owns what was submitted in it, and the login
+-- without a role owns all of it.
 create function gangq.check_owner(verb text, job_ids bigint[], gang_ids bigint[]) returns void
 language plpgsql stable as $$
 declare
@@ -52,36 +48,16 @@ begin
   if gangq.is_admin() then
     return;
   end if;
-  with named as (
-    select 'job ' || j.id as what, j.submitter, j.login, j.shape_id
-    from gangq.live_jobs j
-    where j.id = any (check_owner.job_ids)
+  select n.what, n.submitter, n.login, n.queue into other
+  from (
+    select 'job ' || j.id as what, j.submitter, j.login, j.queue
+    from gangq.jobs j where j.id = any (check_owner.job_ids)
     union all
-    select 'gang ' || g.id, g.submitter, g.login, g.shape_id
-    from gangq.live_gangs g
-    where g.id = any (check_owner.gang_ids)
-    union all
-    select 'job ' || h.job_id, h.submitter, h.login, h.shape_id
-    from gangq.history h
-    where h.job_id = any (array(
-        select i.id from unnest(job_ids) as i(id)
-        where not exists (select 1 from gangq.live_jobs j where j.id = i.id)))
-      and not exists (
-        select 1 from gangq.retried r where (r.job_id, r.finished_at) = (h.job_id, h.finished_at))
-    union all
-    select 'gang ' || h.gang_id, h.submitter, h.login, h.shape_id
-    from gangq.gang_history h
-    where h.gang_id = any (array(
-        select i.id from unnest(gang_ids) as i(id)
-        where not exists (select 1 from gangq.live_gangs g where g.id = i.id)))
-      and not exists (
-        select 1 from gangq.retried r where (r.gang_id, r.finished_at) = (h.gang_id, h.finished_at))
-  )
-  select n.what, n.submitter, n.login, s.queue into other
-  from named n join gangq.shapes s on s.id = n.shape_id
+    select 'gang ' || g.id, g.submitter, g.login, g.queue
+    from gangq.gangs g where g.id = any (check_owner.gang_ids)) n
   where (n.login = session_user
       and n.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])) is not true
-    and s.queue <> all ((select gangq.shared_queues())::text[])
+    and n.queue <> all ((select gangq.shared_queues())::text[])
   order by n.what limit 1;
   if found then
     perform gangq.refuse('42501',
@@ -93,12 +69,11 @@ begin
         other.queue, other.queue));
   end if;
 end $$;
-comment on function gangq.check_owner is
-  'Internal. Raises 42501 unless the caller may change all these jobs and gangs, live or ended: it '
-  'submitted them, it is an admin, or their queue is shared.';
 
--- An entry for a role of the submitter comes first. Without one the entries of the login count:
--- otherwise a login could escape its ceiling by setting a role.
+-- Internal. Raises 42501 if this submitter may not give this priority in this queue: in each queue
+-- on its path the highest entry among the submitter's roles counts. Admins are not bound. An entry
+-- for a role of the submitter comes first. Without one the entries of the login count: otherwise a
+-- login could escape its ceiling by setting a role.
 create function gangq.check_ceiling(queue text, priority integer, submitter text, login text)
 returns void language plpgsql stable as $$
 declare
@@ -134,27 +109,23 @@ begin
         'gangq.set_queue(%L, ''{"ceilings": ...}'').', over.most, over.name));
   end if;
 end $$;
-comment on function gangq.check_ceiling is
-  'Internal. Raises 42501 if this submitter may not give this priority in this queue: in each '
-  'queue on its path the highest entry among the submitter''s roles counts. Admins are not bound.';
 
--- On the hot path: inlined, and settled by the comparison except where another login reports.
+-- Internal. Whether this session may report for a worker that another login registered: members of
+-- that login (an application that completes a job in its own transaction), and admins. On the hot
+-- path: inlined, and settled by the comparison except where another login reports.
 create function gangq.may_report_too(login text) returns boolean language sql stable
 set search_path = pg_catalog, pg_temp as $$
   select gangq.is_admin()
     or coalesce(pg_has_role(session_user, to_regrole(quote_ident(login))::oid, 'member'), false)
 $$;
-comment on function gangq.may_report_too is
-  'Internal. Whether this session may report for a worker that another login registered: members '
-  'of that login (an application that completes a job in its own transaction), and admins.';
 
--- The comparison runs on the hot path. The function, which is never inlined because it has a
--- setting, is called only when the logins differ.
+-- Internal. Whether this session may report for a worker that this login registered. The comparison
+-- runs on the hot path. The function, which is never inlined because it has a setting, is called
+-- only when the logins differ.
 create function gangq.may_report(login text) returns boolean language sql stable
 return login = session_user or gangq.may_report_too(login);
-comment on function gangq.may_report is
-  'Internal. Whether this session may report for a worker that this login registered.';
 
+-- Internal. Raises 42501: another login registered this incarnation.
 create function gangq.refuse_login(incarnation bigint) returns void language plpgsql stable as $$
 declare
   i gangq.incarnations;
@@ -167,9 +138,9 @@ begin
       'for the jobs it holds; the bouncer''s login needs gangq_host. A token gives no rights.',
       i.login));
 end $$;
-comment on function gangq.refuse_login is
-  'Internal. Raises 42501: another login registered this incarnation.';
 
+-- Internal. Raises 42501 unless this session may report for this incarnation. host: the bouncer of
+-- its host may, too.
 create function gangq.check_login(incarnation bigint, host boolean default false) returns void
 language plpgsql stable as $$
 begin
@@ -181,6 +152,3 @@ begin
     perform gangq.refuse_login(incarnation);
   end if;
 end $$;
-comment on function gangq.check_login is
-  'Internal. Raises 42501 unless this session may report for this incarnation. host: the bouncer '
-  'of its host may, too.';

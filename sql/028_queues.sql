@@ -3,26 +3,25 @@
 -- queue and those of its ancestors that have limits, by name. Then it counts, then it places: so no
 -- committed state is above a maximum. What gives back locks nothing here.
 
+-- Internal. A queue and its ancestors that exist, itself first.
 create function gangq.queue_path(name text) returns text[] language sql stable as $$
   select coalesce(array_agg(q.name order by length(q.name) desc), '{}')
   from (select string_to_array(queue_path.name, '.') as parts offset 0) p
   cross join lateral generate_series(1, cardinality(p.parts)) n
   join gangq.queues_table q on q.name = array_to_string(p.parts[1:n], '.')
 $$;
-comment on function gangq.queue_path is
-  'Internal. A queue and its ancestors that exist, itself first.';
 
+-- Internal. Whether a queue is one of these or below one of them.
 create function gangq.below(queue text, names text[]) returns boolean language sql immutable as $$
   select exists (
     select 1 from unnest(names) as a(name)
     where queue = a.name or starts_with(queue, a.name || '.'))
 $$;
-comment on function gangq.below is
-  'Internal. Whether a queue is one of these or below one of them.';
 
--- Placed jobs are found worker by worker: a condition on incarnation alone would read the whole
--- backlog whenever the table's statistics are older than it. A job is only ever placed on a worker
--- that serves its queue.
+-- Internal. What is placed (reserved, running, preempting, open places) in each of these queues and
+-- their children, by submitter. Placed jobs are found worker by worker: a condition on incarnation
+-- alone would read the whole backlog whenever the table's statistics are older than it. A job is
+-- only ever placed on a worker that serves its queue.
 create function gangq.queue_usage(names text[])
 returns table (
   queue text, gangs bigint, jobs bigint, gpus bigint, memory_mb bigint, cpus numeric,
@@ -52,10 +51,8 @@ returns table (
     on s.queue = n.name or starts_with(s.queue, n.name || '.')
   group by n.name, h.submitter
 $$;
-comment on function gangq.queue_usage is
-  'Internal. What is placed (reserved, running, preempting, open places) in each of these queues '
-  'and their children, by submitter.';
 
+-- Internal. Every limit set on these queues themselves, one row each.
 create function gangq.limits_of(names text[])
 returns table (
   queue text, gate text, setting text, resource text, by_submitter boolean, most numeric
@@ -75,10 +72,9 @@ returns table (
   ) as l(gate, setting, resource, most)
   where q.limited and q.name = any (limits_of.names)
 $$;
-comment on function gangq.limits_of is
-  'Internal. Every limit set on these queues themselves, one row each.';
 
--- A resource that has no branch here is an error, and no limit that never counts.
+-- Internal. How much of the resource that a limit counts. A resource that has no branch here is an
+-- error, and no limit that never counts.
 create function gangq.amount_of(
   resource text, gangs bigint, jobs bigint, gpus bigint, memory_mb bigint, cpus numeric
 ) returns numeric language plpgsql immutable as $$
@@ -91,8 +87,9 @@ begin
     when 'cpus' then return cpus;
   end case;
 end $$;
-comment on function gangq.amount_of is 'Internal. How much of the resource that a limit counts.';
 
+-- Internal. Locks the queues on the paths of these that have a limit, then limit keys, by name, so
+-- that no other transaction places such work until this one ends. Count in a later statement.
 create function gangq.lock_limited(names text[], keys text[]) returns void
 language plpgsql as $$
 begin
@@ -104,10 +101,11 @@ begin
   order by q.name for no key update;
   perform 1 from gangq.limit_keys k where k.name = any (keys) order by k.name for no key update;
 end $$;
-comment on function gangq.lock_limited is
-  'Internal. Locks the queues on the paths of these that have a limit, then limit keys, by name, '
-  'so that no other transaction places such work until this one ends. Count in a later statement.';
 
+-- Internal. The first limit on the path of a queue that so much more would break: {"gate": quota,
+-- running_limit or submitter_limit, "queue", "resource", "limit", "used", "asked"}; null: none. A
+-- resource of which null is asked: whether more of it is used than the limit. Binding only after
+-- lock_limited.
 create function gangq.limit_hit(
   queue text, submitter text, gangs integer, jobs integer, gpus bigint, memory_mb bigint,
   cpus numeric
@@ -134,29 +132,25 @@ create function gangq.limit_hit(
   where h.used + coalesce(h.asked, 0) > h.most
   order by length(h.queue) desc, h.gate, h.resource limit 1
 $$;
-comment on function gangq.limit_hit is
-  'Internal. The first limit on the path of a queue that so much more would break: {"gate": quota, '
-  'running_limit or submitter_limit, "queue", "resource", "limit", "used", "asked"}; null: none. A '
-  'resource of which null is asked: whether more of it is used than the limit. Binding only after '
-  'lock_limited.';
 
 -- Settings ----------------------------------------------------------------------------------------
 
+-- What a queue is guaranteed, or may hold at most.
 create type gangq.resources as (
   gpus gangq.whole,
   memory_mb gangq.whole,
   cpus gangq.amount,
   jobs gangq.whole
 );
-comment on type gangq.resources is 'What a queue is guaranteed, or may hold at most.';
 
+-- What one submitter may hold at most.
 create type gangq.submitter_resources as (
   gpus gangq.whole,
   jobs gangq.whole,
   gangs gangq.whole
 );
-comment on type gangq.submitter_resources is 'What one submitter may hold at most.';
 
+-- Internal. A queue with these settings changed. Raises GQ001.
 create function gangq.read_queue(name text, settings jsonb, q gangq.queues_table)
 returns gangq.queues_table language plpgsql stable as $$
 declare
@@ -200,9 +194,9 @@ begin
   end if;
   return q;
 end $$;
-comment on function gangq.read_queue is
-  'Internal. A queue with these settings changed. Raises GQ001.';
 
+-- Internal. Raises GQ001 where this queue, or the children together of one of these queues, are
+-- guaranteed more than their maximum.
 create function gangq.check_guarantees(n gangq.queues_table, names text[]) returns void
 language plpgsql stable as $$
 declare
@@ -233,10 +227,16 @@ begin
       'Guarantee the children less, or raise the maximum of their parent first.');
   end if;
 end $$;
-comment on function gangq.check_guarantees is
-  'Internal. Raises GQ001 where this queue, or the children together of one of these queues, are '
-  'guaranteed more than their maximum.';
 
+-- Makes a queue, and its parents that are missing, or changes the settings that are given; a null
+-- takes one away where there may be none: set_queue('gpu', '{"maximum": {"gpus": 8}, "budget_s":
+-- null}'). paused: nothing new starts, until somebody or, at paused_until, a tick opens it again.
+-- guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; submitter_maximum: {"gpus", "jobs",
+-- "gangs"}; each replaces what was there. A limit that is already exceeded stops nothing that runs.
+-- others: who may cancel, retry, reprioritise and read the work of others in it, owner (admins
+-- only) or shared (all submitters). ceilings: the highest priority by role, {"alice": 100,
+-- "gangq_submitter": 10}, here and in the queues below; the highest entry that applies counts, who
+-- has none is not bound, nor are admins. For gangq_admin. Raises GQ001.
 create function gangq.set_queue(name text, settings jsonb default '{}') returns void
 language plpgsql as $$
 declare
@@ -285,18 +285,8 @@ begin
     perform gangq.wake_tick();  -- Which has to know when to come again.
   end if;
 end $$;
-comment on function gangq.set_queue is
-  'Makes a queue, and its parents that are missing, or changes the settings that are given; a null '
-  'takes one away where there may be none: set_queue(''gpu'', ''{"maximum": {"gpus": 8}, '
-  '"budget_s": null}''). paused: nothing new starts, until somebody or, at paused_until, a tick '
-  'opens it again. guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; '
-  'submitter_maximum: {"gpus", "jobs", "gangs"}; each replaces what was there. A limit that is '
-  'already exceeded stops nothing that runs. others: who may cancel, retry, reprioritise and read '
-  'the work of others in it, owner (admins only) or shared (all submitters). ceilings: the highest '
-  'priority by role, {"alice": 100, "gangq_submitter": 10}, here and in the queues below; the '
-  'highest entry that applies counts, who has none is not bound, nor are admins. For gangq_admin. '
-  'Raises GQ001.';
 
+-- Internal. Wakes who may start what waits in these queues and those below them.
 create function gangq.wake_below(names text[]) returns void language plpgsql as $$
 begin
   -- What may start now is below the queues, and workers that serve it may sleep.
@@ -304,9 +294,8 @@ begin
   where gangq.below(q.name, names);
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.wake_below is
-  'Internal. Wakes who may start what waits in these queues and those below them.';
 
+-- Internal, a step of the tick. Opens the queues and tasks whose pause is over. Returns how many.
 -- One statement for both: each tick runs it, and nearly always finds nothing.
 create function gangq.end_pauses() returns integer language plpgsql as $$
 declare
@@ -340,5 +329,3 @@ begin
   end if;
   return coalesce(cardinality(opened), 0) + coalesce(cardinality(tasks), 0);
 end $$;
-comment on function gangq.end_pauses is
-  'Internal, a step of the tick. Opens the queues and tasks whose pause is over. Returns how many.';

@@ -2,8 +2,9 @@
 -- rows. A verb for one job or gang waits for its lock. A verb for several, and the tick, skip what
 -- another transaction holds. A gang is locked with all its members or not at all.
 
--- For the tick: a frozen client that holds one row of a gang (an uncommitted checkpoint of a member
--- is enough) must not make all maintenance wait, so the gang is stepped over as a whole.
+-- Internal. Locks a gang and all its members without waiting; false: one is locked already. For the
+-- tick: a frozen client that holds one row of a gang (an uncommitted checkpoint of a member is
+-- enough) must not make all maintenance wait, so the gang is stepped over as a whole.
 create function gangq.try_lock_gang(gang_id bigint) returns boolean language plpgsql as $$
 begin
   perform from gangq.live_gangs g where g.id = try_lock_gang.gang_id for update skip locked;
@@ -13,9 +14,8 @@ begin
       select from gangq.live_jobs j
       where j.gang_id = try_lock_gang.gang_id order by j.id for update skip locked) l);
 end $$;
-comment on function gangq.try_lock_gang is
-  'Internal. Locks a gang and all its members without waiting; false: one is locked already.';
 
+-- Internal. Locks a live gang and its members. Raises GQ002.
 create function gangq.lock_gang(gang_id bigint) returns gangq.live_gangs language plpgsql as $$
 declare
   g gangq.live_gangs;
@@ -27,8 +27,8 @@ begin
   end if;
   return g;
 end $$;
-comment on function gangq.lock_gang is 'Internal. Locks a live gang and its members. Raises GQ002.';
 
+-- Internal. Locks these jobs, and these gangs as a whole.
 create function gangq.lock_jobs(job_ids bigint[], gang_ids bigint[]) returns void
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
@@ -37,8 +37,9 @@ begin
   perform from gangq.live_jobs j where j.id = any (job_ids) or j.gang_id = any (gang_ids)
   order by j.id for update;
 end $$;
-comment on function gangq.lock_jobs is 'Internal. Locks these jobs, and these gangs as a whole.';
 
+-- Internal. For the verbs of its worker: locks a job, or its gang as a whole; returns the job.
+-- Raises 42501 if another login's worker holds it. host: the bouncer of its host may, too.
 create function gangq.lock_job(job_id bigint, host boolean default false) returns gangq.live_jobs
 language plpgsql as $$
 declare
@@ -50,10 +51,9 @@ begin
   perform gangq.check_login(j.incarnation, lock_job.host);
   return j;
 end $$;
-comment on function gangq.lock_job is
-  'Internal. For the verbs of its worker: locks a job, or its gang as a whole; returns the job. '
-  'Raises 42501 if another login''s worker holds it. host: the bouncer of its host may, too.';
 
+-- Internal. Of these jobs, which are in these gangs or in none, locks those that are free, with
+-- their gangs, and returns the others. Never waits.
 create function gangq.lock_free(job_ids bigint[], gang_ids bigint[]) returns bigint[]
 language plpgsql as $$
 declare
@@ -70,13 +70,12 @@ begin
     where j.id = any (lock_free.job_ids) and case when j.gang_id is null
       then j.id <> all (free_jobs) else j.gang_id <> all (free_gangs) end);
 end $$;
-comment on function gangq.lock_free is
-  'Internal. Of these jobs, which are in these gangs or in none, locks those that are free, with '
-  'their gangs, and returns the others. Never waits.';
 
--- What set_priority and cancel work on. A call for one job or one gang waits for it, as other verbs
--- do. A call for several waits for nobody and locks some hundreds of rows at most: it must not hold
--- up others for as long as its transaction is open.
+-- Internal. Locks some of these jobs and gangs, each gang as a whole. jobs, gangs: locked now, or
+-- not live; left_jobs, left_gangs: for another call, first those beyond what one call locks, then
+-- those that another transaction holds. What set_priority and cancel work on. A call for one job or
+-- one gang waits for it, as other verbs do. A call for several waits for nobody and locks some
+-- hundreds of rows at most: it must not hold up others for as long as its transaction is open.
 create function gangq.lock_batch(
   job_ids bigint[], gang_ids bigint[], most integer default 500,
   out jobs bigint[], out gangs bigint[], out left_jobs bigint[], out left_gangs bigint[]
@@ -124,11 +123,8 @@ begin
     select j.id from gangq.live_jobs j where j.id = any (jobs) and j.id <> all (locked));
   jobs := array(select w.id from unnest(jobs) as w(id) where w.id <> all (left_jobs));
 end $$;
-comment on function gangq.lock_batch is
-  'Internal. Locks some of these jobs and gangs, each gang as a whole. jobs, gangs: locked now, or '
-  'not live; left_jobs, left_gangs: for another call, first those beyond what one call locks, then '
-  'those that another transaction holds.';
 
+-- Internal. Raises GQ003, or GQ002 for a job that never was.
 create function gangq.refuse_stale(job_id bigint, token bigint) returns void
 language plpgsql stable as $$
 declare
@@ -144,5 +140,3 @@ begin
     'The claim was lost (lease ended, cancelled, drained) or is over. Stop the work and report '
     'nothing.');
 end $$;
-comment on function gangq.refuse_stale is
-  'Internal. Raises GQ003, or GQ002 for a job that never was.';

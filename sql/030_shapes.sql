@@ -2,9 +2,11 @@
 -- each submitter a copy of its own, so that a pass sees the first job of each.
 -- Takes no locks but part_submitters, a step of the tick: pending jobs, with skip locked.
 
--- A claim looks at every shape that waits, so the claims of all workers take longer with each. The
--- number is asked only when a shape is new, and without a lock: submissions at the same time do not
--- see each other's new shapes.
+-- Internal. Raises GQ007 if this login, unless it is an admin, has added
+-- settings.new_shapes_per_day shapes within a day. for_submitter: counts the copies that shape_for
+-- makes, else all others. A claim looks at every shape that waits, so the claims of all workers
+-- take longer with each. The number is asked only when a shape is new, and without a lock:
+-- submissions at the same time do not see each other's new shapes.
 create function gangq.check_new_shape(login text, for_submitter boolean) returns void
 language plpgsql as $$
 declare
@@ -26,23 +28,19 @@ begin
       'admin can raise the limit: gangq.configure(''{"new_shapes_per_day": ...}'').');
   end if;
 end $$;
-comment on function gangq.check_new_shape is
-  'Internal. Raises GQ007 if this login, unless it is an admin, has added '
-  'settings.new_shapes_per_day shapes within a day. for_submitter: counts the copies that '
-  'shape_for makes, else all others.';
 
--- The whole requirement in one value: shapes are kept for ever, and by any part of it a submission
--- would read all that are alike in that.
+-- Internal. What shapes.digest is: equal for equal requirements and for no others. The whole
+-- requirement in one value: shapes are kept for ever, and by any part of it a submission would read
+-- all that are alike in that.
 create function gangq.shape_digest(s gangq.shapes) returns bytea language sql stable as $$
   select sha256(convert_to(jsonb_build_array((s).queue, (s).task, (s).gpus, (s).vram_mb,
     (s).memory_mb, (s).cpus, (s).labels, (s).model, (s).selector, (s).tolerates, (s).avoid,
     (s).submitter, (s).limit_key)::text, 'UTF8'))
 $$;
-comment on function gangq.shape_digest is
-  'Internal. What shapes.digest is: equal for equal requirements and for no others.';
 
--- No unique key on shapes: a caller's transaction that holds a new shape uncommitted must not make
--- other submitters wait for it.
+-- Internal. The number of a checked shape, which is added if it is new and then charged to login
+-- (GQ007); null: to nobody. No unique key on shapes: a caller's transaction that holds a new shape
+-- uncommitted must not make other submitters wait for it.
 create function gangq.keep_shape(s gangq.shapes, login text) returns integer language plpgsql as $$
 declare
   found_id integer;
@@ -63,10 +61,9 @@ begin
   returning id into found_id;
   return found_id;
 end $$;
-comment on function gangq.keep_shape is
-  'Internal. The number of a checked shape, which is added if it is new and then charged to login '
-  '(GQ007); null: to nobody.';
 
+-- Internal. The shape like this one with these devices to avoid and this submitter, charged to
+-- login (keep_shape).
 create function gangq.shape_like(
   shape_id integer, avoid bigint[], submitter text, login text
 ) returns integer language plpgsql as $$
@@ -78,22 +75,19 @@ begin
   s.submitter := shape_like.submitter;
   return gangq.keep_shape(s, shape_like.login);
 end $$;
-comment on function gangq.shape_like is
-  'Internal. The shape like this one with these devices to avoid and this submitter, charged to '
-  'login (keep_shape).';
 
--- Where a limit or a fair order tells submitters apart, each has shapes of its own: so a claim
--- finds the first job of every one, and does not read through the backlog of those that may have no
--- more.
+-- Internal. Whether a limit or a fair order tells the submitters of a queue apart. Where a limit or
+-- a fair order tells submitters apart, each has shapes of its own: so a claim finds the first job
+-- of every one, and does not read through the backlog of those that may have no more.
 create function gangq.tells_apart(queue text) returns boolean language sql stable as $$
   select exists (
     select 1 from gangq.queues_table q
     where gangq.below(tells_apart.queue, array[q.name])
       and (q.policy = 'fair' or q.limited and q.submitter_maximum <> '{}'))
 $$;
-comment on function gangq.tells_apart is
-  'Internal. Whether a limit or a fair order tells the submitters of a queue apart.';
 
+-- Internal. The shape of work of this submitter: a copy of its own where its queue tells submitters
+-- apart, else the shape itself. A new copy is charged to login (GQ007).
 create function gangq.shape_for(shape_id integer, submitter text, login text) returns integer
 language plpgsql as $$
 begin
@@ -102,12 +96,11 @@ begin
       then gangq.shape_like(s.id, s.avoid, shape_for.submitter, shape_for.login) else s.id end
     from gangq.shapes s where s.id = shape_id);
 end $$;
-comment on function gangq.shape_for is
-  'Internal. The shape of work of this submitter: a copy of its own where its queue tells '
-  'submitters apart, else the shape itself. A new copy is charged to login (GQ007).';
 
--- Jobs submitted before the queue separated submitters share one shape. A pass sees only its first
--- job, so a submitter at its limit would block the others.
+-- Internal. Gives single jobs that wait a shape of their submitter's own, where their queue tells
+-- submitters apart by now. Returns how many. Jobs submitted before the queue separated submitters
+-- share one shape. A pass sees only its first job, so a submitter at its limit would block the
+-- others.
 create function gangq.part_submitters(most integer default 1000) returns integer
 language plpgsql as $$
 declare
@@ -132,6 +125,3 @@ begin
   get diagnostics n = row_count;
   return n;
 end $$;
-comment on function gangq.part_submitters is
-  'Internal. Gives single jobs that wait a shape of their submitter''s own, where their queue '
-  'tells submitters apart by now. Returns how many.';

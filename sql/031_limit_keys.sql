@@ -3,6 +3,8 @@
 -- Locks: whoever places work that names a key locks its row after the queues with limits
 -- (lock_limited in 028). Then it counts, then it places.
 
+-- Internal. Makes a limit key that is named for the first time. Raises GQ001 for another limit than
+-- it has, unless an administrator has set that, and GQ002 where nobody has said its limit.
 create function gangq.name_limit(key text, most integer, login text) returns void
 language plpgsql as $$
 declare
@@ -30,10 +32,10 @@ begin
       'Leave limit out to take it as it is. An administrator changes it: gangq limit set.');
   end if;
 end $$;
-comment on function gangq.name_limit is
-  'Internal. Makes a limit key that is named for the first time. Raises GQ001 for another limit '
-  'than it has, unless an administrator has set that, and GQ002 where nobody has said its limit.';
 
+-- Makes a limit key, or changes its limit: at most so many jobs that name it are placed at once,
+-- whatever limit later submissions say. A limit that is already exceeded stops nothing that runs;
+-- 0: nothing more starts. For gangq_admin. Raises GQ001.
 create function gangq.set_limit(key text, most integer) returns void language plpgsql as $$
 begin
   if (length(key) between 1 and 200 and most >= 0) is not true then
@@ -46,13 +48,9 @@ begin
   on conflict (name) do update set most = excluded.most, pinned = true;
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.set_limit is
-  'Makes a limit key, or changes its limit: at most so many jobs that name it are placed at once, '
-  'whatever limit later submissions say. '
-  'A limit that is already exceeded stops nothing that runs; 0: nothing more starts. For '
-  'gangq_admin. Raises GQ001.';
 
--- As in queue_usage, placed jobs are found worker by worker.
+-- Internal. How many jobs and open places that name each of these limit keys are placed. As in
+-- queue_usage, placed jobs are found worker by worker.
 create function gangq.key_usage(names text[]) returns table (name text, jobs bigint)
 language sql stable as $$
   with placed as materialized (
@@ -68,9 +66,9 @@ language sql stable as $$
   where s.limit_key = any (key_usage.names)
   group by s.limit_key
 $$;
-comment on function gangq.key_usage is
-  'Internal. How many jobs and open places that name each of these limit keys are placed.';
 
+-- Internal. As limit_hit, of a limit key, if so many more jobs would break it; null: whether more
+-- are placed than its limit. Binding only after lock_limited.
 create function gangq.key_hit(key text, jobs integer) returns jsonb language sql stable as $$
   select jsonb_build_object('gate', 'limit_key', 'key', k.name, 'resource', 'jobs',
     'limit', k.most, 'used', u.jobs, 'asked', key_hit.jobs)
@@ -79,10 +77,8 @@ create function gangq.key_hit(key text, jobs integer) returns jsonb language sql
     select coalesce(sum(x.jobs), 0) as jobs from gangq.key_usage(array[k.name]) x) u
   where k.name = key and u.jobs + coalesce(key_hit.jobs, 0) > k.most
 $$;
-comment on function gangq.key_hit is
-  'Internal. As limit_hit, of a limit key, if so many more jobs would break it; null: whether more '
-  'are placed than its limit. Binding only after lock_limited.';
 
+-- Internal. Refuses (GQ001) a gang that alone exceeds the limit of its key, and so could never run.
 create function gangq.check_key(key text, members integer) returns void
 language plpgsql stable as $$
 declare
@@ -97,10 +93,9 @@ begin
       'Ask for fewer members (an elastic gang counts with its minimum), or for another key.');
   end if;
 end $$;
-comment on function gangq.check_key is
-  'Internal. Refuses (GQ001) a gang that alone exceeds the limit of its key, and so could never '
-  'run.';
 
+-- Internal. The limit key of a kind of gang, whose members all name the same, or of a shape
+-- (negative).
 create function gangq.key_of(kind integer) returns text language sql stable as $$
   select s.limit_key
   from gangq.shapes s
@@ -108,19 +103,15 @@ create function gangq.key_of(kind integer) returns text language sql stable as $
     select r.shape_id from gangq.kind_roles r where r.kind_id = kind order by r.ordinal limit 1),
     -kind)
 $$;
-comment on function gangq.key_of is
-  'Internal. The limit key of a kind of gang, whose members all name the same, or of a shape '
-  '(negative).';
 
+-- Internal. What limits, in words: see limit_hit, key_hit.
 create function gangq.limited_by(hit jsonb) returns text language sql immutable
 return coalesce('queue ' || (hit ->> 'queue'), 'limit key ' || (hit ->> 'key'));
-comment on function gangq.limited_by is 'Internal. What limits, in words: see limit_hit, key_hit.';
 
+-- Limit keys: at most so many jobs that name one are placed at once. used: how many are, open
+-- places included. pinned: an administrator has set the limit. login: who made it.
 create view gangq.limits as
 select k.name, k.most, coalesce(u.jobs, 0) as used, k.pinned, k.login, k.made_at
 from gangq.limit_keys k
 left join gangq.key_usage(array(select x.name from gangq.limit_keys x)) u on u.name = k.name
 order by k.name;
-comment on view gangq.limits is
-  'Limit keys: at most so many jobs that name one are placed at once. used: how many are, open '
-  'places included. pinned: an administrator has set the limit. login: who made it.';

@@ -7,6 +7,7 @@
 -- the jobs they wait for (after): submit_gang, where it names levels, the settings, shared. Two
 -- calls with one request_id meet at its key. set_priority: gangs by id, jobs by id.
 
+-- Internal. This queue's row. Raises GQ002.
 create function gangq.queue_named(queue text) returns gangq.queues_table
 language plpgsql stable as $$
 declare
@@ -21,8 +22,8 @@ begin
   end if;
   return q;
 end $$;
-comment on function gangq.queue_named is 'Internal. This queue''s row. Raises GQ002.';
 
+-- Internal. Raises GQ004: a queue, or one above it, takes no new work.
 create function gangq.refuse_draining(draining text, queue text) returns void
 language plpgsql as $$
 begin
@@ -30,9 +31,8 @@ begin
       || case when queue <> draining then format(', and %s is below it', queue) else '' end,
     'It takes no new work: use another queue, or wait until it is opened again.');
 end $$;
-comment on function gangq.refuse_draining is
-  'Internal. Raises GQ004: a queue, or one above it, takes no new work.';
 
+-- Internal. A queue that takes these payloads, with what it inherits from those above it.
 create function gangq.open_queue(queue text, payloads jsonb[]) returns gangq.queues_table
 language plpgsql stable as $$
 declare
@@ -63,9 +63,8 @@ begin
   end if;
   return q;
 end $$;
-comment on function gangq.open_queue is
-  'Internal. A queue that takes these payloads, with what it inherits from those above it.';
 
+-- Internal. What a job needs, as shapes keep it. Raises GQ001, GQ007.
 create function gangq.check_shape(s gangq.shapes) returns gangq.shapes
 language plpgsql stable as $$
 begin
@@ -82,13 +81,12 @@ begin
   s.selects := gangq.selector_path(s.selector, s.tolerates);
   return s;
 end $$;
-comment on function gangq.check_shape is
-  'Internal. What a job needs, as shapes keep it. Raises GQ001, GQ007.';
 
--- What is waited for. Takes no lock: an awaited job may end before this transaction does and not
--- see the dependency; see settle_dependents. An outcome that is known already is judged at once:
--- one that is wanted is not waited for, another one refuses the submission. Every job named exists,
--- so no cycle can be made.
+-- Internal. The jobs to wait for, each once, those first that are live (waits_on: how many), and
+-- the outcome wanted of each. Raises GQ001, GQ002. What is waited for. Takes no lock: an awaited
+-- job may end before this transaction does and not see the dependency; see settle_dependents. An
+-- outcome that is known already is judged at once: one that is wanted is not waited for, another
+-- one refuses the submission. Every job named exists, so no cycle can be made.
 create function gangq.await(
   after bigint[], after_any bigint[], after_failed bigint[],
   out awaited bigint[], out wants text[], out waits_on integer
@@ -138,16 +136,14 @@ begin
     wants := null;
   end if;
 end $$;
-comment on function gangq.await is
-  'Internal. The jobs to wait for, each once, those first that are live (waits_on: how many), and '
-  'the outcome wanted of each. Raises GQ001, GQ002.';
 
+-- Internal. The argument that wants this outcome.
 create function gangq.after_option(wants text) returns text language sql immutable
 return case wants when 'done' then 'after' else 'after_' || wants end;
-comment on function gangq.after_option is 'Internal. The argument that wants this outcome.';
 
--- A worker submits for a job that it runs. The claim is not locked: a child of a claim that ends
--- this moment was submitted before it ended.
+-- Internal. The submitter and login of the job that holds this claim: also of its children. A
+-- worker submits for a job that it runs. The claim is not locked: a child of a claim that ends this
+-- moment was submitted before it ended.
 create function gangq.submitter_of(
   job_id bigint, token bigint, out submitter text, out login text
 ) language plpgsql stable as $$
@@ -169,23 +165,20 @@ begin
   submitter := j.submitter;
   login := j.login;
 end $$;
-comment on function gangq.submitter_of is
-  'Internal. The submitter and login of the job that holds this claim: also of its children.';
 
+-- Internal. Whether a worker of this queue is known, ended ones included.
 create function gangq.known_workers(queue text) returns boolean language sql stable as $$
   select exists (select from gangq.incarnations i where known_workers.queue = any (i.queues))
 $$;
-comment on function gangq.known_workers is
-  'Internal. Whether a worker of this queue is known, ended ones included.';
 
+-- Internal. The text of the notice GQ100. It is no warning: those go into the server's log.
 create function gangq.unserved(queue text) returns text language sql stable
 return format('no worker of queue %s is known yet: jobs wait until one starts, with the needs they '
   'were submitted with; what it declares is for later ones', queue);
-comment on function gangq.unserved is
-  'Internal. The text of the notice GQ100. It is no warning: those go into the server''s log.';
 
--- A shape that a known worker fits stays so. Skip locked, because a caller's transaction must not
--- make others wait.
+-- Internal. Refuses (GQ001) what no known worker could ever run; none known: notice GQ100. A shape
+-- that a known worker fits stays so. Skip locked, because a caller's transaction must not make
+-- others wait.
 create function gangq.check_fit(shape_id integer, queue text) returns void language plpgsql as $$
 declare
   why text;
@@ -204,8 +197,6 @@ begin
     select z.id from gangq.shapes z
     where z.id = check_fit.shape_id and not z.fits for no key update skip locked);
 end $$;
-comment on function gangq.check_fit is
-  'Internal. Refuses (GQ001) what no known worker could ever run; none known: notice GQ100.';
 
 -- A reply can be lost after its call was carried out. Whoever repeats the call with its request_id
 -- gets the first answer again:
@@ -217,6 +208,8 @@ comment on function gangq.check_fit is
 --    turn.
 -- 3. 2 needs a snapshot that is taken after the tables are locked, as each statement's is in READ
 --    COMMITTED: see answer_of.
+--
+-- Internal. What the call with this request_id answered this login within the hour; or no row.
 create function gangq.answer_of(login text, request_id uuid, of_gang boolean, jobs integer)
 returns table (gang_id bigint, job_ids bigint[], note text)
 language plpgsql set enable_seqscan = off as $$
@@ -241,23 +234,21 @@ begin
   end if;
   return next;
 end $$;
-comment on function gangq.answer_of is
-  'Internal. What the call with this request_id answered this login within the hour; or no row.';
 
+-- What is known of a submission. shape: null if nobody asked for it before. fits: a worker that
+-- could run it has been known. light: its jobs are known to be light. special: the shape, the queue
+-- or the payloads want more checks (check_submission). Then what its rows have: priority, limits,
+-- state, what they wait for (see gangq.await), their ids if those are drawn already (base: see
+-- gangq.id_base). asked: what its jobs need.
 create type gangq.submission as (
   queue text, shape integer, fits boolean, light boolean, special boolean, priority integer,
   budget_s real, max_attempts smallint, max_crashes smallint, max_trips smallint,
   max_snoozes smallint, base bigint,
   state text, awaited bigint[], wants text[], waits_on integer, ids bigint[], asked gangq.shapes
 );
-comment on type gangq.submission is
-  'What is known of a submission. shape: null if nobody asked for it before. fits: a worker that '
-  'could run it has been known. light: its jobs are known to be light. special: the shape, the '
-  'queue or the payloads want more checks (check_submission). Then what its rows have: priority, '
-  'limits, state, what they wait for (see gangq.await), their ids if those are drawn already '
-  '(base: see gangq.id_base). asked: what its jobs need.';
 
--- One statement, and inlined into submit's: nothing in here refuses but the selector.
+-- Internal. A submission; what it leaves open is as its task is declared, then its queue. One
+-- statement, and inlined into submit's: nothing in here refuses but the selector.
 create function gangq.read_submission(
   task text, queue text, payloads jsonb[], priority integer, gpus integer, o gangq.job_options
 ) returns setof gangq.submission language sql stable as $$
@@ -303,9 +294,8 @@ create function gangq.read_submission(
       or strpos(x.name, '.') > 0 or cardinality(read_submission.payloads) = 0
       or pg_column_size(read_submission.payloads) > x.max_payload_bytes as special) v
 $$;
-comment on function gangq.read_submission is
-  'Internal. A submission; what it leaves open is as its task is declared, then its queue.';
 
+-- Internal. The checks of a submission that is special; stores its shape if that is new.
 create function gangq.check_submission(
   s gangq.submission, payloads jsonb[], o gangq.job_options, submitter text, login text
 ) returns gangq.submission language plpgsql as $$
@@ -333,9 +323,8 @@ begin
   s.budget_s := coalesce(s.budget_s, q.budget_s);
   return s;
 end $$;
-comment on function gangq.check_submission is
-  'Internal. The checks of a submission that is special; stores its shape if that is new.';
 
+-- Internal. These jobs wait for the first waits_on of awaited, each for the outcome it wants.
 create function gangq.add_dependencies(
   job_ids bigint[], awaited bigint[], wants text[], waits_on integer
 ) returns void language sql as $$
@@ -344,8 +333,6 @@ create function gangq.add_dependencies(
   from unnest(job_ids) as i(id)
   cross join unnest(awaited[: waits_on], wants[: waits_on]) as a(id, wants)
 $$;
-comment on function gangq.add_dependencies is
-  'Internal. These jobs wait for the first waits_on of awaited, each for the outcome it wants.';
 
 -- 1. Options and arguments. What every submission runs is written out or inlined: a call of a
 --    function costs up to 4 us, and the whole of submit 60.
@@ -357,6 +344,21 @@ comment on function gangq.add_dependencies is
 -- 5. With a request_id wait at its key for another call with it, and answer as that one did.
 -- 6. Write the jobs.
 -- 7. Wake who can take them.
+--
+-- Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a
+-- transaction they appear when it commits. gpus: devices that a worker must have free. due_at: not
+-- before. after: jobs that must be done first; if one fails or is cancelled, these are cancelled
+-- (other outcomes: the options after_any, after_failed). request_id: a new one for each submission.
+-- A call that is repeated with it within an hour, because its answer was lost, returns the ids of
+-- the first call and submits nothing. It waits up to 2 s for a first call that has not ended; if
+-- that is rolled back, it submits. Each login has ids of its own, and only the kind and the number
+-- of jobs are compared. options: what is needed or asked for besides, {"vram_mb": 16000,
+-- "budget_s": 3600}; see \dT+ gangq.job_options. What is left null is as the workers declare the
+-- task (gangq.tasks), then: queue default, and no needs. What no worker of the queue that is known,
+-- ended ones included, could ever run is refused, unless with the option wait_for_hardware; while
+-- none is known a notice (GQ100) says so. Raises GQ001, GQ002, GQ004 (a draining queue), GQ007 (a
+-- payload, or more new distinct requirements than settings.new_shapes_per_day), GQ008 (a request_id
+-- needs READ COMMITTED), 42501 (priority above the submitter's ceiling), 55P03.
 create function gangq.submit(
   task text, queue text default null, payloads jsonb[] default array['{}'::jsonb],
   priority integer default null, gpus integer default null, due_at timestamptz default null,
@@ -463,23 +465,12 @@ begin
     perform gangq.wake_lane(s.shape, cardinality(payloads), coalesce(o.wake, 'commit'));
   end if;
 end $$;
-comment on function gangq.submit is
-  'Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a '
-  'transaction they appear when it commits. gpus: devices that a worker must have free. due_at: '
-  'not before. after: jobs that must be done first; if one fails or is cancelled, these are '
-  'cancelled (other outcomes: the options after_any, after_failed). request_id: a new one for each '
-  'submission. A call that is repeated with it within an hour, because its answer was lost, '
-  'returns the ids of the first call and submits nothing. It waits up to 2 s for a first call that '
-  'has not ended; if that is rolled back, it submits. Each login has ids of its own, and only the '
-  'kind and the number of jobs are compared. options: what is needed or asked for besides, '
-  '{"vram_mb": 16000, "budget_s": 3600}; see \dT+ gangq.job_options. What is left null is as the '
-  'workers declare the task (gangq.tasks), then: queue default, and no needs. What no worker of '
-  'the queue that is known, ended ones included, could ever run is refused, unless with the option '
-  'wait_for_hardware; while none is known a notice (GQ100) says so. Raises GQ001, GQ002, GQ004 (a '
-  'draining queue), GQ007 (a payload, or more new distinct requirements than '
-  'settings.new_shapes_per_day), GQ008 (a request_id needs READ COMMITTED), 42501 (priority above '
-  'the submitter''s ceiling), 55P03.';
 
+-- Changes the priority of live jobs and gangs; each keeps its age. Nothing that runs is stopped.
+-- One job or gang is waited for; of several those that another transaction holds, and those beyond
+-- 500 rows, come back with the state left and are as they were: call again with them, in another
+-- transaction. One event for the call. Raises GQ001, GQ002, 42501 (another submitter's in a queue
+-- that is not shared, or above the caller's ceiling).
 create function gangq.set_priority(
   priority integer, job_ids bigint[] default '{}', gang_ids bigint[] default '{}'
 ) returns table (job_id bigint, gang_id bigint, state text)
@@ -526,9 +517,3 @@ begin
       'gang_ids', batch.gangs));
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.set_priority is
-  'Changes the priority of live jobs and gangs; each keeps its age. Nothing that runs is stopped. '
-  'One job or gang is waited for; of several those that another transaction holds, and those '
-  'beyond 500 rows, come back with the state left and are as they were: call again with them, in '
-  'another transaction. One event for the call. Raises GQ001, GQ002, 42501 (another submitter''s '
-  'in a queue that is not shared, or above the caller''s ceiling).';

@@ -3,16 +3,17 @@
 -- Locks: see submit; the settings, shared, so that configure takes no topology level away
 -- meanwhile.
 
--- No payloads here: aggregating takes a time quadratic in the size of the values, a minute for
--- 10 MiB. What needs no device needs no memory on it either, whatever is declared or said for all.
+-- Internal. What of these needs is said: null stands for absent. No payloads here: aggregating
+-- takes a time quadratic in the size of the values, a minute for 10 MiB. What needs no device needs
+-- no memory on it either, whatever is declared or said for all.
 create function gangq.said(needs jsonb) returns jsonb language sql immutable as $$
   select case when said.needs -> 'gpus' = '0' then '{"vram_mb": 0}' else '{}' end::jsonb
     || coalesce(jsonb_object_agg(e.key, e.value), '{}')
   from jsonb_each(said.needs) e
   where e.value <> 'null'
 $$;
-comment on function gangq.said is 'Internal. What of these needs is said: null stands for absent.';
 
+-- Internal. What a role has if nothing is said: as workers declare its task, then none.
 create function gangq.declared_needs(task text) returns jsonb language sql stable as $$
   select gangq.said(jsonb_build_object('gpus', coalesce(d.gpus, 0),
     'vram_mb', coalesce(d.vram_mb, 0), 'memory_mb', coalesce(d.memory_mb, 0),
@@ -23,9 +24,9 @@ create function gangq.declared_needs(task text) returns jsonb language sql stabl
   left join gangq.task_options d on d.task = t.task
   left join gangq.task_settings ts on ts.task = t.task
 $$;
-comment on function gangq.declared_needs is
-  'Internal. What a role has if nothing is said: as workers declare its task, then none.';
 
+-- Internal. A role without its payloads. What it does not say is the gang's, then its task's.
+-- Raises GQ001.
 create function gangq.read_role(role jsonb, nth integer, gang jsonb) returns gangq.gang_role
 language plpgsql stable as $$
 declare
@@ -55,10 +56,8 @@ begin
   perform gangq.check_level(what, r.require, r.prefer, r.strategy = 'strict_spread' and r.min > 1);
   return r;
 end $$;
-comment on function gangq.read_role is
-  'Internal. A role without its payloads. What it does not say is the gang''s, then its task''s. '
-  'Raises GQ001.';
 
+-- Internal. Refuses payloads of a role in two places, or not one for each member.
 create function gangq.check_payloads(r gangq.gang_role, of_gang boolean) returns void
 language plpgsql immutable as $$
 begin
@@ -76,10 +75,9 @@ begin
       'Pass one payload for each of its members.');
   end if;
 end $$;
-comment on function gangq.check_payloads is
-  'Internal. Refuses payloads of a role in two places, or not one for each member.';
 
--- Levels are names an operator has given: one that nobody knows would wait for ever.
+-- Internal. Refuses levels that do not exist or exclude each other; spread: a host each. Levels are
+-- names an operator has given: one that nobody knows would wait for ever.
 create function gangq.check_level(what text, require text, prefer text, spread boolean)
 returns void language plpgsql stable as $$
 declare
@@ -102,9 +100,8 @@ begin
   ) as w(wrong, what, hint)
   where w.wrong;
 end $$;
-comment on function gangq.check_level is
-  'Internal. Refuses levels that do not exist or exclude each other; spread: a host each.';
 
+-- Internal. Checks the options of a gang against the members it has.
 create function gangq.check_gang(
   a gangq.arguments, o gangq.gang_options, roles gangq.gang_role[]
 ) returns void language plpgsql immutable as $$
@@ -134,9 +131,8 @@ begin
   ) as w(wrong, what, hint)
   where w.wrong;
 end $$;
-comment on function gangq.check_gang is
-  'Internal. Checks the options of a gang against the members it has.';
 
+-- Internal. The roles of a gang, or its size as one, as JSON.
 create function gangq.read_roles(a gangq.arguments, o gangq.gang_options) returns jsonb
 language plpgsql immutable as $$
 begin
@@ -159,18 +155,15 @@ begin
   return coalesce(o.roles, jsonb_build_array(jsonb_build_object('name', 'member', 'count', a.size,
     'min', o.min_size)));
 end $$;
-comment on function gangq.read_roles is
-  'Internal. The roles of a gang, or its size as one, as JSON.';
 
+-- A gang that is asked for, with all it inherits: its roles in rank order, what the members of each
+-- need, its queue, options and priority, the longest budget of a member (null: none is set), and
+-- how many members it has at least and at most.
 create type gangq.gang_spec as (
   roles gangq.gang_role[], shapes gangq.shapes[], queue gangq.queues_table,
   options gangq.gang_options, priority integer, budget_s real, least_members integer,
   members integer
 );
-comment on type gangq.gang_spec is
-  'A gang that is asked for, with all it inherits: its roles in rank order, what the members of '
-  'each need, its queue, options and priority, the longest budget of a member (null: none is set), '
-  'and how many members it has at least and at most.';
 
 -- Why each step stands before the next one:
 -- 1. Refuse what is too large, before it is copied into each of up to 100 roles.
@@ -180,6 +173,8 @@ comment on type gangq.gang_spec is
 -- 4. Check what the roles have together.
 -- 5. Open the queue with the payloads, which are known by now to be lists of the right length.
 -- 6. Find the longest budget, for which the queue has to be known.
+--
+-- Internal. Reads and checks all of a gang but whether its queue and workers have the room.
 create function gangq.read_gang(a gangq.arguments, o gangq.gang_options) returns gangq.gang_spec
 language plpgsql stable as $$
 declare
@@ -261,9 +256,9 @@ begin
   m.roles := all_roles;
   return m;
 end $$;
-comment on function gangq.read_gang is
-  'Internal. Reads and checks all of a gang but whether its queue and workers have the room.';
 
+-- Internal. Refuses (GQ001) a gang above a limit of its queue and, unless it waits for hardware,
+-- one that no known workers could hold. Returns why those registered now could not, or null.
 create function gangq.check_gang_fit(kind integer, queue text, least_members integer, wait boolean)
 returns text language plpgsql as $$
 declare
@@ -287,10 +282,8 @@ begin
   end if;
   return note;
 end $$;
-comment on function gangq.check_gang_fit is
-  'Internal. Refuses (GQ001) a gang above a limit of its queue and, unless it waits for hardware, '
-  'one that no known workers could hold. Returns why those registered now could not, or null.';
 
+-- Internal. The kind of this gang, stored if it is new; new shapes are charged to login.
 create function gangq.keep_kind(m gangq.gang_spec, submitter text, login text) returns integer
 language sql as $$
   -- A pass looks at so many gangs of each kind: those of a submitter at its limit must not keep it
@@ -302,9 +295,8 @@ language sql as $$
     ((m).options).require, ((m).options).prefer, ((m).options).apart)
   from (select row_number() over () as n, x.* from unnest((m).roles) x) r
 $$;
-comment on function gangq.keep_kind is
-  'Internal. The kind of this gang, stored if it is new; new shapes are charged to login.';
 
+-- Internal. Writes a gang, its members by rank, and what they wait for: see gangq.await.
 create function gangq.write_gang(
   g gangq.live_gangs, m gangq.gang_spec, job_ids bigint[], awaited bigint[], wants text[],
   waits_on integer
@@ -347,10 +339,9 @@ begin
   order by i.rank;
   perform gangq.add_dependencies(job_ids, awaited, wants, waits_on);
 end $$;
-comment on function gangq.write_gang is
-  'Internal. Writes a gang, its members by rank, and what they wait for: see gangq.await.';
 
--- What submit_gang, schedules and services have in common: who submits, and when, is in g.
+-- Internal. Checks a gang against its queue and the workers, and writes it. What submit_gang,
+-- schedules and services have in common: who submits, and when, is in g.
 create function gangq.add_gang(
   a gangq.arguments, o gangq.gang_options, g gangq.live_gangs, after bigint[]
 ) returns table (gang_id bigint, job_ids bigint[], note text)
@@ -394,9 +385,16 @@ begin
   perform gangq.wake_tick();
   return next;
 end $$;
-comment on function gangq.add_gang is
-  'Internal. Checks a gang against its queue and the workers, and writes it.';
 
+-- Submits a gang: members that start together or not at all, written as blocked in one transaction.
+-- size members alike, ranks 0 to size-1, or the option roles; payload goes to each of them, or the
+-- option payloads one to each. Each member needs gpus devices, and what the options say, for
+-- itself; see \dT+ gangq.gang_options. What is left null is as the workers declare the task.
+-- due_at, after: as in submit. note is set when the workers registered now could never hold it,
+-- with the numbers; it then waits for better ones. What all workers known, ended ones included,
+-- could not hold is taken only with the option wait_for_hardware. Raises GQ001 (also what exceeds a
+-- limit of its queue or all hardware known), GQ002, GQ004 (a draining queue), GQ007, GQ008, 42501,
+-- 55P03.
 create function gangq.submit_gang(
   task text default null, size integer default null, queue text default null,
   payload jsonb default '{}', priority integer default null, gpus integer default null,
@@ -430,17 +428,9 @@ begin
   a.due_at := due_at;
   return query select * from gangq.add_gang(a, o, g, after);
 end $$;
-comment on function gangq.submit_gang is
-  'Submits a gang: members that start together or not at all, written as blocked in one '
-  'transaction. size members alike, ranks 0 to size-1, or the option roles; payload goes to each '
-  'of them, or the option payloads one to each. Each member needs gpus devices, and what the '
-  'options say, for itself; see \dT+ gangq.gang_options. What is left null is as the workers '
-  'declare the task. due_at, after: as in submit. note is set when the workers registered now '
-  'could never hold it, with the numbers; it then waits for better ones. What all workers known, '
-  'ended ones included, could not hold is taken only with the option wait_for_hardware. Raises '
-  'GQ001 (also what exceeds a limit of its queue or all hardware known), GQ002, GQ004 (a draining '
-  'queue), GQ007, GQ008, 42501, 55P03.';
 
+-- As submit, for the job that holds this claim, called by its worker. The submitter recorded, and
+-- whose limits count, is the job's; its id is kept as parent. Raises GQ003, too.
 create function gangq.submit_child(
   job_id bigint, token bigint, task text, queue text default null,
   payloads jsonb[] default array['{}'::jsonb], priority integer default null,
@@ -452,10 +442,8 @@ begin
     priority => priority, gpus => gpus, due_at => due_at, after => after, request_id => request_id,
     options => gangq.for_parent(options, job_id, token));
 end $$;
-comment on function gangq.submit_child is
-  'As submit, for the job that holds this claim, called by its worker. The submitter recorded, and '
-  'whose limits count, is the job''s; its id is kept as parent. Raises GQ003, too.';
 
+-- As submit_gang, for the job that holds this claim: see submit_child. Raises GQ003, too.
 create function gangq.submit_child_gang(
   job_id bigint, token bigint, task text default null, size integer default null,
   queue text default null, payload jsonb default '{}', priority integer default null,
@@ -467,10 +455,9 @@ begin
     payload => payload, priority => priority, gpus => gpus, due_at => due_at, after => after,
     options => gangq.for_parent(options, job_id, token)) x;
 end $$;
-comment on function gangq.submit_child_gang is
-  'As submit_gang, for the job that holds this claim: see submit_child. Raises GQ003, too.';
 
--- Without a parent the worker would submit in its own name, which it may not.
+-- Internal. The options with the claim that is submitted for. Raises GQ002 without one. Without a
+-- parent the worker would submit in its own name, which it may not.
 create function gangq.for_parent(options jsonb, job_id bigint, token bigint) returns jsonb
 language plpgsql stable as $$
 begin
@@ -479,5 +466,3 @@ begin
   end if;
   return coalesce(options, '{}') || jsonb_build_object('parent', job_id, 'parent_token', token);
 end $$;
-comment on function gangq.for_parent is
-  'Internal. The options with the claim that is submitted for. Raises GQ002 without one.';

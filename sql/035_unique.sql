@@ -5,21 +5,21 @@
 -- Locks: the row of the key, then, to replace it, the job. Nobody else locks rows of unique_keys
 -- but the tick, which skips those that are locked.
 
+-- The arguments of submit_unique and submit_unique_gang that submit does not have, and the task,
+-- where they are checked like options.
 create type gangq.key_options as (
   unique_key gangq.name, keep_s gangq.seconds, task gangq.name
 );
-comment on type gangq.key_options is
-  'The arguments of submit_unique and submit_unique_gang that submit does not have, and the task, '
-  'where they are checked like options.';
 
+-- Internal. Whether the job or gang that this key stands for has not ended.
 create function gangq.is_live(k gangq.unique_keys) returns boolean language sql stable as $$
   select case when k.gang_id is null
     then exists (select from gangq.live_jobs j where j.id = k.job_ids[1])
     else exists (select from gangq.live_gangs g where g.id = k.gang_id) end
 $$;
-comment on function gangq.is_live is
-  'Internal. Whether the job or gang that this key stands for has not ended.';
 
+-- Internal. Locks the row of a key, made if need be. existed: it stands for something. Raises
+-- GQ001, GQ008, 55P03.
 create function gangq.hold_key(
   unique_key text, task text, queue text, of_gang boolean, options jsonb, keep_s real,
   request_id uuid, out k gangq.unique_keys, out existed boolean
@@ -63,10 +63,8 @@ begin
       'Use another key for gangs than for single jobs.');
   end if;
 end $$;
-comment on function gangq.hold_key is
-  'Internal. Locks the row of a key, made if need be. existed: it stands for something. Raises '
-  'GQ001, GQ008, 55P03.';
 
+-- Internal. From now on the key stands for this, and for so many seconds also when it has ended.
 create function gangq.give_key(
   k gangq.unique_keys, gang_id bigint, job_ids bigint[], keep_s real, request_id uuid
 ) returns void language sql as $$
@@ -75,9 +73,9 @@ create function gangq.give_key(
     kept_until = gangq.now() + make_interval(secs => give_key.keep_s)
   where (x.key, x.task, x.queue, x.login) = ((k).key, (k).task, (k).queue, (k).login)
 $$;
-comment on function gangq.give_key is
-  'Internal. From now on the key stands for this, and for so many seconds also when it has ended.';
 
+-- Internal. A job that no claim has taken gets another payload, due_at and priority (null: its
+-- own); false where one has. What it needs stays as it was submitted.
 create function gangq.replace_job(
   job_id bigint, queue text, payload jsonb, priority integer, due_at timestamptz
 ) returns boolean language plpgsql as $$
@@ -111,10 +109,14 @@ begin
   end if;
   return true;
 end $$;
-comment on function gangq.replace_job is
-  'Internal. A job that no claim has taken gets another payload, due_at and priority (null: its '
-  'own); false where one has. What it needs stays as it was submitted.';
 
+-- Submits a job as submit does, unless this key stands for one already: then that one's id, and
+-- existed. A key stands for the job submitted with it while that is live, and with keep_s at least
+-- for so many seconds. replaces: where no claim has taken that job yet, it gets this payload,
+-- due_at and priority (null: its own), and replaced says so; what it needs stays. Keys are a task's
+-- in a queue, and of each login its own, in a shared queue of all. Of two calls at once the second
+-- waits for the first, up to 2 s. retry is not bound by keys. Raises what submit raises, and GQ008
+-- (a key needs READ COMMITTED).
 create function gangq.submit_unique(
   unique_key text, task text, queue text default null, payload jsonb default '{}',
   priority integer default null, gpus integer default null, due_at timestamptz default null,
@@ -141,15 +143,9 @@ begin
   end if;
   return next;
 end $$;
-comment on function gangq.submit_unique is
-  'Submits a job as submit does, unless this key stands for one already: then that one''s id, and '
-  'existed. A key stands for the job submitted with it while that is live, and with keep_s at '
-  'least for so many seconds. replaces: where no claim has taken that job yet, it gets this '
-  'payload, due_at and priority (null: its own), and replaced says so; what it needs stays. Keys '
-  'are a task''s in a queue, and of each login its own, in a shared queue of all. Of two calls at '
-  'once the second waits for the first, up to 2 s. retry is not bound by keys. Raises what submit '
-  'raises, and GQ008 (a key needs READ COMMITTED).';
 
+-- Submits a gang as submit_gang does, unless this key stands for one already: then that one, and
+-- existed. What a key is: see submit_unique. Raises what submit_gang raises, and GQ008.
 create function gangq.submit_unique_gang(
   unique_key text, task text default null, size integer default null, queue text default null,
   payload jsonb default '{}', priority integer default null, gpus integer default null,
@@ -174,6 +170,3 @@ begin
   end if;
   return next;
 end $$;
-comment on function gangq.submit_unique_gang is
-  'Submits a gang as submit_gang does, unless this key stands for one already: then that one, and '
-  'existed. What a key is: see submit_unique. Raises what submit_gang raises, and GQ008.';

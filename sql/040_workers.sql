@@ -4,6 +4,7 @@
 -- retire_worker and report_dead the incarnation, for no key update because foreign keys point at
 -- it. Then its jobs are freed with skip locked (free_orphans, 110); the next tick frees the rest.
 
+-- Internal. Locks a worker's name until the transaction ends, whether it exists or not.
 create function gangq.lock_name(name text) returns void language plpgsql as $$
 begin
   if lock_name.name is null or length(lock_name.name) > 200 then
@@ -16,9 +17,9 @@ begin
     insert into gangq.worker_names (name) values (lock_name.name) on conflict do nothing;
   end loop;
 end $$;
-comment on function gangq.lock_name is
-  'Internal. Locks a worker''s name until the transaction ends, whether it exists or not.';
 
+-- Internal. Keeps what a worker declares its tasks with, in place of what was declared before.
+-- Raises GQ001.
 create function gangq.declare_tasks(task_options jsonb, worker text, t timestamptz) returns void
 language plpgsql as $$
 declare
@@ -54,10 +55,8 @@ begin
     end if;
   end loop;
 end $$;
-comment on function gangq.declare_tasks is
-  'Internal. Keeps what a worker declares its tasks with, in place of what was declared before. '
-  'Raises GQ001.';
 
+-- Internal. Validates what a worker registers with. Raises GQ001, GQ002, GQ007.
 create function gangq.check_worker(
   name text, host text, queues text[], devices jsonb, o gangq.worker_options
 ) returns void language plpgsql stable as $$
@@ -94,9 +93,8 @@ begin
       'For example [{"uuid": "GPU-...", "index": 0, "vram_mb": 24576, "source": "nvml"}].');
   end if;
 end $$;
-comment on function gangq.check_worker is
-  'Internal. Validates what a worker registers with. Raises GQ001, GQ002, GQ007.';
 
+-- Internal. Raises GQ006 if a live incarnation has this name, saying what proves it dead.
 create function gangq.refuse_taken(name text, t timestamptz) returns void language plpgsql as $$
 declare
   other record;
@@ -119,13 +117,12 @@ begin
       'identity', case when gangq.may_report(other.login) then other.identity end,
       'silent_s', other.silent_s, 'lease_left_s', other.lease_left_s)::text;
 end $$;
-comment on function gangq.refuse_taken is
-  'Internal. Raises GQ006 if a live incarnation has this name, saying what proves it dead.';
 
-create function gangq.register_devices(incarnation bigint, host text, devices jsonb)
-returns bigint[] language plpgsql as $$
-declare
-  ids bigint[];
+-- Internal. Records the devices that an incarnation sees. ids: theirs; withheld: those of them that
+-- another live one offers or that are quarantined. Raises GQ001.
+create function gangq.register_devices(
+  incarnation bigint, host text, devices jsonb, out ids bigint[], out withheld text[]
+) language plpgsql as $$
 begin
   if exists (
     select from jsonb_to_recordset(devices) as x(uuid text, index integer)
@@ -154,11 +151,23 @@ begin
   )
   select coalesce(array_agg(s.device_id), '{}') into ids from seen s;
   perform gangq.offer_devices(ids);
-  return ids;
+  withheld := array(
+    select r.uuid
+    from gangq.device_registry r
+    left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine'
+    where r.id = any (ids)
+      and (r.offered_by is distinct from register_devices.incarnation or h.kind is not null)
+    order by r.uuid);
 end $$;
-comment on function gangq.register_devices is
-  'Internal. Records the devices that an incarnation sees and returns their ids. Raises GQ001.';
 
+-- A worker starts: records what it offers and returns its incarnation, which every other worker
+-- verb carries, and the installation's numbers. The lease runs from now. Devices that another live
+-- incarnation offers, or that are quarantined, come back in withheld; the former are offered as
+-- soon as that incarnation has ended. slots: how many placed jobs and members it runs at once;
+-- null: one for each device, at least 1. options: light (1), labels, taints, tasks and more, see
+-- \dT+ gangq.worker_options. The incarnation belongs to the login that registers it: no other, but
+-- its members and admins, reports for it. Raises GQ001, GQ002, GQ006 (a live incarnation has this
+-- name; the error's detail says what proves it dead, to its login), GQ007.
 create function gangq.register_worker(
   name text, host text, queues text[], slots integer default null,
   memory_mb bigint default 0, cpus numeric default 0, devices jsonb default '[]',
@@ -170,20 +179,22 @@ create function gangq.register_worker(
 ) language plpgsql as $$
 declare
   o gangq.worker_options;
-  s gangq.settings;
   ids bigint[];
   predecessor record;
 begin
   registered_at := gangq.now();
   o := gangq.read_options('register_worker', coalesce(register_worker.options, '{}'), o);
   o.task_options := nullif(o.task_options, 'null');
-  select x.* into s from gangq.settings x;
+  select coalesce(o.lease_s, s.lease_s), s.heartbeat_s, s.lease_margin_s, s.grace_s,
+    s.ack_timeout_s, s.tick_s, s.log_bytes, s.checkpoint_bytes
+  into lease_granted_s, heartbeat_s, lease_margin_s, grace_s, ack_timeout_s, tick_s, log_bytes,
+    checkpoint_bytes
+  from gangq.settings s;
   -- A device that no slot can use lies idle.
   slots := coalesce(slots, case when jsonb_typeof(devices) = 'array'
     then greatest(1, jsonb_array_length(devices)) else 1 end);
   perform gangq.check_worker(name, host, queues, devices, o);
-  lease_granted_s := coalesce(o.lease_s, s.lease_s);
-  perform gangq.check_lease(lease_granted_s, s.lease_margin_s, s.grace_s, s.heartbeat_s);
+  perform gangq.check_lease(lease_granted_s, lease_margin_s, grace_s, heartbeat_s);
   perform gangq.lock_name(name);
   perform gangq.refuse_taken(name, registered_at);
   incarnation := (select b.base from gangq.id_base() b)
@@ -203,21 +214,12 @@ begin
   insert into gangq.leases (incarnation, expires_at, renewed_at, lease_s)
   values (incarnation, registered_at + make_interval(secs => lease_granted_s), registered_at,
     lease_granted_s);
-  ids := gangq.register_devices(incarnation, host, devices);
-  withheld := array(
-    select r.uuid from gangq.device_registry r
-    where r.id = any (ids) and (r.offered_by is distinct from register_worker.incarnation
-      or exists (
-        select 1 from gangq.device_holds h
-        where h.device_id = r.id and h.kind = 'quarantine'))
-    order by r.uuid);
+  select r.ids, r.withheld into ids, withheld
+  from gangq.register_devices(incarnation, host, devices) r;
   perform gangq.log_event(registered_at, 'register', incarnation => incarnation,
     data => jsonb_build_object('host', host, 'slots', slots, 'light', coalesce(o.light, 1),
       'devices', cardinality(ids), 'withheld', withheld));
   perform gangq.wake_tick();
-  select s.heartbeat_s, s.lease_margin_s, s.grace_s, s.ack_timeout_s, s.tick_s, s.log_bytes,
-    s.checkpoint_bytes
-  into heartbeat_s, lease_margin_s, grace_s, ack_timeout_s, tick_s, log_bytes, checkpoint_bytes;
   return next;
 exception
   when check_violation or not_null_violation or invalid_text_representation
@@ -226,20 +228,12 @@ exception
       'slots and light are 0 or more and not both 0; prefetch is at least 1, and above 1 only with '
       'light 1; memory_mb, cpus and vram_mb are not negative; labels a JSON object.');
 end $$;
-comment on function gangq.register_worker is
-  'A worker starts: records what it offers and returns its incarnation, which every other worker '
-  'verb carries, and the installation''s numbers. The lease runs from now. Devices that another '
-  'live incarnation offers, or that are quarantined, come back in withheld; the former are offered '
-  'as soon as that incarnation has ended. slots: how many placed jobs and members it runs at once; '
-  'null: one for each device, at least 1. options: light (1), labels, taints, tasks and more, see '
-  '\dT+ gangq.worker_options. The incarnation belongs to the login that registers it: no other, '
-  'but its members and admins, reports for it. Raises GQ001, GQ002, GQ006 (a live incarnation has '
-  'this name; the error''s detail says what proves it dead, to its login), GQ007.';
 
--- A device stays with the live incarnation that offers it, then goes to the oldest live one that
--- sees it: one whose registration was held up takes nothing away. Devices are locked in the order
--- in which a registration takes them, NO KEY because a claim refers to the key of a device.
--- The second statement sees what has registered while the first one waited.
+-- Internal. Decides anew who offers these devices. A device stays with the live incarnation that
+-- offers it, then goes to the oldest live one that sees it: one whose registration was held up
+-- takes nothing away. Devices are locked in the order in which a registration takes them, NO KEY
+-- because a claim refers to the key of a device. The second statement sees what has registered
+-- while the first one waited.
 create function gangq.offer_devices(device_ids bigint[]) returns void language sql volatile as $$
   select d.id from gangq.device_registry d
   where d.id = any (device_ids) order by d.uuid for no key update;
@@ -253,8 +247,8 @@ create function gangq.offer_devices(device_ids bigint[]) returns void language s
     from gangq.device_registry d where d.id = any (device_ids)) best
   where r.id = best.id and r.offered_by is distinct from best.incarnation
 $$;
-comment on function gangq.offer_devices is 'Internal. Decides anew who offers these devices.';
 
+-- Internal. Raises GQ005, or GQ002 for an incarnation that never was.
 create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql as $$
 declare
   i gangq.incarnations;
@@ -267,9 +261,9 @@ begin
     format('worker %L, incarnation %s, ended at %s (%s)', i.name, i.id, i.ended_at, i.state),
     'Kill what it still runs, report nothing, and register again.');
 end $$;
-comment on function gangq.refuse_ended is
-  'Internal. Raises GQ005, or GQ002 for an incarnation that never was.';
 
+-- Internal. Marks an incarnation, whose row is locked, ended and passes its devices on; its jobs
+-- are freed by free_orphans.
 create function gangq.end_incarnation(incarnation bigint, final_state text, t timestamptz)
 returns void language plpgsql as $$
 begin
@@ -282,10 +276,11 @@ begin
     select c.device_id from gangq.device_claimants c
     where c.incarnation = end_incarnation.incarnation));
 end $$;
-comment on function gangq.end_incarnation is
-  'Internal. Marks an incarnation, whose row is locked, ended and passes its devices on; its jobs '
-  'are freed by free_orphans.';
 
+-- A worker stops as asked. final false: it takes nothing new and goes on with what it runs. final
+-- true: it is gone, and says so itself, so all it had started is dead; jobs it still held are free
+-- at once. No attempt is charged, each counts a stop (max_stops). Repeats are harmless. Raises
+-- GQ002, 42501 (another login registered it).
 create function gangq.retire_worker(incarnation bigint, final boolean default true) returns void
 language plpgsql as $$
 declare
@@ -312,12 +307,9 @@ begin
   end if;
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.retire_worker is
-  'A worker stops as asked. final false: it takes nothing new and goes on with what it runs. final '
-  'true: it is gone, and says so itself, so all it had started is dead; jobs it still held are '
-  'free at once. No attempt is charged, each counts a stop (max_stops). Repeats are harmless. '
-  'Raises GQ002, 42501 (another login registered it).';
 
+-- Internal, for report_dead and report_stuck. Locks the incarnation reported on and returns it.
+-- Raises GQ001 without evidence, GQ002, 42501.
 create function gangq.lock_reported(worker text, incarnation bigint, evidence jsonb)
 returns gangq.incarnations language plpgsql as $$
 declare
@@ -342,10 +334,12 @@ begin
   perform gangq.check_login(i.id, host => true);
   return i;
 end $$;
-comment on function gangq.lock_reported is
-  'Internal, for report_dead and report_stuck. Locks the incarnation reported on and returns it. '
-  'Raises GQ001 without evidence, GQ002, 42501.';
 
+-- Proof of death of a worker's work: its parent, its next incarnation or its host's bouncer has
+-- confirmed gone every process it had started. Its jobs are free at once, also one that waits since
+-- a trip for its process to be gone, and so are devices withheld since then; returns how many jobs.
+-- Evidence is kept in events, its traceback and log_tail apart. Repeats are harmless. For the login
+-- that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, 42501.
 create function gangq.report_dead(worker text, incarnation bigint, evidence jsonb) returns integer
 language plpgsql as $$
 declare
@@ -381,10 +375,3 @@ begin
   perform gangq.lift_withheld(i.id, t);
   return due + gangq.free_orphans(array[i.id]);
 end $$;
-comment on function gangq.report_dead is
-  'Proof of death of a worker''s work: its parent, its next incarnation or its host''s bouncer has '
-  'confirmed gone every process it had started. Its jobs are free at once, also one that waits '
-  'since a trip for its process to be gone, and so are devices withheld since then; returns how '
-  'many jobs. Evidence is kept in events, its traceback and log_tail apart. Repeats are harmless. '
-  'For the login that registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, '
-  '42501.';

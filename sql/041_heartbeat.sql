@@ -2,6 +2,17 @@
 -- devices, and learns which jobs to stop.
 -- Locks: its lease, progress and device_readings, all with skip locked: a heartbeat never waits.
 
+-- A worker says it is alive and which claims it works on: renews its lease (count it from the
+-- moment this call was sent), stores the beats given (aligned with job_ids; null: no news), and
+-- returns per claim what to do: continue, preempt or cancel (stop within the grace, then
+-- ack_preempted), lost (kill it, report nothing). Claims the worker did not list are returned too.
+-- Waits for no lock: while its lease is being judged it raises 55P03, renewed nothing, and is to be
+-- called again. readings: an array of {"uuid": ..., ...}, one per device that this worker offers;
+-- the latest is kept, and what is malformed, unknown or over 4 KB is left out. A beat over 64 KB is
+-- cut (its key "cut" says so). durable => false: the commit does not wait for the disk
+-- (synchronous_commit off for this transaction), as gangq's worker asks: never in a transaction
+-- with writes of your own. Call it in autocommit. Raises GQ002, GQ005, 42501 (another login
+-- registered it).
 create function gangq.heartbeat(
   incarnation bigint, job_ids bigint[] default '{}', tokens bigint[] default '{}',
   beats jsonb[] default null, readings jsonb default null, durable boolean default true
@@ -55,19 +66,8 @@ begin
     on h.id = a.id and h.token = a.token
   cross join gangq.settings s;
 end $$;
-comment on function gangq.heartbeat is
-  'A worker says it is alive and which claims it works on: renews its lease (count it from the '
-  'moment this call was sent), stores the beats given (aligned with job_ids; null: no news), and '
-  'returns per claim what to do: continue, preempt or cancel (stop within the grace, then '
-  'ack_preempted), lost (kill it, report nothing). Claims the worker did not list are returned '
-  'too. Waits for no lock: while its lease is being judged it raises 55P03, renewed nothing, and '
-  'is to be called again. readings: an array of {"uuid": ..., ...}, one per device that this '
-  'worker offers; the latest is kept, and what is malformed, unknown or over 4 KB is left out. A '
-  'beat over 64 KB is cut (its key "cut" says so). durable => false: the commit does not wait for '
-  'the disk (synchronous_commit off for this transaction), as gangq''s worker asks: never in a '
-  'transaction with writes of your own. Call it in autocommit. Raises GQ002, GQ005, 42501 (another '
-  'login registered it).';
 
+-- Internal. Raises why a lease was not renewed: GQ002, GQ005, 42501 or 55P03.
 create function gangq.refuse_heartbeat(incarnation bigint) returns void language plpgsql as $$
 begin
   if not exists (
@@ -82,8 +82,6 @@ begin
     message = format('the lease of incarnation %s is being judged this moment', incarnation),
     hint = 'It was not renewed. Call heartbeat again at once.';
 end $$;
-comment on function gangq.refuse_heartbeat is
-  'Internal. Raises why a lease was not renewed: GQ002, GQ005, 42501 or 55P03.';
 
 -- 1. Beats that are locked are left out: a handler may hold its complete() uncommitted, with the
 --    old beat deleted, and the lease must be renewed.
@@ -91,6 +89,8 @@ comment on function gangq.refuse_heartbeat is
 --    beat over 64 KB would be rewritten with every heartbeat: it is cut, and says so.
 -- 3. What was known of another claim of the job says nothing of this one, nor does the rate before
 --    a step lower than the last: the job counts from the start again.
+--
+-- Internal. The beats that a heartbeat brings, aligned with its claims; waits for no lock.
 create function gangq.keep_beats(
   job_ids bigint[], tokens bigint[], beats jsonb[], t timestamptz
 ) returns void language plpgsql as $$
@@ -139,9 +139,9 @@ begin
   order by n.id
   on conflict (job_id) do nothing;
 end $$;
-comment on function gangq.keep_beats is
-  'Internal. The beats that a heartbeat brings, aligned with its claims; waits for no lock.';
 
+-- Internal. The latest reading of each device, brought by the heartbeat of the worker that offers
+-- it; waits for no lock.
 create function gangq.keep_readings(incarnation bigint, readings jsonb, t timestamptz) returns void
 language plpgsql as $$
 declare
@@ -169,6 +169,3 @@ begin
   where not exists (select 1 from gangq.device_readings z where z.device_id = n.id)
   on conflict (device_id) do nothing;
 end $$;
-comment on function gangq.keep_readings is
-  'Internal. The latest reading of each device, brought by the heartbeat of the worker that offers '
-  'it; waits for no lock.';

@@ -3,9 +3,10 @@
 -- Locks: the worker's name and its newest incarnation; or the device: the worker that offers it,
 -- then its places. unquarantine first takes the gangs and jobs that avoid the device (let_use).
 
--- A registration copies the operator's quarantine and taints from the newest incarnation of its
--- name. With the name locked, a registration has either committed, and its incarnation is the
--- newest here, or it waits and copies what this transaction writes.
+-- Internal. Locks a worker's name and newest incarnation, which it returns. Raises GQ002. A
+-- registration copies the operator's quarantine and taints from the newest incarnation of its name.
+-- With the name locked, a registration has either committed, and its incarnation is the newest
+-- here, or it waits and copies what this transaction writes.
 create function gangq.lock_newest(worker text) returns bigint language plpgsql as $$
 declare
   newest bigint;
@@ -18,9 +19,8 @@ begin
   end if;
   return newest;
 end $$;
-comment on function gangq.lock_newest is
-  'Internal. Locks a worker''s name and newest incarnation, which it returns. Raises GQ002.';
 
+-- Internal. The device with this UUID. Raises GQ002.
 create function gangq.device_of(device_uuid text) returns gangq.device_registry
 language plpgsql stable as $$
 declare
@@ -32,8 +32,9 @@ begin
   end if;
   return d;
 end $$;
-comment on function gangq.device_of is 'Internal. The device with this UUID. Raises GQ002.';
 
+-- Keeps a device, or a worker (by name, also after a restart), from taking work. Running work goes
+-- on. For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).
 create function gangq.quarantine(
   device_uuid text default null, worker text default null, reason text default 'operator'
 ) returns void language plpgsql as $$
@@ -76,12 +77,10 @@ begin
   perform gangq.log_event(t, 'quarantine', incarnation => d.offered_by,
     reason => quarantine.reason, data => jsonb_build_object('device', d.uuid));
 end $$;
-comment on function gangq.quarantine is
-  'Keeps a device, or a worker (by name, also after a restart), from taking work. Running work '
-  'goes on. For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).';
 
--- A claim that takes a device locks the worker that offers it first. Where no worker offers it, a
--- registration with it has to wait. A device may have changed hands while this waited.
+-- Internal. Until the transaction ends no claim takes these devices. Raises 55P03. A claim that
+-- takes a device locks the worker that offers it first. Where no worker offers it, a registration
+-- with it has to wait. A device may have changed hands while this waited.
 create function gangq.lock_devices(device_ids bigint[]) returns void language plpgsql as $$
 declare
   offering bigint[] := array(
@@ -102,9 +101,9 @@ begin
       hint = 'Nothing was changed: try again.';
   end if;
 end $$;
-comment on function gangq.lock_devices is
-  'Internal. Until the transaction ends no claim takes these devices. Raises 55P03.';
 
+-- Lifts a quarantine; live jobs that keep away from the device because they tripped on it may use
+-- it again. For gangq_admin. Repeats are harmless. Raises GQ001, GQ002.
 create function gangq.unquarantine(device_uuid text default null, worker text default null)
 returns void language plpgsql as $$
 declare
@@ -127,10 +126,10 @@ begin
   perform gangq.log_event(gangq.now(), 'unquarantine', reason => coalesce(device_uuid, worker));
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.unquarantine is
-  'Lifts a quarantine; live jobs that keep away from the device because they tripped on it may use '
-  'it again. For gangq_admin. Repeats are harmless. Raises GQ001, GQ002.';
 
+-- Sets what an operator taints a worker with, by name and also after a restart, beside the taints
+-- it registers with; an empty array takes them off. What runs there runs on, what is reserved there
+-- still starts. For gangq_admin. Raises GQ001, GQ002.
 create function gangq.set_taints(worker text, taints text[]) returns void
 language plpgsql as $$
 declare
@@ -146,7 +145,3 @@ begin
   perform gangq.wake(array[newest], 'claim');
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.set_taints is
-  'Sets what an operator taints a worker with, by name and also after a restart, beside the taints '
-  'it registers with; an empty array takes them off. What runs there runs on, what is reserved '
-  'there still starts. For gangq_admin. Raises GQ001, GQ002.';

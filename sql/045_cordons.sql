@@ -2,12 +2,13 @@
 -- Locks: cordon takes the worker rows by id and then the row of the cordon; uncordon takes only
 -- that.
 
+-- Internal. Whether an incarnation belongs to this host or worker (kind: host or worker).
 create function gangq.is_at(i gangq.incarnations, kind text, name text) returns boolean
 language sql immutable as
 $$ select case kind when 'host' then i.host when 'worker' then i.name end = is_at.name $$;
-comment on function gangq.is_at is
-  'Internal. Whether an incarnation belongs to this host or worker (kind: host or worker).';
 
+-- Internal. What cordon and uncordon act on. Raises GQ001 unless exactly one of host and worker is
+-- given, and GQ002, naming those most like it, where nothing of this name has registered.
 create function gangq.cordon_target(
   verb text, host text, worker text, out kind text, out name text
 ) language plpgsql stable as $$
@@ -31,13 +32,19 @@ begin
       from gangq.incarnations i),
     'Names and hosts are in gangq.workers.');
 end $$;
-comment on function gangq.cordon_target is
-  'Internal. What cordon and uncordon act on. Raises GQ001 unless exactly one of host and worker '
-  'is given, and GQ002, naming those most like it, where nothing of this name has registered.';
 
 -- A claim locks its worker's row, then looks for a cordon. cordon locks those rows, too: a claim
 -- under way has taken its work before cordon returns, and a later claim sees the cordon. A worker
 -- that registers at this moment may take a job until this transaction commits.
+--
+-- Gives a host, or a worker by name, nothing new until uncordon, also after a restart. Running work
+-- goes on, and members that are reserved there are claimed. drain: running and reserved work is
+-- moved away once it fits elsewhere, gangs as a whole; at the deadline the rest is told to stop,
+-- without one it is not. A gang of which a member has finished cannot run again: it stays until the
+-- deadline and then fails. When this function returns, no claim that was under way can take
+-- anything any more. A repeated call changes only what it gives: a plain cordon does not end a
+-- drain, and the deadline infinity removes the deadline. For gangq_admin. Raises GQ001, GQ002
+-- (naming hosts or workers like it).
 create function gangq.cordon(
   host text default null, worker text default null, drain boolean default false,
   deadline timestamptz default null, reason text default null
@@ -91,16 +98,10 @@ begin
   perform gangq.log_cordon('cordon', t, c);
   perform gangq.wake_tick(c.drain);
 end $$;
-comment on function gangq.cordon is
-  'Gives a host, or a worker by name, nothing new until uncordon, also after a restart. Running '
-  'work goes on, and members that are reserved there are claimed. drain: running and reserved work '
-  'is moved away once it fits elsewhere, gangs as a whole; at the deadline the rest is told to '
-  'stop, without one it is not. A gang of which a member has finished cannot run again: it stays '
-  'until the deadline and then fails. When this function returns, no claim that was under way can '
-  'take anything any more. A repeated call changes only what it gives: a plain cordon does not end '
-  'a drain, and the deadline infinity removes the deadline. For gangq_admin. Raises GQ001, GQ002 '
-  '(naming hosts or workers like it).';
 
+-- Lifts the cordon of a host or a worker, and with it a drain: it is given work again. Work that
+-- was told to stop still stops. A worker stays cordoned while its host is, and the other way round.
+-- Can be repeated. For gangq_admin. Raises GQ001, GQ002.
 create function gangq.uncordon(host text default null, worker text default null) returns void
 language plpgsql as $$
 declare
@@ -120,11 +121,8 @@ begin
     where gangq.is_at(i, target.kind, target.name) and i.ended_at is null), 'claim');
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.uncordon is
-  'Lifts the cordon of a host or a worker, and with it a drain: it is given work again. Work that '
-  'was told to stop still stops. A worker stays cordoned while its host is, and the other way '
-  'round. Can be repeated. For gangq_admin. Raises GQ001, GQ002.';
 
+-- Internal. Writes the event of cordon or uncordon.
 create function gangq.log_cordon(event text, t timestamptz, c gangq.cordons) returns void
 language sql as $$
   select gangq.log_event(t, event, reason => c.reason,
@@ -135,8 +133,9 @@ language sql as $$
       when 'uncordon' then jsonb_build_object('operator', gangq.caller(),
         'seconds', extract(epoch from t - c.since)) end)
 $$;
-comment on function gangq.log_cordon is 'Internal. Writes the event of cordon or uncordon.';
 
+-- Hosts and workers that are given nothing new, and the gangs and single jobs that still hold
+-- something there. state: cordoned, draining, or drained once nothing is left there.
 create view gangq.cordoned as
 select c.kind, c.name,
   case
@@ -153,6 +152,3 @@ cross join lateral (
       filter (where j.id is not null and j.gang_id is null), '{}') as jobs
   from gangq.incarnations i left join gangq.live_jobs j on j.incarnation = i.id
   where case c.kind when 'host' then i.host else i.name end = c.name) w;
-comment on view gangq.cordoned is
-  'Hosts and workers that are given nothing new, and the gangs and single jobs that still hold '
-  'something there. state: cordoned, draining, or drained once nothing is left there.';

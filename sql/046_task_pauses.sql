@@ -2,6 +2,9 @@
 -- Locks: pause_task and resume_task the row of the task in task_pauses; end_pauses (028), a step of
 -- the tick, with skip locked. A claim or pass only reads the table.
 
+-- From now on nothing of a task starts, until then (null: until resume_task); what runs goes on. A
+-- gang waits if the task of one of its members is paused. Repeated, it says anew until when and
+-- why. For gangq_admin. Raises GQ001.
 create function gangq.pause_task(
   task text, until timestamptz default null, reason text default null
 ) returns void language plpgsql as $$
@@ -24,11 +27,8 @@ begin
   set until = excluded.until, reason = excluded.reason, operator = excluded.operator;
   perform gangq.wake_tick(true);  -- Which has to know when to come again.
 end $$;
-comment on function gangq.pause_task is
-  'From now on nothing of a task starts, until then (null: until resume_task); what runs goes on. '
-  'A gang waits if the task of one of its members is paused. Repeated, it says anew until when '
-  'and why. For gangq_admin. Raises GQ001.';
 
+-- Ends the pause of a task. Can be repeated. For gangq_admin.
 create function gangq.resume_task(task text) returns void language plpgsql as $$
 declare
   ended text[];
@@ -39,9 +39,8 @@ begin
   select array_agg(g.task) into ended from gone g;
   perform gangq.wake_tasks(ended);
 end $$;
-comment on function gangq.resume_task is
-  'Ends the pause of a task. Can be repeated. For gangq_admin.';
 
+-- Internal. Wakes who may start what waits of these tasks.
 create function gangq.wake_tasks(tasks text[]) returns void language plpgsql as $$
 begin
   perform gangq.wake_sleepers(w.queue, 64, 'commit')
@@ -53,8 +52,8 @@ begin
     perform gangq.wake_tick(true);
   end if;
 end $$;
-comment on function gangq.wake_tasks is 'Internal. Wakes who may start what waits of these tasks.';
 
+-- Internal. A task of a kind of gang, or of a shape (negative), that is paused; null: none.
 create function gangq.paused_task(kind integer) returns text language sql stable as $$
   select min(p.task)
   from gangq.task_pauses p
@@ -64,13 +63,10 @@ create function gangq.paused_task(kind integer) returns text language sql stable
     select s.task
     from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = kind)
 $$;
-comment on function gangq.paused_task is
-  'Internal. A task of a kind of gang, or of a shape (negative), that is paused; null: none.';
 
+-- Internal. Until when, by whom and why a task is paused; null: it is not.
 create function gangq.pause_in_words(task text) returns text language sql stable as $$
   select format('task %s is paused%s by %s%s', p.task, ' until ' || p.until, p.operator,
     ': ' || p.reason)
   from gangq.task_pauses p where p.task = pause_in_words.task
 $$;
-comment on function gangq.pause_in_words is
-  'Internal. Until when, by whom and why a task is paused; null: it is not.';

@@ -6,20 +6,19 @@
 -- work and light slots, and neither lane takes the other's. The lane is a property of the shape and
 -- of its queue, and stored nowhere: a limit on a queue changes one row, not each job in it.
 
+-- Internal. Queues with a limit or a fair order: single jobs in them, and below them, are placed.
+-- Each with a dot: it begins the names of those below.
 create function gangq.placed_queues() returns text[] language sql stable as $$
   select array(select q.name || '.' from gangq.queues_table q where q.limited or q.policy = 'fair')
 $$;
-comment on function gangq.placed_queues is
-  'Internal. Queues with a limit or a fair order: single jobs in them, and below them, are placed. '
-  'Each with a dot: it begins the names of those below.';
 
--- Inlined, because claims ask it of each shape.
+-- Internal. Whether single jobs of this shape are placed; if not, they are light. Inlined, because
+-- claims ask it of each shape.
 create function gangq.is_placed(s gangq.shapes, placed_queues text[]) returns boolean
 language sql immutable
 return not (s).plain or (s).model is not null or ((s).queue || '.') ^@ any (placed_queues);
-comment on function gangq.is_placed is
-  'Internal. Whether single jobs of this shape are placed; if not, they are light.';
 
+-- Internal. Whether a single job waits to be placed.
 create function gangq.single_waits() returns boolean language sql stable as $$
   select exists (
     select 1
@@ -27,18 +26,19 @@ create function gangq.single_waits() returns boolean language sql stable as $$
     cross join (select gangq.placed_queues() as names offset 0) q
     where gangq.is_placed(s, q.names))
 $$;
-comment on function gangq.single_waits is 'Internal. Whether a single job waits to be placed.';
 
+-- Internal. Whether anything waits to be placed.
 create function gangq.placed_waits() returns boolean language sql stable
 return exists (select 1 from gangq.live_gangs g where g.state = 'blocked') or gangq.single_waits();
-comment on function gangq.placed_waits is 'Internal. Whether anything waits to be placed.';
 
+-- Internal. Whether this queue, or one above it, is paused.
 create function gangq.paused(queue text) returns boolean language sql stable
 return exists (
   select 1 from gangq.queues_table q where q.paused and gangq.below(paused.queue, array[q.name]));
-comment on function gangq.paused is 'Internal. Whether this queue, or one above it, is paused.';
 
--- Reserved, running and preempting jobs count, and so do open places that nobody sits in.
+-- Internal. Per incarnation: free slots for placed work, light jobs it may still take, memory,
+-- CPUs, and free devices with their memory, smallest first. Reserved, running and preempting jobs
+-- count, and so do open places that nobody sits in.
 create function gangq.free_capacity(incarnations bigint[])
 returns table (
   incarnation bigint, slots integer, light integer, memory_mb bigint, cpus numeric,
@@ -64,10 +64,9 @@ returns table (
       and not exists (select 1 from gangq.device_holds h where h.device_id = r.id)) d
   where i.id = any (free_capacity.incarnations)
 $$;
-comment on function gangq.free_capacity is
-  'Internal. Per incarnation: free slots for placed work, light jobs it may still take, memory, '
-  'CPUs, and free devices with their memory, smallest first.';
 
+-- free_capacity for views, which ask for one worker at a time: a view calls functions with the
+-- rights of its reader. The verbs use free_capacity, which is inlined.
 create function gangq.capacity_of(incarnations bigint[])
 returns table (
   incarnation bigint, slots integer, light integer, memory_mb bigint, cpus numeric,
@@ -75,11 +74,9 @@ returns table (
 ) language sql stable rows 1 as $$
   select f.* from gangq.free_capacity(incarnations) f
 $$;
-comment on function gangq.capacity_of is
-  'free_capacity for views, which ask for one worker at a time: a view calls functions with the '
-  'rights of its reader. The verbs use free_capacity, which is inlined.';
 
--- One rule for claims, boards and explanations.
+-- Internal. What keeps each live worker, or each of these, from taking work now; null: nothing. One
+-- rule for claims, boards and explanations.
 create function gangq.barred(t timestamptz, among bigint[] default null)
 returns table (incarnation bigint, why text) language sql stable as $$
   select i.id, case
@@ -98,9 +95,8 @@ returns table (incarnation bigint, why text) language sql stable as $$
     offset 0) c
   where i.ended_at is null and (barred.among is null or i.id = any (barred.among))
 $$;
-comment on function gangq.barred is
-  'Internal. What keeps each live worker, or each of these, from taking work now; null: nothing.';
 
+-- Internal. Workers, or those among these, that may be given work now.
 create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[]
 language sql stable as $$
   select array(
@@ -109,9 +105,8 @@ language sql stable as $$
     where b.why is null
     order by b.incarnation)
 $$;
-comment on function gangq.candidates is
-  'Internal. Workers, or those among these, that may be given work now.';
 
+-- Internal. Whether this worker is for jobs of this shape at all, free or not.
 create function gangq.serves(i gangq.incarnations, s gangq.shapes) returns boolean
 language sql stable
 return s.queue = any (i.queues)
@@ -121,42 +116,37 @@ return s.queue = any (i.queues)
     when s.selects is null then i.taints = '{}'
     else coalesce(jsonb_path_match(i.labels, s.selects,
       jsonb_build_object('host', i.host, 'worker', i.name, 'taints', i.taints), true), false) end;
-comment on function gangq.serves is
-  'Internal. Whether this worker is for jobs of this shape at all, free or not.';
 
--- least() takes no notice of null: what is not asked for sets no limit.
+-- Internal. How many jobs of this shape fit into so much. devices: those that suit them. least()
+-- takes no notice of null: what is not asked for sets no limit.
 create function gangq.room(
   s gangq.shapes, slots bigint, memory_mb bigint, cpus numeric, devices bigint
 ) returns bigint language sql immutable
 return least(slots, memory_mb / nullif((s).memory_mb, 0), floor(cpus / nullif((s).cpus, 0))::bigint,
   devices / nullif((s).gpus, 0));
-comment on function gangq.room is
-  'Internal. How many jobs of this shape fit into so much. devices: those that suit them.';
 
+-- Internal. Of these free devices, smallest first, those that a job of this shape can use.
 create function gangq.usable(s gangq.shapes, device_ids bigint[], vrams integer[]) returns bigint[]
 language sql immutable as $$
   select array(
     select d.id from unnest(device_ids, vrams) with ordinality as d(id, vram, n)
     where d.vram >= (s).vram_mb and ((s).avoid is null or d.id <> all ((s).avoid)) order by d.n)
 $$;
-comment on function gangq.usable is
-  'Internal. Of these free devices, smallest first, those that a job of this shape can use.';
 
+-- Internal. Whether the devices chosen are what one job of this shape needs, and free.
 create function gangq.suit(
   s gangq.shapes, chosen bigint[], device_ids bigint[], vrams integer[]
 ) returns boolean language sql immutable as $$
   select coalesce(cardinality(chosen) = (s).gpus and chosen <@ gangq.usable(s, device_ids, vrams)
     and (select count(distinct d.id) from unnest(chosen) as d(id)) = (s).gpus, false)
 $$;
-comment on function gangq.suit is
-  'Internal. Whether the devices chosen are what one job of this shape needs, and free.';
 
+-- Internal. Where a worker is, of this level of topology; null: it does not say; no level: empty.
 create function gangq.domain_of(i gangq.incarnations, level text) returns text
 language sql immutable
 return case when level is null then '' when level = 'host' then i.host else i.labels ->> level end;
-comment on function gangq.domain_of is
-  'Internal. Where a worker is, of this level of topology; null: it does not say; no level: empty.';
 
+-- Internal. The live workers; known: also ended ones, by their latest incarnation that is kept.
 create function gangq.fleet(known boolean) returns setof gangq.incarnations
 language sql stable as $$
   select i.*
@@ -166,10 +156,9 @@ language sql stable as $$
     and not exists (
       select 1 from gangq.incarnations later where later.name = i.name and later.id > i.id))
 $$;
-comment on function gangq.fleet is
-  'Internal. The live workers; known: also ended ones, by their latest incarnation that is kept.';
 
--- A device that nobody offers is counted with the last incarnation that saw it.
+-- Internal. The devices of a worker; ended: those it had. A device that nobody offers is counted
+-- with the last incarnation that saw it.
 create function gangq.devices_of(incarnation bigint, ended boolean)
 returns table (id bigint, vram_mb integer) language sql stable as $$
   select r.id, r.vram_mb
@@ -184,4 +173,3 @@ returns table (id bigint, vram_mb integer) language sql stable as $$
       select 1 from gangq.device_claimants later
       where later.device_id = r.id and later.incarnation > c.incarnation)
 $$;
-comment on function gangq.devices_of is 'Internal. The devices of a worker; ended: those it had.';

@@ -4,6 +4,9 @@
 -- offers lists the workers for a shape. kind_infeasible asks infeasible for each role alone, then
 -- kind_room for all roles together. Takes no locks.
 
+-- Internal. Workers that serve the queue and task of a shape, free or not, at most so many. known:
+-- also ended ones. able: the job may run there. gpus: devices that it does not avoid. enough: those
+-- of them with the memory that it asks for.
 create function gangq.offers(s gangq.shapes, known boolean, most integer default null)
 returns table (
   worker gangq.incarnations, able boolean, gpus bigint, vram_mb integer, enough bigint
@@ -25,11 +28,9 @@ returns table (
     from gangq.devices_of((w.i).id, (w.i).ended_at is not null) r
     where s.gpus > 0 and (s.avoid is null or r.id <> all (s.avoid))) d
 $$;
-comment on function gangq.offers is
-  'Internal. Workers that serve the queue and task of a shape, free or not, at most so many. '
-  'known: also ended ones. able: the job may run there. gpus: devices that it does not avoid. '
-  'enough: those of them with the memory that it asks for.';
 
+-- Internal. Why the registered workers could never hold so many members of this shape; null: they
+-- could. known: the same for all known workers; null also when none of its queue is known.
 create function gangq.infeasible(shape_id integer, size integer, known boolean default false)
 returns text language plpgsql stable as $$
 declare
@@ -87,10 +88,9 @@ begin
       then format('; slots are short: %s in all, and each job takes one (gangq worker --slots)',
         gangq.counted(n.slots, 'slot')) else '' end;
 end $$;
-comment on function gangq.infeasible is
-  'Internal. Why the registered workers could never hold so many members of this shape; null: '
-  'they could. known: the same for all known workers; null also when none of its queue is known.';
 
+-- Internal. For each role of a kind of gang the workers that could run it, with their domains of
+-- the levels that the gang (domain) and the role (inner_domain) require.
 create function gangq.kind_offers(kind_id integer, known boolean, most integer)
 returns table (
   ordinal smallint, strategy text, id bigint, host text, slots integer, memory_mb bigint,
@@ -106,13 +106,14 @@ returns table (
   cross join lateral (select (o.worker).*) i
   where k.id = kind_offers.kind_id and o.able
 $$;
-comment on function gangq.kind_offers is
-  'Internal. For each role of a kind of gang the workers that could run it, with their domains of '
-  'the levels that the gang (domain) and the role (inner_domain) require.';
 
 -- 1. hosts, inner_domains: how many members of each role a host and a domain of the role hold.
 -- 2. by_role: of each domain of the gang, how many of each role find room there.
 -- 3. together: what the roles lack in a domain, although each of them would fit alone.
+--
+-- Internal. The best domain of the level that a kind of gang requires; without a level all workers
+-- are one domain. fits: when it is idle, all roles find room for their minimum. has: for how many.
+-- seen: each role has a worker somewhere.
 create function gangq.kind_room(kind_id integer, known boolean, most integer default null)
 returns table (domain text, fits boolean, seen boolean, has text) language sql stable as $$
   with roles as materialized (
@@ -139,12 +140,11 @@ returns table (domain text, fits boolean, seen boolean, has text) language sql s
   ),
   by_role as (
     select d.domain, r.ordinal, r.name, r.min_members as wanted, r.strategy, r.require,
-      least(coalesce(i.room, 0), r.min_members) as room
+      least(r.min_members, coalesce((
+        select max(x.room)
+        from inner_domains x where x.domain = d.domain and x.ordinal = r.ordinal), 0)) as room
     from (select distinct o.domain from offers o where o.domain is not null) d
     cross join roles r
-    cross join lateral (
-      select max(x.room) as room
-      from inner_domains x where x.domain = d.domain and x.ordinal = r.ordinal) i
   ),
   together as (
     select w.domain, string_agg(format('%s of %s %s', n.have, n.asked, n.what), ', ' order by n.n)
@@ -152,10 +152,7 @@ returns table (domain text, fits boolean, seen boolean, has text) language sql s
     from (
       select x.domain, sum(x.slots) as slots, sum(x.gpus) as gpus, sum(x.memory_mb) as memory_mb,
         sum(x.cpus) as cpus
-      from (
-        select o.domain, o.slots, max(o.gpus) as gpus, o.memory_mb, o.cpus
-        from offers o
-        group by o.domain, o.id, o.slots, o.memory_mb, o.cpus) x
+      from (select distinct on (o.id) o.* from offers o order by o.id, o.gpus desc) x
       group by x.domain) w
     cross join (
       select sum(r.min_members) as slots, sum(r.min_members * (r.s).gpus::bigint) as gpus,
@@ -177,11 +174,9 @@ returns table (domain text, fits boolean, seen boolean, has text) language sql s
   group by b.domain, t.short
   order by 2 desc, sum(b.room) desc, b.domain limit 1
 $$;
-comment on function gangq.kind_room is
-  'Internal. The best domain of the level that a kind of gang requires; without a level all '
-  'workers are one domain. fits: when it is idle, all roles find room for their minimum. has: for '
-  'how many. seen: each role has a worker somewhere.';
 
+-- Internal. Why the registered (or known) workers could never hold the minimum of this kind of
+-- gang; null: they could, as far as is checked: each role alone, then all roles by their sums.
 create function gangq.kind_infeasible(kind_id integer, known boolean default false) returns text
 language plpgsql stable as $$
 declare
@@ -218,10 +213,8 @@ begin
       else format('the best %s, %s, has room for ', k.require, best.domain) end,
     best.has) from gangq.gang_kinds k where k.id = kind_infeasible.kind_id);
 end $$;
-comment on function gangq.kind_infeasible is
-  'Internal. Why the registered (or known) workers could never hold the minimum of this kind of '
-  'gang; null: they could, as far as is checked: each role alone, then all roles by their sums.';
 
+-- Internal. Raises GQ001 for work that alone exceeds a limit of its queue path.
 create function gangq.check_limits(
   queue text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric
 ) returns void language plpgsql stable as $$
@@ -245,5 +238,3 @@ begin
       || 'an administrator can raise the limit: gangq queue set.');
   end if;
 end $$;
-comment on function gangq.check_limits is
-  'Internal. Raises GQ001 for work that alone exceeds a limit of its queue path.';

@@ -2,6 +2,8 @@
 -- is an upper bound; a task's own history lowers it. Locks: a row of runtimes or the row 'runtimes'
 -- of lock_rows, with skip locked; takes nothing else and waits for nobody.
 
+-- Internal. Seconds a job will run: its budget, else the installation's; the 90th percentile of its
+-- task's runs where at least ten are known and it is less.
 create function gangq.estimate_s(queue text, task text, gpus integer, budget_s real) returns real
 language sql stable as $$
   select least(
@@ -9,24 +11,21 @@ language sql stable as $$
       select case when gpus > 0 then c.budget_gpu_s else c.budget_s end from gangq.settings c)),
     (select r.p90_s from gangq.runtimes r where r.queue = $1 and r.task = $2 and r.samples >= 10))
 $$;
-comment on function gangq.estimate_s is
-  'Internal. Seconds a job will run: its budget, else the installation''s; the 90th percentile of '
-  'its task''s runs where at least ten are known and it is less.';
 
--- A running estimate in one row: each end longer than it raises it by as much as nine shorter ones
--- lower it. The first ten only raise it. In a caller's transaction the row may stay locked for
--- long, so whoever meets it locked leaves it; the row of lock_rows does the same for two that would
--- both insert the first estimate of a task.
-create function gangq.learn_runtimes(
-  shape_ids integer[], runs double precision[], t timestamptz
-) returns void language plpgsql as $$
+-- Internal. Jobs of these shapes have run so long and are done; of several of one task the longest
+-- counts, as of a gang. A running estimate in one row: each end longer than it raises it by as much
+-- as nine shorter ones lower it. The first ten only raise it. In a caller's transaction the row may
+-- stay locked for long, so whoever meets it locked leaves it; the row of lock_rows does the same
+-- for two that would both insert the first estimate of a task.
+create function gangq.learn_runtimes(done gangq.attempt_history[], t timestamptz) returns void
+language plpgsql as $$
 declare
   seen record;
 begin
   for seen in
-    select s.queue, s.task, greatest(max(r.run_s), 0.001) as run_s
-    from unnest(learn_runtimes.shape_ids, learn_runtimes.runs) as r(shape_id, run_s)
-    join gangq.shapes s on s.id = r.shape_id
+    select s.queue, s.task, greatest(extract(epoch from max(r.ended_at - r.started_at))::float8,
+      0.001) as run_s
+    from unnest(learn_runtimes.done) r join gangq.shapes s on s.id = r.shape_id
     group by s.queue, s.task order by 1, 2
   loop
     perform from gangq.runtimes r
@@ -50,6 +49,3 @@ begin
     end if;
   end loop;
 end $$;
-comment on function gangq.learn_runtimes is
-  'Internal. Jobs of these shapes have run so long and are done; of several of one task the '
-  'longest counts, as of a gang.';

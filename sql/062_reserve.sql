@@ -5,27 +5,26 @@
 -- Locks, in this order: the gang, its jobs by id, the chosen worker rows (skip locked: a busy one
 -- means "decide again"), queues with limits by name.
 
--- A gang whose roles all have one size has all its members in every epoch. Of an elastic one those
--- with an epoch_rank are in it; the others stay blocked, or are being stopped because they have
--- just left it.
+-- Internal. Whether such gangs may run with fewer members. A gang whose roles all have one size has
+-- all its members in every epoch. Of an elastic one those with an epoch_rank are in it; the others
+-- stay blocked, or are being stopped because they have just left it.
 create function gangq.elastic(kind_id integer) returns boolean language sql stable as $$
   select exists (
     select 1 from gangq.kind_roles r
     where r.kind_id = elastic.kind_id and r.min_members < r.max_members)
 $$;
-comment on function gangq.elastic is 'Internal. Whether such gangs may run with fewer members.';
 
+-- Internal. Whether a member of a placed gang is part of its present epoch.
 create function gangq.in_epoch(j gangq.live_jobs, g gangq.live_gangs) returns boolean
 language sql immutable
 return j.epoch_rank is not null or g.world_size = g.size;
-comment on function gangq.in_epoch is
-  'Internal. Whether a member of a placed gang is part of its present epoch.';
 
+-- Internal. The rank that a member has in its epoch, or would have if all members ran.
 create function gangq.rank_of(j gangq.live_jobs) returns integer language sql immutable
 return coalesce(j.epoch_rank, j.rank);
-comment on function gangq.rank_of is
-  'Internal. The rank that a member has in its epoch, or would have if all members ran.';
 
+-- Internal. Writes that these members, in rank order, are placed: a new epoch, claim deadlines,
+-- device holds; wakes the workers. digest: of the board that the pass saw.
 create function gangq.place_members(
   g gangq.live_gangs, job_ids bigint[], incarnations bigint[], devices bigint[], holders bigint[],
   digest text, t timestamptz
@@ -67,10 +66,9 @@ begin
         group by i.host) x)));
   perform gangq.wake(incarnations, 'claim');
 end $$;
-comment on function gangq.place_members is
-  'Internal. Writes that these members, in rank order, are placed: a new epoch, claim deadlines, '
-  'device holds; wakes the workers. digest: of the board that the pass saw.';
 
+-- Internal. Whether these members, in rank order, could be an epoch: of each role the lowest ranks,
+-- from its minimum to its maximum.
 create function gangq.is_epoch(g gangq.live_gangs, job_ids bigint[]) returns boolean
 language sql stable as $$
   select job_ids = array(
@@ -87,10 +85,8 @@ language sql stable as $$
         and (coalesce(x.members, 0) not between r.min_members and r.max_members
           or x.last_rank <> r.first_rank + x.members - 1)))
 $$;
-comment on function gangq.is_epoch is
-  'Internal. Whether these members, in rank order, could be an epoch: of each role the lowest '
-  'ranks, from its minimum to its maximum.';
 
+-- Internal. Locks these workers. Returns whether none was busy and they have room for the members.
 -- A worker whose row is locked may be claiming what the decision saw free: it counts as busy. The
 -- checks are statements after the locks, so they see what was cordoned or claimed before.
 create function gangq.lock_room(job_ids bigint[], incarnations bigint[], t timestamptz)
@@ -117,12 +113,11 @@ begin
     join gangq.free_capacity(wanted) f on f.incarnation = d.incarnation
     where not d.serves or d.members > f.slots or d.memory_mb > f.memory_mb or d.cpus > f.cpus);
 end $$;
-comment on function gangq.lock_room is
-  'Internal. Locks these workers. Returns whether none was busy and they have room for the '
-  'members.';
 
--- The member that fits the fewest devices chooses first. Every device that fits it also fits the
--- members after it, so this order serves all members if any order does.
+-- Internal. Devices for these members, and which member gets each: the given ones in order, or the
+-- smallest free ones. devices null: they are not to be had. The member that fits the fewest devices
+-- chooses first. Every device that fits it also fits the members after it, so this order serves all
+-- members if any order does.
 create function gangq.devices_for(
   job_ids bigint[], incarnations bigint[], given bigint[],
   out devices bigint[], out holders bigint[]
@@ -157,10 +152,8 @@ begin
     devices := null;
   end if;
 end $$;
-comment on function gangq.devices_for is
-  'Internal. Devices for these members, and which member gets each: the given ones in order, or '
-  'the smallest free ones. devices null: they are not to be had.';
 
+-- Internal, for reserve_gang. Raises GQ001 or GQ004 where gang, members and workers do not fit.
 create function gangq.check_seats(
   g gangq.live_gangs, job_ids bigint[], incarnations bigint[]
 ) returns void language plpgsql stable as $$
@@ -182,9 +175,14 @@ begin
       'maximum.');
   end if;
 end $$;
-comment on function gangq.check_seats is
-  'Internal, for reserve_gang. Raises GQ001 or GQ004 where gang, members and workers do not fit.';
 
+-- Places members of a gang, given in rank order (null: all), each on the worker given for it; all
+-- of them or none, in one transaction. Of a blocked gang: the members of a new epoch (of each role
+-- the lowest ranks, from its minimum to its maximum), which get the claim deadline; of a running
+-- one: exactly those that are missing, while the others run on and are told of the new epoch. Holds
+-- devices, wakes workers. False when a worker is busy or has no room any more, or others are
+-- missing by now: decide again. device_ids: theirs, in the same order; null: the smallest that do.
+-- digest: of the board that it was decided on. Raises GQ001, GQ002, GQ004, GQ008.
 create function gangq.reserve_gang(
   gang_id bigint, incarnations bigint[], job_ids bigint[] default null,
   device_ids bigint[] default null, digest text default null
@@ -234,17 +232,9 @@ begin
     d.holders, reserve_gang.digest, t);
   return true;
 end $$;
-comment on function gangq.reserve_gang is
-  'Places members of a gang, given in rank order (null: all), each on the worker given for it; '
-  'all of them or none, in one transaction. Of a blocked gang: the members of a new epoch (of '
-  'each role the lowest ranks, from its minimum to its maximum), which get the claim deadline; of '
-  'a running one: exactly those that are missing, while the others run on and are told of the new '
-  'epoch. Holds devices, wakes workers. False when a worker is busy or has no room any more, or '
-  'others are missing by now: decide again. device_ids: theirs, in the same order; null: the '
-  'smallest that do. digest: of the board that it was decided on. Raises GQ001, GQ002, GQ004, '
-  'GQ008.';
 
--- Skip locked: a worker that is claiming right now is not silent.
+-- Internal. Workers that did not claim members of this locked gang in time get no work for
+-- pass_over_s. Skip locked: a worker that is claiming right now is not silent.
 create function gangq.pass_over(g gangq.live_gangs, t timestamptz) returns void
 language sql volatile as $$
   update gangq.incarnations i set passed_over_until = t + make_interval(secs => c.pass_over_s)
@@ -256,10 +246,11 @@ language sql volatile as $$
       where j.gang_id = g.id and j.state = 'reserved' and j.deadline_at <= t)
     order by z.id for no key update skip locked))
 $$;
-comment on function gangq.pass_over is
-  'Internal. Workers that did not claim members of this locked gang in time get no work for '
-  'pass_over_s.';
 
+-- Takes back a reservation that nobody has started on: the whole gang is blocked again, or of a
+-- running gang the members that were to replace missing ones; nobody is charged, a miss is counted
+-- and backs the gang off; workers that missed the deadline are passed over for a while. False when
+-- a member of a reserved gang was claimed (then it drains) or nothing is reserved. Raises GQ002.
 create function gangq.rollback_gang(gang_id bigint, reason text default null) returns boolean
 language plpgsql as $$
 declare
@@ -299,9 +290,3 @@ begin
     data => case when runs then jsonb_build_object('members', back) end);
   return true;
 end $$;
-comment on function gangq.rollback_gang is
-  'Takes back a reservation that nobody has started on: the whole gang is blocked again, or of a '
-  'running gang the members that were to replace missing ones; nobody is charged, a miss is '
-  'counted and backs the gang off; workers that missed the deadline are passed over for a while. '
-  'False when a member of a reserved gang was claimed (then it drains) or nothing is reserved. '
-  'Raises GQ002.';

@@ -10,12 +10,12 @@
 
 -- Opening -----------------------------------------------------------------------------------------
 
--- A place of such a shape would count for no submitter. The next tick gives its jobs new shapes.
+-- Internal. Whether jobs of this shape waited before their queue began to tell submitters apart. A
+-- place of such a shape would count for no submitter. The next tick gives its jobs new shapes.
 create function gangq.unparted(s gangq.shapes) returns boolean language sql stable
 return (s).submitter is null and gangq.tells_apart((s).queue);
-comment on function gangq.unparted is
-  'Internal. Whether jobs of this shape waited before their queue began to tell submitters apart.';
 
+-- Internal. Why this worker, whose row is locked, has no place for such a job; null: it has.
 create function gangq.no_room(
   me gangq.incarnations, s gangq.shapes, device_ids bigint[], t timestamptz
 ) returns text language plpgsql stable as $$
@@ -46,21 +46,19 @@ begin
   return case when hit is not null then format('%s uses %s %s of at most %s',
     gangq.limited_by(hit), hit ->> 'used', hit ->> 'resource', hit ->> 'limit') end;
 end $$;
-comment on function gangq.no_room is
-  'Internal. Why this worker, whose row is locked, has no place for such a job; null: it has.';
 
+-- Internal. The end of a place that is renewed now: two ticks from now.
 create function gangq.place_until(t timestamptz) returns timestamptz language sql stable as $$
   select t + make_interval(secs => 2 * c.tick_s) from gangq.settings c
 $$;
-comment on function gangq.place_until is
-  'Internal. The end of a place that is renewed now: two ticks from now.';
 
--- An end more than four ticks ahead means that the clock was set back: the place's age is unknown.
+-- Internal. Whether the time of a place with this end is over. An end more than four ticks ahead
+-- means that the clock was set back: the place's age is unknown.
 create function gangq.is_over(until timestamptz, tick_s real, t timestamptz) returns boolean
 language sql stable
 return until <= t or until > t + make_interval(secs => 4 * tick_s);
-comment on function gangq.is_over is 'Internal. Whether the time of a place with this end is over.';
 
+-- Internal. Opens a place, for which no_room has found room, and wakes its worker.
 create function gangq.add_place(
   me gangq.incarnations, s gangq.shapes, device_ids bigint[], min_priority integer,
   ends_by timestamptz, refills boolean, t timestamptz
@@ -77,9 +75,13 @@ begin
   perform gangq.wake(array[(me).id], 'claim');
   return opened;
 end $$;
-comment on function gangq.add_place is
-  'Internal. Opens a place, for which no_room has found room, and wakes its worker.';
 
+-- Opens a place on a worker for single jobs of the kind of this one, and returns its number. The
+-- worker's next claim fills it with the first job of that kind; when that one is done the next may
+-- follow, where refills, until two ticks have passed. device_ids: its devices; null: the smallest
+-- that do. min_priority: jobs of a lower one do not fill it. ends_by: nothing that could end later
+-- fills it. Raises GQ001, GQ002, GQ004 (no room, a limit, a pause, a worker that takes nothing),
+-- GQ005, GQ008.
 create function gangq.open_place(
   incarnation bigint, job_id bigint, device_ids bigint[] default null,
   min_priority integer default -1000, ends_by timestamptz default null, refills boolean default true
@@ -123,18 +125,11 @@ begin
   return gangq.add_place(me, s, devices, open_place.min_priority, open_place.ends_by,
     open_place.refills, t);
 end $$;
-comment on function gangq.open_place is
-  'Opens a place on a worker for single jobs of the kind of this one, and returns its number. The '
-  'worker''s next claim fills it with the first job of that kind; when that one is done the next '
-  'may follow, where refills, until two ticks have passed. device_ids: its devices; null: the '
-  'smallest that do. min_priority: jobs of a lower one do not fill it. ends_by: nothing that could '
-  'end later fills it. Raises GQ001, GQ002, GQ004 (no room, a limit, a pause, a worker that takes '
-  'nothing), GQ005, GQ008.';
 
 -- Filling -----------------------------------------------------------------------------------------
 
--- Checks again what may have changed since the place was opened. Capacity cannot have: the place
--- itself counts as used.
+-- Internal. Why this place must not be filled any more; null: it may. Checks again what may have
+-- changed since the place was opened. Capacity cannot have: the place itself counts as used.
 create function gangq.no_fill(
   me gangq.incarnations, p gangq.places, s gangq.shapes, t timestamptz
 ) returns text language sql stable as $$
@@ -157,9 +152,10 @@ create function gangq.no_fill(
     when not gangq.serves(me, s) then 'the worker does not serve it any more'
   end
 $$;
-comment on function gangq.no_fill is
-  'Internal. Why this place must not be filled any more; null: it may.';
 
+-- Internal. Fills the open places of a worker, whose row is locked, each with the first job of its
+-- kind. Closes those that must not be filled any more; an event says why, unless no job waits.
+-- Returns the jobs that run now.
 create function gangq.fill_places(
   me gangq.incarnations, request_id uuid, most integer, base bigint, t timestamptz
 ) returns bigint[] language plpgsql as $$
@@ -220,17 +216,14 @@ begin
   end if;
   return started;
 end $$;
-comment on function gangq.fill_places is
-  'Internal. Fills the open places of a worker, whose row is locked, each with the first job of '
-  'its kind. Closes those that must not be filled any more; an event says why, unless no job '
-  'waits. Returns the jobs that run now.';
 
 -- Closing -----------------------------------------------------------------------------------------
 
--- Only a job that is done leaves its place open. A job that failed, tripped or was stopped may have
--- left its device broken, so the next pass decides. A place that a pass has locked is skipped. When
--- no job of the kind waits, the devices are free at once, and the next pass or tick deletes the
--- place.
+-- Internal. These jobs are done. Where more jobs of their kind wait, their places become vacant and
+-- keep the devices. Returns how many places. Only a job that is done leaves its place open. A job
+-- that failed, tripped or was stopped may have left its device broken, so the next pass decides. A
+-- place that a pass has locked is skipped. When no job of the kind waits, the devices are free at
+-- once, and the next pass or tick deletes the place.
 create function gangq.vacate(job_ids bigint[], tokens bigint[], t timestamptz) returns integer
 language sql volatile as $$
   with vacant as (
@@ -254,10 +247,9 @@ language sql volatile as $$
   )
   select count(*)::integer from vacant
 $$;
-comment on function gangq.vacate is
-  'Internal. These jobs are done. Where more jobs of their kind wait, their places become vacant '
-  'and keep the devices. Returns how many places.';
 
+-- Internal. Closes places. A vacant one gives its devices back at once; a job that runs in one
+-- keeps its devices until it ends. waits: wait for places that a pass has locked.
 create function gangq.close_places(ids bigint[], waits boolean default false) returns integer
 language plpgsql as $$
 declare
@@ -272,10 +264,8 @@ begin
   delete from gangq.places p where p.id = any (closed);
   return cardinality(closed);
 end $$;
-comment on function gangq.close_places is
-  'Internal. Closes places. A vacant one gives its devices back at once; a job that runs in one '
-  'keeps its devices until it ends. waits: wait for places that a pass has locked.';
 
+-- Internal. Closes places that no pass has renewed for two ticks. Returns how many.
 create function gangq.close_overdue(most integer default 200) returns integer
 language sql volatile as $$
   select gangq.close_places(array(
@@ -284,5 +274,3 @@ language sql volatile as $$
     where gangq.is_over(p.until, c.tick_s, gangq.now())
     order by p.id limit most))
 $$;
-comment on function gangq.close_overdue is
-  'Internal. Closes places that no pass has renewed for two ticks. Returns how many.';

@@ -6,11 +6,11 @@
 -- only of overdue gangs of eligible kinds, so a paused queue costs one look.
 -- Locks: the gang, then its jobs, with skip locked. What is busy is left to the next tick.
 
+-- Internal. Whether a gang with a verdict of this gate is not eligible.
 create function gangq.makes_ineligible(gate text) returns boolean language sql immutable as
 $$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit', 'limit_key') $$;
-comment on function gangq.makes_ineligible is
-  'Internal. Whether a gang with a verdict of this gate is not eligible.';
 
+-- Internal. For how many seconds gangs of this kind were not eligible, as far as its verdict tells.
 -- PL/pgSQL, because SQL with a subquery is not inlined, and each submit_gang would plan it anew.
 create function gangq.ineligible_s(kind_id integer, t timestamptz) returns double precision
 language plpgsql stable as $$
@@ -20,9 +20,6 @@ begin
         then greatest(0, extract(epoch from t - v.since)::float8) else 0 end
     from gangq.verdicts v where v.kind_id = ineligible_s.kind_id and v.ask = ''), 0);
 end $$;
-comment on function gangq.ineligible_s is
-  'Internal. For how many seconds gangs of this kind were not eligible, as far as its verdict '
-  'tells.';
 
 -- A trigger, because many verbs make a gang wait, and a gang that one of them forgot would time out
 -- for the hours in which it ran.
@@ -32,6 +29,9 @@ comment on function gangq.ineligible_s is
 --   blocked                     blocked   in another kind: the same, by the clock of the old kind
 --   reserved, draining (no go)  blocked   runs on, but not while it backs off
 --   anything else               blocked   anew: timeout_s from now, or from when it is due
+--
+-- Internal. Trigger: the placement timeout begins when a gang is blocked, due, and has backed off.
+-- It ends when the barrier opens: a reservation that is not claimed does not end it.
 create function gangq.begin_waiting() returns trigger language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -52,18 +52,14 @@ begin
   new.ineligible_s := gangq.ineligible_s(new.kind_id, t);
   return new;
 end $$;
-comment on function gangq.begin_waiting is
-  'Internal. Trigger: the placement timeout begins when a gang is blocked, due, and has backed '
-  'off. It ends when the barrier opens: a reservation that is not claimed does not end it.';
 
--- The extension is at most the time the gang has waited. A gang that was due later, or had backed
--- off, did not wait all the time in which its kind was not eligible.
+-- Internal. When a gang times out if the clock of its kind reads this much. The extension is at
+-- most the time the gang has waited. A gang that was due later, or had backed off, did not wait all
+-- the time in which its kind was not eligible.
 create function gangq.timeout_shifted(g gangq.live_gangs, reading float8, t timestamptz)
 returns timestamptz language sql immutable
 return (g).timeout_at + make_interval(secs => greatest(0, least(reading - (g).ineligible_s,
   extract(epoch from t - (g).timeout_at)::float8 + (g).timeout_s)));
-comment on function gangq.timeout_shifted is
-  'Internal. When a gang times out if the clock of its kind reads this much.';
 
 create trigger live_gangs_waits_from_birth before insert on gangq.live_gangs for each row
 when (new.state = 'blocked') execute function gangq.begin_waiting();
@@ -73,9 +69,10 @@ when (new.state = 'blocked' and (old.state <> 'blocked' or old.kind_id <> new.ki
   or old.state = 'blocked' and new.state = 'reserved')
 execute function gangq.begin_waiting();
 
--- The first member keeps the gang's place in the order. The others queue up behind all that wait:
--- places are unique, and a short timeout must be no way to the front. A job keeps what it saved
--- itself, up to the last step that all had saved.
+-- Internal. A locked, blocked gang ends as cancelled. Its members wait as single jobs and keep
+-- their ids, payloads and counters. The first member keeps the gang's place in the order. The
+-- others queue up behind all that wait: places are unique, and a short timeout must be no way to
+-- the front. A job keeps what it saved itself, up to the last step that all had saved.
 create function gangq.split_gang(g gangq.live_gangs, reason text, t timestamptz) returns void
 language plpgsql as $$
 declare
@@ -107,10 +104,11 @@ begin
     select j.shape_id, count(*) as jobs from gangq.live_jobs j
     where j.id = any (ids) group by j.shape_id) w;
 end $$;
-comment on function gangq.split_gang is
-  'Internal. A locked, blocked gang ends as cancelled. Its members wait as single jobs and keep '
-  'their ids, payloads and counters.';
 
+-- Internal. Carries out the timeout of a locked, blocked gang. requeue: if its planned start is
+-- overdue, or no known worker could hold it, it gives up its planned start and backs off; otherwise
+-- it goes on waiting. hard: it fails. soft: its members run as single jobs. too_large: why no
+-- worker could hold its kind; empty: some could; null: not asked yet.
 create function gangq.timed_out(g gangq.live_gangs, t timestamptz, inout too_large text)
 language plpgsql as $$
 declare
@@ -154,12 +152,10 @@ begin
       delete from gangq.plans p where p.ask = 'g' || (g).id;
   end case;
 end $$;
-comment on function gangq.timed_out is
-  'Internal. Carries out the timeout of a locked, blocked gang. requeue: if its planned start is '
-  'overdue, or no known worker could hold it, it gives up its planned start and backs off; '
-  'otherwise it goes on waiting. hard: it fails. soft: its members run as single jobs. too_large: '
-  'why no worker could hold its kind; empty: some could; null: not asked yet.';
 
+-- Gangs that have waited for a place for their timeout, not counting time in which they were not
+-- eligible (paused, or over a limit): each is requeued, failed or split as it was submitted.
+-- Returns how many it looked at.
 create function gangq.time_out(most integer default 200) returns integer
 language plpgsql as $$
 declare
@@ -218,7 +214,3 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.time_out is
-  'Gangs that have waited for a place for their timeout, not counting time in which they were not '
-  'eligible (paused, or over a limit): each is requeued, failed or split as it was submitted. '
-  'Returns how many it looked at.';

@@ -10,12 +10,13 @@
 -- thirds of the time of a small board. They make json, because it is text: jsonb was copied into
 -- each larger part, half of the time. A field that has its default is left out.
 
+-- Internal. A moment as a board tells it: seconds since 1970.
 create function gangq.seconds(at timestamptz) returns double precision language sql stable
 return date_part('epoch', at);
-comment on function gangq.seconds is 'Internal. A moment as a board tells it: seconds since 1970.';
 
--- Worker by worker: with a condition on incarnation alone the planner reads the whole backlog
--- whenever the statistics are older than it. Every worker that holds jobs has a lease.
+-- Internal. All jobs that hold a slot for placed work: reserved, running, or told to stop. Worker
+-- by worker: with a condition on incarnation alone the planner reads the whole backlog whenever the
+-- statistics are older than it. Every worker that holds jobs has a lease.
 create function gangq.placed_jobs() returns setof gangq.live_jobs language sql stable as $$
   select j.*
   from gangq.leases l
@@ -23,10 +24,9 @@ create function gangq.placed_jobs() returns setof gangq.live_jobs language sql s
     select x.* from gangq.live_jobs x
     where x.incarnation = l.incarnation and not x.light offset 0) j
 $$;
-comment on function gangq.placed_jobs is
-  'Internal. All jobs that hold a slot for placed work: reserved, running, or told to stop.';
 
--- A job that took a light slot before its queue had a limit counts for that limit.
+-- Internal. The queues of a board. A job that took a light slot before its queue had a limit counts
+-- for that limit.
 create function gangq.board_queues() returns json language plpgsql stable as $$
 begin
   return (
@@ -45,12 +45,12 @@ begin
       'light_jobs', coalesce(l.jobs, 0)) order by q.name)
     from gangq.queues_table q left join light l on l.queue = q.name);
 end $$;
-comment on function gangq.board_queues is 'Internal. The queues of a board.';
 
 -- Workers -----------------------------------------------------------------------------------------
 
--- Each level's name has the broader ones before it: rack 1 of zone a is not rack 1 of zone b. The
--- parts are escaped, so that rack b of zone a/ is not rack /b of zone a.
+-- Internal. The domain of each topology level in which this worker lies; null: in none. Each
+-- level's name has the broader ones before it: rack 1 of zone a is not rack 1 of zone b. The parts
+-- are escaped, so that rack b of zone a/ is not rack /b of zone a.
 create function gangq.domains(i gangq.incarnations, levels text[]) returns jsonb
 language sql stable as $$
   select jsonb_agg(case
@@ -66,12 +66,12 @@ language sql stable as $$
       from unnest(levels) with ordinality as y(level, n)) x
     window w as (order by x.n)) l
 $$;
-comment on function gangq.domains is
-  'Internal. The domain of each topology level in which this worker lies; null: in none.';
 
--- A host that failed often fails again. For ten minutes it is the last choice for all work; for an
--- hour a gang that lost a member there is placed elsewhere if possible. Without this a gang was
--- placed four times on the one bad host beside seven idle ones, and failed for good.
+-- Internal. Hosts where a worker died in the last hour while it held jobs. doubtful: in the last
+-- ten minutes. gang_ids: the gangs that lost members there. A host that failed often fails again.
+-- For ten minutes it is the last choice for all work; for an hour a gang that lost a member there
+-- is placed elsewhere if possible. Without this a gang was placed four times on the one bad host
+-- beside seven idle ones, and failed for good.
 create function gangq.lost_hosts(t timestamptz)
 returns table (host text, doubtful boolean, gang_ids bigint[]) language sql stable as $$
   select i.host, max(e.at) > t - interval '10 min',
@@ -82,10 +82,9 @@ returns table (host text, doubtful boolean, gang_ids bigint[]) language sql stab
   where e.kind = 'lost' and e.at > t - interval '1 h' and i.state = 'dead' and i.exit_code is null
   group by i.host
 $$;
-comment on function gangq.lost_hosts is
-  'Internal. Hosts where a worker died in the last hour while it held jobs. doubtful: in the last '
-  'ten minutes. gang_ids: the gangs that lost members there.';
 
+-- Internal. The class of each live worker, and one worker (example) that stands for the class. If
+-- one of these kinds selects workers or hosts by name, each worker is a class of its own.
 create function gangq.worker_classes(kinds integer[])
 returns table (id bigint, class integer, example bigint) language plpgsql stable as $$
 declare
@@ -104,10 +103,9 @@ begin
         case when named then i.name end) as example
       from gangq.incarnations i where i.ended_at is null) y);
 end $$;
-comment on function gangq.worker_classes is
-  'Internal. The class of each live worker, and one worker (example) that stands for the class. '
-  'If one of these kinds selects workers or hosts by name, each worker is a class of its own.';
 
+-- Internal. The workers of a board with all that they offer. ids, classes: each worker and its
+-- class.
 create function gangq.board_workers(t timestamptz, ids bigint[], classes integer[]) returns json
 language plpgsql stable as $$
 begin
@@ -135,12 +133,11 @@ begin
       left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine'
       where r.offered_by is not null group by r.offered_by) d on d.offered_by = i.id);
 end $$;
-comment on function gangq.board_workers is
-  'Internal. The workers of a board with all that they offer. ids, classes: each worker and its '
-  'class.';
 
 -- What is placed ----------------------------------------------------------------------------------
 
+-- Internal. Members that these gangs could run without: of each role those above its minimum, in
+-- gangs of which all members run. members: how many such members the gang has.
 create function gangq.surplus_members(gang_ids bigint[])
 returns table (gang_id bigint, job_id bigint, members bigint) language sql stable as $$
   select m.gang_id, m.id, count(*) over (partition by m.gang_id)
@@ -156,19 +153,16 @@ returns table (gang_id bigint, job_id bigint, members bigint) language sql stabl
         select count(*) from gangq.live_jobs k where k.gang_id = g.id and k.state = 'running')) m
   where m.nth > m.min_members
 $$;
-comment on function gangq.surplus_members is
-  'Internal. Members that these gangs could run without: of each role those above its minimum, in '
-  'gangs of which all members run. members: how many such members the gang has.';
 
+-- Internal. Live workers that are drained, by name or with their host.
 create function gangq.drained_workers() returns setof bigint language sql stable as $$
   select i.id
   from gangq.cordons c
   join gangq.incarnations i on i.ended_at is null and gangq.is_at(i, c.kind, c.name)
   where c.drain
 $$;
-comment on function gangq.drained_workers is
-  'Internal. Live workers that are drained, by name or with their host.';
 
+-- Internal. When a job may first be told to stop for others; null: never.
 create function gangq.movable_at(
   state text, stops integer, max_stops integer, preemptible boolean, began timestamptz,
   min_run_s real
@@ -176,9 +170,10 @@ create function gangq.movable_at(
   select case when state = 'running' and stops < max_stops and preemptible
     then began + make_interval(secs => min_run_s) end
 $$;
-comment on function gangq.movable_at is
-  'Internal. When a job may first be told to stop for others; null: never.';
 
+-- Internal. When a job ends, and by what that is known. gone_at: it was told to stop and is gone by
+-- then. Otherwise the first of these that lies ahead: the estimate, the end of its budget (latest),
+-- 30 s from now.
 create function gangq.expected_end(gone_at float8, estimated float8, latest float8, now_s float8)
 returns table (at float8, by text) language sql immutable as $$
   select case
@@ -190,12 +185,11 @@ returns table (at float8, by text) language sql immutable as $$
       when estimated > now_s or latest > now_s + 30 then 'budget'
       else 'late' end
 $$;
-comment on function gangq.expected_end is
-  'Internal. When a job ends, and by what that is known. gone_at: it was told to stop and is gone '
-  'by then. Otherwise the first of these that lies ahead: the estimate, the end of its budget '
-  '(latest), 30 s from now.';
 
--- A member is a unit of its own if its gang runs on without it, or could.
+-- Internal. Every placed job. key: its unit, the id of the gang, or of the job, negative. spared:
+-- how many members its gang could run without. gone_at: set where it was told to stop. movable_at:
+-- when it may first be told to stop. A member is a unit of its own if its gang runs on without it,
+-- or could.
 create function gangq.unit_parts(t timestamptz)
 returns table (
   key bigint, part_of bigint, id bigint, submitter text, priority smallint, incarnation bigint,
@@ -257,12 +251,8 @@ begin
     cross join lateral (select coalesce(gangq.seconds(x.began_at), now_s) as s) b
     cross join lateral gangq.expected_end(x.gone_at, b.s + s.estimate_s, b.s + s.most, now_s) e);
 end $$;
-comment on function gangq.unit_parts is
-  'Internal. Every placed job. key: its unit, the id of the gang, or of the job, negative. '
-  'spared: how many members its gang could run without. gone_at: set where it was told to stop. '
-  'movable_at: when it may first be told to stop.';
 
--- What a unit has on one worker is one hold.
+-- Internal. The units of a board. What a unit has on one worker is one hold.
 create function gangq.board_units(t timestamptz, moves jsonb) returns json
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 begin
@@ -314,11 +304,11 @@ begin
       order by abs(u.key), u.key)
     from units u join holds h on h.key = u.key);
 end $$;
-comment on function gangq.board_units is 'Internal. The units of a board.';
 
--- Work on a drained worker is moved if it could be placed again: neither its queue nor its task is
--- paused, and no member of its gang is done. A gang that is replacing a member is moved once it is
--- whole. The kind of a single job is its shape, negative.
+-- Internal. What is to be moved off drained workers, and the ask that each would wait as. Work on a
+-- drained worker is moved if it could be placed again: neither its queue nor its task is paused,
+-- and no member of its gang is done. A gang that is replacing a member is moved once it is whole.
+-- The kind of a single job is its shape, negative.
 create function gangq.board_moves() returns table (unit text, kind_id integer, ask jsonb)
 language sql stable as $$
   with drained as materialized (
@@ -351,11 +341,10 @@ language sql stable as $$
     jsonb_build_object('id', m.unit, 'kind', m.kind_id, 'missing', m.missing)
   from moved m where not gangq.paused(m.queue) and gangq.paused_task(m.kind_id) is null
 $$;
-comment on function gangq.board_moves is
-  'Internal. What is to be moved off drained workers, and the ask that each would wait as.';
 
 -- What waits --------------------------------------------------------------------------------------
 
+-- Internal. The kinds of a board. examples: for each class of workers one worker.
 create function gangq.board_kinds(ids integer[], examples bigint[]) returns json
 language plpgsql stable as $$
 begin
@@ -406,10 +395,10 @@ begin
       select -s.id, s.queue, null, null, null from gangq.shapes s where -s.id = any (ids)) k
     join told y on y.kind_id = k.id);
 end $$;
-comment on function gangq.board_kinds is
-  'Internal. The kinds of a board. examples: for each class of workers one worker.';
 
--- The first gangs of each kind are read from an index, however many wait.
+-- Internal. Gangs that wait: the first a_kind of each kind, fewer where there are many kinds; and
+-- gangs that run and wait for replacements of members. The first gangs of each kind are read from
+-- an index, however many wait.
 create function gangq.board_gangs(t timestamptz, a_kind integer, in_all integer)
 returns table (id bigint, kind_id integer, order_key bigint, most bigint) language sql stable as $$
   with kinds as materialized (
@@ -440,10 +429,8 @@ returns table (id bigint, kind_id integer, order_key bigint, most bigint) langua
       select 1 from gangq.live_jobs j
       where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x))
 $$;
-comment on function gangq.board_gangs is
-  'Internal. Gangs that wait: the first a_kind of each kind, fewer where there are many kinds; '
-  'and gangs that run and wait for replacements of members.';
 
+-- Internal. The asks of these gangs.
 create function gangq.board_asks(t timestamptz, ids bigint[]) returns setof json
 language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 begin
@@ -494,9 +481,10 @@ begin
     left join lacking r on r.id = g.id
     order by g.order_key, g.id);
 end $$;
-comment on function gangq.board_asks is 'Internal. The asks of these gangs.';
 
--- One row per shape and priority, found by hopping along the index that claims read.
+-- Internal. Single jobs that wait to be placed: for each kind and priority the first job, and how
+-- many there are. The count stops at most: no pass could place more. One row per shape and
+-- priority, found by hopping along the index that claims read.
 create function gangq.board_single_asks(most integer)
 returns table (kind_id integer, jobs bigint, ask json) language plpgsql stable as $$
 begin
@@ -542,12 +530,11 @@ begin
       where x.shape_id = h.shape_id and x.state = 'pending' and x.order_key = h.head limit 1) j
     order by h.head);
 end $$;
-comment on function gangq.board_single_asks is
-  'Internal. Single jobs that wait to be placed: for each kind and priority the first job, and '
-  'how many there are. The count stops at most: no pass could place more.';
 
 -- The board ---------------------------------------------------------------------------------------
 
+-- Internal. Seats that are kept for an ask while others stop for it. They lapse when one of their
+-- workers has ended.
 create function gangq.board_kept(t timestamptz) returns json language plpgsql stable as $$
 begin
   return (
@@ -561,10 +548,9 @@ begin
         on i.id = (x.value ->> 'worker')::bigint and i.ended_at is null
       where i.id is null));
 end $$;
-comment on function gangq.board_kept is
-  'Internal. Seats that are kept for an ask while others stop for it. They lapse when one of their '
-  'workers has ended.';
 
+-- Internal. The places of a board. job: which runs there; ended: that has ended, and the place is
+-- to be closed.
 create function gangq.board_places() returns json language plpgsql stable as $$
 begin
   return (
@@ -574,10 +560,10 @@ begin
       order by p.id)
     from gangq.places p left join gangq.live_jobs j on j.id = p.job_id and j.token = p.token);
 end $$;
-comment on function gangq.board_places is
-  'Internal. The places of a board. job: which runs there; ended: that has ended, and the place '
-  'is to be closed.';
 
+-- What a decision is made from, in one snapshot: workers with all they offer, units (what is
+-- placed), kinds and asks (what waits; of each kind the first 200, fewer where there are many,
+-- 1,000 in all), queues. Reads only.
 create function gangq.board() returns json language plpgsql stable as $$
 declare
   t constant timestamptz := gangq.now();
@@ -628,7 +614,3 @@ begin
       'places', gangq.board_places(), 'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))
     from gangq.settings c);
 end $$;
-comment on function gangq.board is
-  'What a decision is made from, in one snapshot: workers with all they offer, units (what is '
-  'placed), kinds and asks (what waits; of each kind the first 200, fewer where there are many, '
-  '1,000 in all), queues. Reads only.';

@@ -12,6 +12,8 @@
 
 -- Who asks ----------------------------------------------------------------------------------------
 
+-- Internal. What a decision is for: a gang; or, where gang_id is null, the single jobs of one shape
+-- and priority. kind_id: the kind of the gang, or the shape, negative.
 create type gangq.asker as (
   ask text,
   gang_id bigint,
@@ -20,10 +22,9 @@ create type gangq.asker as (
   priority integer,
   kind_id integer
 );
-comment on type gangq.asker is
-  'Internal. What a decision is for: a gang; or, where gang_id is null, the single jobs of one '
-  'shape and priority. kind_id: the kind of the gang, or the shape, negative.';
 
+-- Internal. Reads the gang of an ask, or the first waiting job; null if nothing of it waits any
+-- more.
 create function gangq.asker_of(ask text) returns gangq.asker language plpgsql stable as $$
 declare
   a gangq.asker;
@@ -44,10 +45,8 @@ begin
   end if;
   return a;
 end $$;
-comment on function gangq.asker_of is
-  'Internal. Reads the gang of an ask, or the first waiting job; null if nothing of it waits any '
-  'more.';
 
+-- Internal. The seats of a decision, each with the role and the shape of its job.
 create function gangq.seats_of(a gangq.asker, seats jsonb)
 returns table (
   n bigint, role integer, incarnation bigint, devices bigint[], shape_id integer, seat jsonb
@@ -62,21 +61,19 @@ returns table (
   cross join lateral (select coalesce((x.value ->> 'role')::integer, 0) + 1 as role) y
   left join gangq.kind_roles r on r.kind_id = (a).kind_id and r.ordinal = y.role
 $$;
-comment on function gangq.seats_of is
-  'Internal. The seats of a decision, each with the role and the shape of its job.';
 
+-- Internal. An ask in words: g7 is gang 7, j7 job 7, k7/5 a single job of priority 5.
 create function gangq.named(ask text) returns text language sql immutable
 return case left(ask, 1)
   when 'g' then 'gang ' || substr(ask, 2)
   when 'j' then 'job ' || substr(ask, 2)
   else 'a single job of priority ' || split_part(ask, '/', 2) end;
-comment on function gangq.named is
-  'Internal. An ask in words: g7 is gang 7, j7 job 7, k7/5 a single job of priority 5.';
 
 -- Starting a gang ---------------------------------------------------------------------------------
 
--- Two rules: the members of a gang, and of each role, share one domain of the level they require,
--- also with members that already run; and no gang of the same `apart` key is on one of the hosts.
+-- Internal. Which rule about hosts and domains these workers would break; null: none. Two rules:
+-- the members of a gang, and of each role, share one domain of the level they require, also with
+-- members that already run; and no gang of the same `apart` key is on one of the hosts.
 create function gangq.misplaced(g gangq.live_gangs, job_ids bigint[], incarnations bigint[])
 returns text language sql stable as $$
   with placed as materialized (
@@ -113,9 +110,8 @@ returns text language sql stable as $$
     where mine.id = (g).kind_id and i.host in (select p.host from placed p)
     order by x.id limit 1))
 $$;
-comment on function gangq.misplaced is
-  'Internal. Which rule about hosts and domains these workers would break; null: none.';
 
+-- Internal. Places a locked gang, or its missing members, on these seats. Returns done, or why not.
 -- The seats of a role go to its waiting members, by rank. In a gang that runs, only missing members
 -- wait.
 create function gangq.apply_start(
@@ -161,14 +157,13 @@ begin
     when gangq.reserve_gang(g.id, incarnations, jobs, devices, digest) then 'done'
     else 'busy' end;
 end $$;
-comment on function gangq.apply_start is
-  'Internal. Places a locked gang, or its missing members, on these seats. Returns done, or why '
-  'not.';
 
 -- Plans -------------------------------------------------------------------------------------------
 
--- starts_at is written only when it changes by more than a second. Seats are kept as long as the
--- units that were told to stop may take: their grace, its confirmation, a lease.
+-- Internal. Notes where an ask is to start, and when. place: its place among the planned starts;
+-- null: others stop for it, and its seats are kept until they have gone. starts_at is written only
+-- when it changes by more than a second. Seats are kept as long as the units that were told to stop
+-- may take: their grace, its confirmation, a lease.
 create function gangq.write_plan(
   a gangq.asker, seats jsonb, t timestamptz, place integer default null,
   starts_at timestamptz default null
@@ -187,15 +182,13 @@ begin
     starts_at = case when abs(extract(epoch from p.starts_at - excluded.starts_at)) > 1
       then excluded.starts_at else p.starts_at end;
 end $$;
-comment on function gangq.write_plan is
-  'Internal. Notes where an ask is to start, and when. place: its place among the planned starts; '
-  'null: others stop for it, and its seats are kept until they have gone.';
 
 -- Places ------------------------------------------------------------------------------------------
 
--- Two kinds of places stay open: vacant ones that are seats of a decision, and those in which a job
--- runs that another of its kind may follow (refills). Only vacant ones have ends_by, the moment by
--- which the job that fills them must end. A place that needs no change yet is not written.
+-- Internal. Renews the places that the decisions name in this list: seats or refills. Two kinds of
+-- places stay open: vacant ones that are seats of a decision, and those in which a job runs that
+-- another of its kind may follow (refills). Only vacant ones have ends_by, the moment by which the
+-- job that fills them must end. A place that needs no change yet is not written.
 create function gangq.renew_places(decisions jsonb, list text, t timestamptz) returns void
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
@@ -221,10 +214,10 @@ begin
       or (p.refills, p.min_priority) <> (k.refills, k.min_priority)
       or vacant and p.ends_by is distinct from k.ends_by);
 end $$;
-comment on function gangq.renew_places is
-  'Internal. Renews the places that the decisions name in this list: seats or refills.';
 
--- Each seat by itself: what is taken meanwhile is left out, and the rest is opened.
+-- Internal. Opens a place for each seat of a decision about single jobs; renews those that are open
+-- already. Returns done, or why one of them could not be opened. Each seat by itself: what is taken
+-- meanwhile is left out, and the rest is opened.
 create function gangq.apply_places(a gangq.asker, d jsonb, t timestamptz) returns text
 language plpgsql as $$
 declare
@@ -259,6 +252,3 @@ begin
   end loop;
   return coalesce(left_out, 'done');
 end $$;
-comment on function gangq.apply_places is
-  'Internal. Opens a place for each seat of a decision about single jobs; renews those that are '
-  'open already. Returns done, or why one of them could not be opened.';

@@ -2,10 +2,12 @@
 -- is drained. may_not_stop checks each victim again, under the locks.
 -- Locks: apply holds all that is decided about (lock_decided).
 
+-- Internal. Whether a job is of this unit, g7 or j7.
 create function gangq.of_unit(j gangq.live_jobs, unit text) returns boolean language sql immutable
 return case left(unit, 1) when 'g' then (j).gang_id else (j).id end = substr(unit, 2)::bigint;
-comment on function gangq.of_unit is 'Internal. Whether a job is of this unit, g7 or j7.';
 
+-- Internal. Tells a gang, a single job or a surplus member to stop, with an event. how: preempt or
+-- move, the cause of its end.
 create function gangq.stop_unit(unit text, how text, why text, data jsonb, t timestamptz)
 returns boolean language plpgsql as $$
 declare
@@ -35,10 +37,8 @@ begin
   perform gangq.log_event(t, how, g.id, g.epoch, j.id, j.token, j.incarnation, why, data);
   return true;
 end $$;
-comment on function gangq.stop_unit is
-  'Internal. Tells a gang, a single job or a surplus member to stop, with an event. how: preempt '
-  'or move, the cause of its end.';
 
+-- Internal. Tells what runs on something drained to stop, and keeps the places where it fits.
 create function gangq.apply_move(d jsonb, digest text, t timestamptz) returns text
 language plpgsql as $$
 declare
@@ -60,10 +60,9 @@ begin
   end if;
   return 'done';
 end $$;
-comment on function gangq.apply_move is
-  'Internal. Tells what runs on something drained to stop, and keeps the places where it fits.';
 
--- Its victims stop through the same verbs as for anybody else; what they leave is kept in this very
+-- Internal. Tells the units chosen to stop, all or none, and keeps their places for the asker. Its
+-- victims stop through the same verbs as for anybody else; what they leave is kept in this very
 -- commit.
 create function gangq.apply_stop(a gangq.asker, d jsonb, digest text, t timestamptz)
 returns text language plpgsql as $$
@@ -92,12 +91,11 @@ begin
   perform gangq.write_plan(a, d -> 'planned', t);
   return 'done';
 end $$;
-comment on function gangq.apply_stop is
-  'Internal. Tells the units chosen to stop, all or none, and keeps their places for the asker.';
 
--- A victim must have a lower priority than the asker. Exception: the asker's queue is below its
--- guarantee and the victim is outside that queue. Every victim must be preemptible, have run for
--- min_run_s, and run on a chosen worker.
+-- Internal. Why a decision may not tell these units to stop for this; null: it may. A victim must
+-- have a lower priority than the asker. Exception: the asker's queue is below its guarantee and the
+-- victim is outside that queue. Every victim must be preemptible, have run for min_run_s, and run
+-- on a chosen worker.
 create function gangq.may_not_stop(a gangq.asker, d jsonb, t timestamptz) returns text
 language plpgsql stable as $$
 declare
@@ -141,9 +139,8 @@ begin
   end loop;
   return gangq.guarantee_broken(own, d -> 'stop');
 end $$;
-comment on function gangq.may_not_stop is
-  'Internal. Why a decision may not tell these units to stop for this; null: it may.';
 
+-- Internal. What these queues are guaranteed, and what each and its children use of that.
 create function gangq.guarantees(names text[])
 returns table (queue text, resource text, owed numeric, used numeric) language sql stable as $$
   select q.name, m.key, m.value::numeric,
@@ -154,9 +151,8 @@ returns table (queue text, resource text, owed numeric, used numeric) language s
   where q.name = any (names)
   group by q.name, m.key, m.value
 $$;
-comment on function gangq.guarantees is
-  'Internal. What these queues are guaranteed, and what each and its children use of that.';
 
+-- Internal. The nearest queue on the path whose guarantee covers these seats too; null: none.
 create function gangq.owed_to(a gangq.asker, own text[], seats jsonb) returns text
 language sql stable as $$
   with asked as (
@@ -173,10 +169,9 @@ language sql stable as $$
   having bool_and(q.used + y.amount <= q.owed)
   order by length(q.queue) desc limit 1
 $$;
-comment on function gangq.owed_to is
-  'Internal. The nearest queue on the path whose guarantee covers these seats too; null: none.';
 
--- A queue that does not hold the beneficiary too keeps what it is guaranteed.
+-- Internal. Which queue would fall below its guarantee if these units stopped; null: none. A queue
+-- that does not hold the beneficiary too keeps what it is guaranteed.
 create function gangq.guarantee_broken(own text[], units jsonb) returns text
 language sql stable as $$
   with leaving as materialized (
@@ -203,5 +198,3 @@ language sql stable as $$
   where y.now > 0 and x.used - y.all_of_it < x.owed
   order by x.queue limit 1
 $$;
-comment on function gangq.guarantee_broken is
-  'Internal. Which queue would fall below its guarantee if these units stopped; null: none.';

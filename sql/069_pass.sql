@@ -4,9 +4,10 @@
 -- members with skip locked; workers, waited for; queues with limits, by name. What is busy is left
 -- to the next pass. The row 'pass' of lock_rows before all of them; the row of decider after them.
 
--- A verdict is written when it has changed, not in every pass; since and ineligible_s change with
--- the gate alone. A kind gets the verdict of its first waiting ask without a planned start or
--- reserved seats; if all have one, of the first.
+-- Internal. Why what waits was not placed: of each kind, and of each ask that differs from it. A
+-- verdict is written when it has changed, not in every pass; since and ineligible_s change with the
+-- gate alone. A kind gets the verdict of its first waiting ask without a planned start or reserved
+-- seats; if all have one, of the first.
 create function gangq.note_verdicts(decisions jsonb, t timestamptz) returns void
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 begin
@@ -59,10 +60,9 @@ begin
   where (v.gate, v.why, v.unblocks, v.follows)
     is distinct from (excluded.gate, excluded.why, excluded.unblocks, excluded.follows);
 end $$;
-comment on function gangq.note_verdicts is
-  'Internal. Why what waits was not placed: of each kind, and of each ask that differs from it.';
 
--- A decider that fails over a gang says so in each pass: an event an hour, of ten gangs a pass.
+-- Internal. Writes down a part of a pass that decided something: to ask why, and to run it again. A
+-- decider that fails over a gang says so in each pass: an event an hour, of ten gangs a pass.
 create function gangq.record_pass(pass bigint, decisions jsonb, seen jsonb, t timestamptz)
 returns void language plpgsql as $$
 declare
@@ -90,11 +90,9 @@ begin
     select 1 from jsonb_array_elements(record_pass.decisions) as x(value)
     where x.value ->> 'action' in ('start', 'stop', 'move'));
 end $$;
-comment on function gangq.record_pass is
-  'Internal. Writes down a part of a pass that decided something: to ask why, and to run it again.';
 
--- Deletes plans that this pass did not renew, kept seats that have expired, and verdicts of kinds
--- with nothing waiting.
+-- Internal. Deletes plans that no pass since this one has renewed, kept seats that have expired,
+-- and verdicts of kinds with nothing waiting.
 create function gangq.forget_old_plans(pass bigint, t timestamptz) returns void
 language plpgsql as $$
 begin
@@ -120,16 +118,15 @@ begin
           where g.kind_id = z.kind_id and g.missing_since is not null limit 1)) end) is not true
     order by z.kind_id, z.ask for update skip locked);
 end $$;
-comment on function gangq.forget_old_plans is
-  'Internal. Ends what no pass since this one has planned, and what is kept in vain.';
 
+-- Internal. Locks all that these decisions are about. units: those that were not busy; busy_queues,
+-- busy_keys: those with limits, if another session holds one of them; else null.
 create function gangq.lock_decided(decisions jsonb, out units text[], out busy_queues text[],
   out busy_keys text[]
 ) language plpgsql as $$
 declare
   gangs bigint[];
   singles bigint[];
-  jobs bigint[];
   workers bigint[];
   queues text[];
   keys text[];
@@ -143,25 +140,21 @@ begin
     union all
     select jsonb_array_elements_text(x.value -> 'stop')) as u(name);
   gangs := array(
-    select g.id from gangq.live_gangs g
-    where g.id = any (gangs || array(
-      select j.gang_id from gangq.live_jobs j where j.id = any (singles)))
-    order by g.id for update skip locked);
-  -- By two indexes: with "or", all live jobs were read.
-  jobs := array(
-    select j.id from gangq.live_jobs j
-    where j.id = any (
-      array(select x.id from gangq.live_jobs x where x.gang_id = any (gangs)) || singles)
-    order by j.id for update skip locked);
-  -- Of a gang all of it is locked, or neither it nor a member of it counts.
+    select g.id
+    from (
+      select unnest(gangs) as id
+      union
+      select j.gang_id from gangq.live_jobs j where j.id = any (singles) and j.gang_id is not null
+      order by 1) g
+    where gangq.try_lock_gang(g.id));
   units := array(
     select 'g' || g.id from unnest(gangs) as g(id)
-    where not exists (
-      select 1 from gangq.live_jobs j where j.gang_id = g.id and j.id <> all (jobs)));
+    union all
+    select 'j' || j.id from gangq.live_jobs j
+    where j.id = any (singles) and j.gang_id = any (gangs));
   units := units || array(
     select 'j' || j.id from gangq.live_jobs j
-    where j.id = any (singles) and case when j.gang_id is null
-      then j.id = any (jobs) else 'g' || j.gang_id = any (units) end);
+    where j.id = any (singles) and j.gang_id is null order by j.id for update skip locked);
   workers := array(
     select (y.value ->> 'worker')::bigint
     from jsonb_array_elements(decisions) as x(value)
@@ -192,10 +185,8 @@ begin
     busy_keys := keys;
   end;
 end $$;
-comment on function gangq.lock_decided is
-  'Internal. Locks all that these decisions are about. units: those that were not busy; '
-  'busy_queues, busy_keys: those with limits, if another session holds one of them; else null.';
 
+-- Internal. Verifies and carries out one decision: done, stale, busy, or why it is refused.
 create function gangq.apply_one(
   d jsonb, place integer, units text[], busy_queues text[], busy_keys text[], digest text,
   t timestamptz
@@ -247,9 +238,16 @@ exception
     end if;
     return sqlerrm;
 end $$;
-comment on function gangq.apply_one is
-  'Internal. Verifies and carries out one decision: done, stale, busy, or why it is refused.';
 
+-- Carries out what was decided on the board of this pass, each decision verified by itself: a gang
+-- is placed whole or not at all. decisions: [{"ask": "g7", "action": start, stop, plan, move or
+-- wait, "seats" or "planned": [{"worker", "devices", "role"}], "stop": ["g3", "j5"], "starts_at",
+-- "refused", "alike": others of its kind that wait for the same}], at most 50 that place or stop
+-- something, and 1,000 in all. part: 1 begins the pass, others follow in order; last: this part is
+-- its last. seen: {"digest", "asked", "board"} of the board, which is text. accepted: false where a
+-- newer pass has begun or this part was taken before, and nothing was done. outcomes: of each that
+-- is not a wait done, stale, busy, or why it was refused. again: decide again soon. Raises GQ001,
+-- GQ008.
 create function gangq.apply(
   pass bigint, decisions jsonb, part integer default 1, last boolean default true,
   seen jsonb default '{}', closes bigint[] default '{}'
@@ -307,17 +305,8 @@ begin
     or exists (select 1 from jsonb_each_text(outcomes) o where o.value in ('busy', 'stale'));
   return next;
 end $$;
-comment on function gangq.apply is
-  'Carries out what was decided on the board of this pass, each decision verified by itself: a '
-  'gang is placed whole or not at all. decisions: [{"ask": "g7", "action": start, stop, plan, move '
-  'or wait, "seats" or "planned": [{"worker", "devices", "role"}], "stop": ["g3", "j5"], '
-  '"starts_at", "refused", "alike": others of its kind that wait for the same}], at most 50 that '
-  'place or stop something, and 1,000 in all. part: 1 begins the pass, others follow in order; '
-  'last: this part is its last. seen: {"digest", "asked", "board"} of the board, which is text. '
-  'accepted: false where a newer pass has begun or this part was taken before, and nothing was '
-  'done. outcomes: of each that is not a wait done, stale, busy, or why it was refused. again: '
-  'decide again soon. Raises GQ001, GQ008.';
 
+-- Internal. Refuses what cannot be read, or too many.
 create function gangq.check_decisions(decisions jsonb) returns void language plpgsql as $$
 declare
   n record;
@@ -346,12 +335,13 @@ begin
       'ask is g and a gang''s id, or j and a job''s; action says what is decided.');
   end if;
 end $$;
-comment on function gangq.check_decisions is 'Internal. Refuses what cannot be read, or too many.';
 
 -- Who decides -------------------------------------------------------------------------------------
 
--- A session that ticks and finds that something waits to be placed has the turn for a second,
--- unless another has it: that one learns from asked that there is more to see, and goes on.
+-- Internal. In how many seconds the caller may decide: 0, now; more, another has the turn until
+-- then; null, nothing waits, or the caller may not. A session that ticks and finds that something
+-- waits to be placed has the turn for a second, unless another has it: that one learns from asked
+-- that there is more to see, and goes on.
 create function gangq.take_turn(t timestamptz) returns real language plpgsql as $$
 declare
   others_until timestamptz;
@@ -373,10 +363,8 @@ begin
   set asked = d.asked + 1, until = coalesce(others_until, t + interval '1 s');
   return coalesce(extract(epoch from others_until - t), 0);
 end $$;
-comment on function gangq.take_turn is
-  'Internal. In how many seconds the caller may decide: 0, now; more, another has the turn until '
-  'then; null, nothing waits, or the caller may not.';
 
+-- Internal. Ends the turn; true: somebody has asked since the board was read, and it goes on.
 create function gangq.end_turn(asked bigint, t timestamptz) returns boolean language plpgsql as $$
 declare
   more boolean;
@@ -387,5 +375,3 @@ begin
 exception when lock_not_available then
   return true;  -- a tick that is left open has it: the turn ends by itself
 end $$;
-comment on function gangq.end_turn is
-  'Internal. Ends the turn; true: somebody has asked since the board was read, and it goes on.';

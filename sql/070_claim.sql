@@ -5,15 +5,15 @@
 -- row; then places and pending jobs, with skip locked only. complete_and_claim takes all of them
 -- with skip locked (patient false): a report of finished jobs waits for nothing but those jobs.
 
+-- A claimed job, with all that its worker needs to know. light: it took a light slot.
 create type gangq.claim_row as (
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb,
   attempt integer, max_attempts integer, priority integer, budget_s real,
   gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text, light boolean
 );
-comment on type gangq.claim_row is
-  'A claimed job, with all that its worker needs to know. light: it took a light slot.';
 
+-- Internal. Refuses what no claim can ask for. Raises GQ001, GQ007, GQ008.
 create function gangq.check_claim(max_jobs integer, model text, lane text) returns void
 language plpgsql as $$
 begin
@@ -32,12 +32,11 @@ begin
       'placed, light, or null for both.');
   end if;
 end $$;
-comment on function gangq.check_claim is
-  'Internal. Refuses what no claim can ask for. Raises GQ001, GQ007, GQ008.';
 
--- A claim of a sibling holds a gang for milliseconds, an open cancel for as long as it likes: after
--- 200 ms the gang is left to the next claim, and this worker gets its other work. Whoever changes a
--- member locks its gang first, so the rows of members are not waited for.
+-- Internal. Locks the gangs with members reserved on this worker, and returns up to so many of
+-- those members, locked. A claim of a sibling holds a gang for milliseconds, an open cancel for as
+-- long as it likes: after 200 ms the gang is left to the next claim, and this worker gets its other
+-- work. Whoever changes a member locks its gang first, so the rows of members are not waited for.
 create function gangq.lock_reserved(incarnation bigint, most integer, patient boolean)
 returns bigint[] language plpgsql set lock_timeout = '200ms' as $$
 declare
@@ -60,11 +59,9 @@ begin
 exception when lock_not_available then
   return '{}';
 end $$;
-comment on function gangq.lock_reserved is
-  'Internal. Locks the gangs with members reserved on this worker, and returns up to so many of '
-  'those members, locked.';
 
--- The gangs and members are locked. Rank 0 gets the next port.
+-- Internal. Starts these members, which are reserved on this worker. Raises GQ004. The gangs and
+-- members are locked. Rank 0 gets the next port.
 create function gangq.start_members(
   me gangq.incarnations, members bigint[], request_id uuid, ports integer[], base bigint,
   t timestamptz
@@ -99,9 +96,8 @@ begin
   perform gangq.open_barriers(array(
     select distinct j.gang_id from gangq.live_jobs j where j.id = any (members)), t);
 end $$;
-comment on function gangq.start_members is
-  'Internal. Starts these members, which are reserved on this worker. Raises GQ004.';
 
+-- Internal. Raises GQ004.
 create function gangq.refuse_port(port integer, host text) returns void language plpgsql as $$
 begin
   perform gangq.refuse('GQ004',
@@ -109,8 +105,9 @@ begin
     'Two workers under one host name hold the same port, in containers perhaps. Bind another and '
     'ask again.');
 end $$;
-comment on function gangq.refuse_port is 'Internal. Raises GQ004.';
 
+-- Internal. The worker that claims, its row locked; null: patient is false, and another session has
+-- it, or it has ended. Raises GQ002, GQ005, 42501.
 create function gangq.lock_claimer(incarnation bigint, patient boolean)
 returns gangq.incarnations language plpgsql as $$
 declare
@@ -136,11 +133,10 @@ begin
   end if;
   return me;
 end $$;
-comment on function gangq.lock_claimer is
-  'Internal. The worker that claims, its row locked; null: patient is false, and another session '
-  'has it, or it has ended. Raises GQ002, GQ005, 42501.';
 
--- One query, because each further one costs as much as taking a job.
+-- Internal. What a claim has to know of its worker: repeated: it holds what this request claimed;
+-- light: how many light jobs it holds; held_from: the first token of what it holds. One query,
+-- because each further one costs as much as taking a job.
 create function gangq.claim_facts(me gangq.incarnations, request_id uuid, t timestamptz)
 returns table (
   leased boolean, cordoned boolean, asleep boolean, places boolean, shape_ids integer[],
@@ -162,9 +158,6 @@ returns table (
       bool_or(j.request_id = claim_facts.request_id) as repeated
     from gangq.live_jobs j where j.incarnation = (me).id and j.token >= (me).held_from) h
 $$;
-comment on function gangq.claim_facts is
-  'Internal. What a claim has to know of its worker: repeated: it holds what this request claimed; '
-  'light: how many light jobs it holds; held_from: the first token of what it holds.';
 
 -- Why each step stands before the next one:
 -- 1. Refuse what no claim can ask for, before anything is locked.
@@ -180,6 +173,9 @@ comment on function gangq.claim_facts is
 -- 7. Note that the worker sleeps only after it has looked for light jobs and got nothing at all. A
 --    job whose submission did not see the note is found by its next claim, after this commit.
 -- 8. Note what later claims read from the worker's row.
+--
+-- Internal. claim; patient false: after a completion in the same transaction. Then it waits for no
+-- other session, and raises GQ001, GQ007 and GQ008 only.
 create function gangq.take(
   incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean,
   model text, lane text, patient boolean
@@ -284,10 +280,16 @@ begin
     where i.id = me.id;
   end if;
 end $$;
-comment on function gangq.take is
-  'Internal. claim; patient false: after a completion in the same transaction. Then it waits for '
-  'no other session, and raises GQ001, GQ007 and GQ008 only.';
 
+-- A worker takes work, up to max_jobs in all and up to its light slots (the decision has counted
+-- the others): members of gangs that are reserved here, jobs for the places that are open here,
+-- then light jobs, by priority and first in first out within one. Members beyond max_jobs stay
+-- reserved for the next claim. lane: only placed, only light; null: both. Repeating request_id
+-- after a lost reply returns the same claims. model: what this worker has loaded; decisions prefer
+-- it for jobs that need it. ports: ports this worker holds bound, for the rendezvous of gangs whose
+-- rank 0 it gets. sleep: when there is no light job, note that this worker sleeps; commit, claim
+-- once more, then wait for NOTIFY. Raises GQ001, GQ002, GQ004 (a port serves another gang of this
+-- host), GQ005, GQ007, GQ008, 42501 (another login registered it).
 create function gangq.claim(
   incarnation bigint, request_id uuid default null, max_jobs integer default 1,
   ports integer[] default '{}', sleep boolean default false, model text default null,
@@ -299,13 +301,3 @@ begin
   select c.* from gangq.take(claim.incarnation, claim.request_id, claim.max_jobs, claim.ports,
     claim.sleep, claim.model, claim.lane, true) c;
 end $$;
-comment on function gangq.claim is
-  'A worker takes work, up to max_jobs in all and up to its light slots (the decision has counted '
-  'the others): members of gangs that are reserved here, jobs for the places that are open here, '
-  'then light jobs, by priority and first in first out within one. Members beyond max_jobs stay '
-  'reserved for the next claim. lane: only placed, only light; null: both. Repeating request_id '
-  'after a lost reply returns the same claims. model: what this worker has loaded; decisions '
-  'prefer it for jobs that need it. ports: ports this worker holds bound, for the rendezvous of '
-  'gangs whose rank 0 it gets. sleep: when there is no light job, note that this worker sleeps; '
-  'commit, claim once more, then wait for NOTIFY. Raises GQ001, GQ002, GQ004 (a port serves '
-  'another gang of this host), GQ005, GQ007, GQ008, 42501 (another login registered it).';

@@ -2,11 +2,12 @@
 -- (gangq.lows).
 -- Locks: pending jobs and rows of lows, with skip locked; the row 'lows' of lock_rows, nowait.
 
+-- Internal. The first key that a submission could have with the priority of this key.
 create function gangq.low_start(key bigint) returns bigint language sql immutable
 return (key >> 50 << 50) + 562949953421312;
-comment on function gangq.low_start is
-  'Internal. The first key that a submission could have with the priority of this key.';
 
+-- Internal. The key of the first pending job of a shape from a key on, without the entries below
+-- gangq.lows; null: none.
 create function gangq.first_pending(shape_id integer, from_key bigint) returns table (key bigint)
 language sql stable as $$
   select min(f.order_key)
@@ -29,11 +30,10 @@ language sql stable as $$
         and j.order_key >= greatest(r.low, from_key) and j.order_key < r.high
       order by j.order_key limit 1) y) f
 $$;
-comment on function gangq.first_pending is
-  'Internal. The key of the first pending job of a shape from a key on, without the entries below '
-  'gangq.lows; null: none.';
 
--- The block with the exception is a subtransaction. It gets a new transaction id when it locks.
+-- Internal. Step 3. first: the first pending job of this shape and priority, or the last position
+-- given out. horizon: every older transaction had ended before first was looked up. The block with
+-- the exception is a subtransaction. It gets a new transaction id when it locks.
 create function gangq.raise_low(shape_id integer, first bigint, horizon xid8) returns void
 language plpgsql as $$
 begin
@@ -47,11 +47,9 @@ begin
 exception when lock_not_available then
   return;  -- Another session is raising one.
 end $$;
-comment on function gangq.raise_low is
-  'Internal. Step 3. first: the first pending job of this shape and priority, or the last position '
-  'given out. horizon: every older transaction had ended before first was looked up.';
 
--- Where nothing is pending no claim comes by. Horizon and position are read before the jobs are.
+-- Internal. Raises low where nothing is pending. Returns how often it tried. Where nothing is
+-- pending no claim comes by. Horizon and position are read before the jobs are.
 create function gangq.raise_idle_lows() returns integer language plpgsql as $$
 declare
   horizon constant xid8 := pg_snapshot_xmin(pg_current_snapshot());
@@ -66,11 +64,10 @@ begin
       where j.shape_id = l.shape_id and j.state = 'pending'
         and j.order_key >= l.low and j.order_key <= l.start + last_pos));
 end $$;
-comment on function gangq.raise_idle_lows is
-  'Internal. Raises low where nothing is pending. Returns how often it tried.';
 
--- Shapes are kept for ever. Where there are many, those with a pending job are found by hopping
--- along the index from shape to shape, but not over the dead entries of the shapes in gangq.lows.
+-- Internal. The shapes with a pending job, and all those of gangq.lows. Shapes are kept for ever.
+-- Where there are many, those with a pending job are found by hopping along the index from shape to
+-- shape, but not over the dead entries of the shapes in gangq.lows.
 create function gangq.shapes_waiting() returns integer[] language plpgsql stable as $$
 begin
   return array(
@@ -100,9 +97,8 @@ begin
     union all
     select k.id from known k where k.id < 2147483647);
 end $$;
-comment on function gangq.shapes_waiting is
-  'Internal. The shapes with a pending job, and all those of gangq.lows.';
 
+-- Internal. Of each of these shapes the first light job from a key on that this worker may run.
 -- Light jobs of a queue or a task that is paused wait; those of a queue with a limit or a fair
 -- order are placed.
 create function gangq.light_heads(me gangq.incarnations, shape_ids integer[], from_key bigint)
@@ -116,9 +112,9 @@ returns table (shape gangq.shapes, key bigint) language sql stable as $$
       where q.paused or q.limited or q.policy = 'fair'))
     and z.task <> all (array(select p.task from gangq.task_pauses p))
 $$;
-comment on function gangq.light_heads is
-  'Internal. Of each of these shapes the first light job from a key on that this worker may run.';
 
+-- Internal. Up to so many light jobs that this worker serves start on it: by priority, first in
+-- first out within one, whatever their shape.
 create function gangq.take_light(
   me gangq.incarnations, request_id uuid, most integer, shape_ids integer[], base bigint,
   t timestamptz
@@ -181,6 +177,3 @@ begin
     end if;
   end loop;
 end $$;
-comment on function gangq.take_light is
-  'Internal. Up to so many light jobs that this worker serves start on it: by priority, first in '
-  'first out within one, whatever their shape.';

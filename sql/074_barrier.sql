@@ -1,7 +1,8 @@
 -- barrier: the members of an epoch wait until the last has claimed, and learn who is who.
 -- Locks: the gang, when its last member claims.
 
--- At first, and again when a running gang has got back all it missed.
+-- Internal. Those of these locked gangs go whose last member has been claimed. At first, and again
+-- when a running gang has got back all it missed.
 create function gangq.open_barriers(gang_ids bigint[], t timestamptz) returns void
 language plpgsql as $$
 declare
@@ -26,17 +27,15 @@ begin
     end if;
   end loop;
 end $$;
-comment on function gangq.open_barriers is
-  'Internal. Those of these locked gangs go whose last member has been claimed.';
 
+-- Internal. Tells the workers of a gang to ask for its barrier.
 create function gangq.wake_members(gang_id bigint) returns void language sql as $$
   select gangq.wake(array(
     select j.incarnation from gangq.live_jobs j
     where j.gang_id = wake_members.gang_id and j.state = 'running'), 'go')
 $$;
-comment on function gangq.wake_members is
-  'Internal. Tells the workers of a gang to ask for its barrier.';
 
+-- Internal. What a worker needs to know about the jobs it has just claimed.
 create function gangq.claimed(ids bigint[]) returns setof gangq.claim_row language sql stable as $$
   select j.id, j.token, j.state, s.queue, s.task, j.payload, j.attempts::integer,
     j.max_attempts::integer, j.priority::integer, j.budget_s, j.gang_id, g.epoch, gangq.rank_of(j),
@@ -55,9 +54,14 @@ create function gangq.claimed(ids bigint[]) returns setof gangq.claim_row langua
   left join gangq.live_gangs g on g.id = j.gang_id
   order by j.gang_id is null, j.order_key, j.rank
 $$;
-comment on function gangq.claimed is
-  'Internal. What a worker needs to know about the jobs it has just claimed.';
 
+-- Who is who in this epoch, one row per member in rank order, with its role and its rank within
+-- that. go is true once every member has been claimed: only then may a member's code begin. Called
+-- again when heartbeat names a newer epoch, it is true once that one is whole. port: given by the
+-- new rank 0 of a gang that shrank, which was claimed without one: a port it holds bound. service,
+-- revision, health: of a replica, what its worker polls to see whether it is ready; null: it says
+-- so itself, or is no replica. Raises GQ003 when the claim is not ours any more or was told to
+-- stop, GQ004 (the port serves another gang).
 create function gangq.barrier(job_id bigint, token bigint, port integer default null)
 returns table (
   go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text,
@@ -65,15 +69,12 @@ returns table (
   master_port integer, role text, role_rank integer, service text, revision integer, health text
 ) language plpgsql as $$
 declare
-  mine gangq.live_jobs;
+  mine gangq.live_jobs := gangq.own_claim(barrier.job_id, barrier.token);
   me gangq.incarnations;
 begin
-  select j.* into mine from gangq.live_jobs j where j.id = barrier.job_id;
-  if not found or mine.token is distinct from barrier.token or mine.state <> 'running'
-    or mine.gang_id is null then
+  if mine.state <> 'running' or mine.gang_id is null then
     perform gangq.refuse_stale(barrier.job_id, barrier.token);
   end if;
-  perform gangq.check_login(mine.incarnation);
   if barrier.port is not null then
     select i.* into me from gangq.incarnations i where i.id = mine.incarnation;
     -- Which of the others is rank 0 may change until this lock is held.
@@ -119,11 +120,3 @@ begin
     where k.gang_id = mine.gang_id) s on true
   order by m.rank;
 end $$;
-comment on function gangq.barrier is
-  'Who is who in this epoch, one row per member in rank order, with its role and its rank within '
-  'that. go is true once every member has been claimed: only then may a member''s code begin. '
-  'Called again when heartbeat names a newer epoch, it is true once that one is whole. port: given '
-  'by the new rank 0 of a gang that shrank, which was claimed without one: a port it holds bound. '
-  'service, revision, health: of a replica, what its worker polls to see whether it is ready; '
-  'null: it says so itself, or is no replica. Raises GQ003 when the claim is not ours any more or '
-  'was told to stop, GQ004 (the port serves another gang).';

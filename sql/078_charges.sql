@@ -19,6 +19,10 @@
 --
 -- The cause of a lost host is crash, with an error of type WorkerLost: the database cannot tell a
 -- host from its worker.
+--
+-- Why an attempt ends, and who is charged for it: a member or single job, and its gang. event: what
+-- the end of a single job is written as. ending: fault, loss or asked. hours: what gangq.usage
+-- counts the time of such attempts as, besides used.
 create view gangq.causes as
 select *
 from (values
@@ -46,11 +50,8 @@ from (values
   ('placement_miss', null,      'nothing', 'placement_miss', 'asked', 'wasted',
     'was not claimed')
 ) as c(cause, event, member, gang, ending, hours, words);
-comment on view gangq.causes is
-  'Why an attempt ends, and who is charged for it: a member or single job, and its gang. event: '
-  'what the end of a single job is written as. ending: fault, loss or asked. hours: what '
-  'gangq.usage counts the time of such attempts as, besides used.';
 
+-- Internal. The row of this cause.
 create function gangq.cause_named(
   cause text, out event text, out member text, out gang text, out ending text, out words text
 ) language plpgsql immutable as $$
@@ -59,8 +60,8 @@ begin
   from gangq.causes c
   where c.cause = cause_named.cause;
 end $$;
-comment on function gangq.cause_named is 'Internal. The row of this cause.';
 
+-- Internal. The counters of a job after this charge. final: all its attempts are spent.
 create function gangq.charge_job(
   j gangq.live_jobs, charge text, final boolean default false,
   out attempts integer, out crashes integer, out trips integer, out stops integer,
@@ -75,9 +76,8 @@ create function gangq.charge_job(
     j.stops + (charge = 'stop')::integer,
     j.snoozes + (charge = 'snooze')::integer
 $$;
-comment on function gangq.charge_job is
-  'Internal. The counters of a job after this charge. final: all its attempts are spent.';
 
+-- Internal. The counters of a member after this end of its gang.
 create function gangq.charge_member(
   j gangq.live_jobs, payers bigint[], cause text, final boolean,
   out attempts integer, out crashes integer, out trips integer, out stops integer
@@ -87,9 +87,8 @@ create function gangq.charge_member(
   cross join gangq.charge_job(j,
     case when j.id = any (payers) or c.ending = 'asked' then c.member else 'nothing' end, final) m
 $$;
-comment on function gangq.charge_member is
-  'Internal. The counters of a member after this end of its gang.';
 
+-- Internal. The counters of a gang after this charge.
 create function gangq.charge_gang(
   g gangq.live_gangs, charge text, out attempts integer, out crashes integer, out trips integer,
   out never_started integer, out placement_misses integer, out preemptions integer
@@ -102,8 +101,8 @@ create function gangq.charge_gang(
     g.placement_misses + (charge = 'placement_miss')::integer,
     g.preemptions + (charge = 'preemption')::integer
 $$;
-comment on function gangq.charge_gang is 'Internal. The counters of a gang after this charge.';
 
+-- Internal. Whether this charge, not counted yet, is one more than the job may have.
 create function gangq.spends_job(j gangq.live_jobs, charge text) returns boolean
 language sql stable as $$
   select case charge
@@ -115,19 +114,17 @@ language sql stable as $$
     else false
   end
 $$;
-comment on function gangq.spends_job is
-  'Internal. Whether this charge, not counted yet, is one more than the job may have.';
 
+-- Internal. What an attempt that did not succeed leaves a single job in. state: it ran, or was told
+-- to stop; spent: it has no further attempt; due: until when it must wait.
 create function gangq.state_after(state text, spent boolean, due timestamptz) returns text
 language sql immutable
 return case
   when spent then case state when 'running' then 'failed' else 'cancelled' end
   when due is not null then 'scheduled'
   else 'pending' end;
-comment on function gangq.state_after is
-  'Internal. What an attempt that did not succeed leaves a single job in. state: it ran, or was '
-  'told to stop; spent: it has no further attempt; due: until when it must wait.';
 
+-- Internal. As spends_job, for a gang.
 create function gangq.spends_gang(g gangq.live_gangs, charge text) returns boolean
 language sql immutable as $$
   select case charge
@@ -137,8 +134,10 @@ language sql immutable as $$
     else false
   end
 $$;
-comment on function gangq.spends_gang is 'Internal. As spends_job, for a gang.';
 
+-- Internal. The cause that a gang is charged for. A fault becomes never_started when the code of no
+-- stopped member had begun: before the barrier opened, or when each is a replacement whose barrier
+-- has not opened.
 create function gangq.cause_charged(g gangq.live_gangs, stopped bigint[], cause text) returns text
 language sql stable as $$
   select case
@@ -151,15 +150,10 @@ language sql stable as $$
       then 'never_started'
     else cause end
 $$;
-comment on function gangq.cause_charged is
-  'Internal. The cause that a gang is charged for. A fault becomes never_started when the code of '
-  'no stopped member had begun: before the barrier opened, or when each is a replacement whose '
-  'barrier has not opened.';
 
+-- Internal. The cause with which the jobs of an ended worker end: other_job if it tripped over
+-- another job, crash if it was lost, release if it retired.
 create function gangq.cause_of_loss(i gangq.incarnations) returns text language sql immutable as $$
   select case when i.exit_code is not null then 'other_job'
     when i.state = 'dead' then 'crash' else 'release' end
 $$;
-comment on function gangq.cause_of_loss is
-  'Internal. The cause with which the jobs of an ended worker end: other_job if it tripped over '
-  'another job, crash if it was lost, release if it retired.';

@@ -13,24 +13,27 @@
 -- Why each step stands before the next one:
 -- 1. One statement deletes the jobs and writes their history, so none is lost or kept twice. The
 --    setting gangq.leaving lets this statement alone delete (trigger live_jobs_leave).
--- 2. Learn the run times. This step could stand anywhere.
--- 3. Record the attempts that held devices. What else ends here has been recorded by its caller.
--- 4. vacate gives the devices of a job to its place. The delete after it frees all others.
--- 5. clear_behind looks for dependents in statements that begin after step 1 has locked the jobs:
+-- 2. Learn the run times of what is done and held devices or belonged to a gang, which planned
+--    starts are estimated from; record the attempts of single jobs among them. What else ends here
+--    has been recorded by its caller.
+-- 3. vacate gives the devices of a job to its place. The delete after it frees all others.
+-- 4. clear_behind looks for dependents in statements that begin after step 1 has locked the jobs:
 --    settle_dependents counts on that. settle reads the history that step 1 wrote.
+--
+-- Internal. The one way out of live_jobs. retain_as: the state that chooses the retention class,
+-- because members are kept as long as their gang. left_ids: the jobs that left; vacant: how many
+-- places they left.
 create function gangq.leave(
   ids bigint[], tokens bigint[], new_state text, results jsonb[], new_error jsonb, t timestamptz,
   retain_as text default null, out left_ids bigint[], out vacant integer
 ) language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
-  vacated bigint[];  -- their tokens; null: it was told to stop, so its room is meant for others
+  vacated bigint[];  -- token of each; null: it was told to stop, so its room is meant for others
   lowest bigint;
   highest bigint;
   held boolean;
-  ran integer[];
-  runs double precision[];
-  attempts gangq.attempt_history[];
+  ran gangq.attempt_history[];
   -- In a caller's REPEATABLE READ transaction a row that another session has changed since would
   -- fail it: there no run time is learned, and a place is closed.
   at_once boolean := gangq.reads_committed();
@@ -70,40 +73,33 @@ begin
       coalesce(leave.new_error, g.error)
     from gone g join gangq.queues_table q on q.name = g.queue
   )
-  -- What planned starts are estimated from: whatever holds devices or belongs to a gang, and is
-  -- done.
-  select coalesce(array_agg(g.id), '{}'), array_agg(g.token) filter (where g.state = 'running'),
+  select coalesce(array_agg(g.id), '{}'), array_agg(case g.state when 'running' then g.token end),
     min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
-    array_agg(g.shape_id) filter (where g.learned),
-    array_agg(extract(epoch from g.ended_at - g.claimed_at)) filter (where g.learned),
-    array_agg(row(g.id, g.token, null, g.incarnation, g.claimed_at, g.ended_at, g.shape_id, null,
-      null, null, null, 'done', g.submitter, g.devices)::gangq.attempt_history)
-      filter (where g.gpus > 0 and leave.new_state = 'done')
-  into left_ids, vacated, lowest, highest, held, ran, runs, attempts
-  from (
-    select x.*, (x.gang_id is not null or x.gpus > 0) and x.ends_as = 'done'
-      and x.claimed_at is not null as learned
-    from gone x) g;
+    array_agg(row(g.id, g.token, g.gang_id, g.incarnation, g.claimed_at, g.ended_at, g.shape_id,
+      null, null, null, null, 'done', g.submitter, g.devices)::gangq.attempt_history)
+      filter (where (g.gang_id is not null or g.gpus > 0) and g.ends_as = 'done'
+        and g.claimed_at is not null)
+  into left_ids, vacated, lowest, highest, held, ran
+  from gone g;
   marker := set_config('gangq.leaving', '', true);
   if left_ids = '{}' then
     return;
   end if;
   -- 2.
   if ran is not null and at_once then
-    perform gangq.learn_runtimes(ran, runs, t);
+    perform gangq.learn_runtimes(ran, t);
+  end if;
+  if ran is not null and leave.new_state = 'done' then
+    perform gangq.record_attempts(ran);
   end if;
   -- 3.
-  if attempts is not null then
-    perform gangq.record_attempts(attempts);
-  end if;
-  -- 4.
   if held then
     if at_once and leave.new_state = 'done' then
       vacant := gangq.vacate(left_ids, vacated, t);
     end if;
     delete from gangq.device_holds h where h.job_id = any (left_ids);
   end if;
-  -- 5. Most jobs leave nothing of these, nor do those submitted beside them: one look costs less
+  -- 4. Most jobs leave nothing of these, nor do those submitted beside them: one look costs less
   -- than four writes that find nothing. If the ids are far apart the look would read rows of
   -- unrelated jobs.
   if not at_once or highest - lowest > 10 * cardinality(left_ids)
@@ -115,11 +111,8 @@ begin
     perform gangq.clear_behind(left_ids, leave.new_state, at_once);
   end if;
 end $$;
-comment on function gangq.leave is
-  'Internal. The one way out of live_jobs. retain_as: the state that chooses the retention class, '
-  'because members are kept as long as their gang. left_ids: the jobs that left; vacant: how many '
-  'places they left.';
 
+-- Internal, for leave. Removes what these jobs have in other tables, and tells their dependents.
 create function gangq.clear_behind(ids bigint[], new_state text, at_once boolean) returns void
 language plpgsql as $$
 begin
@@ -142,9 +135,10 @@ begin
     on conflict do nothing;
   end if;
 end $$;
-comment on function gangq.clear_behind is
-  'Internal, for leave. Removes what these jobs have in other tables, and tells their dependents.';
 
+-- Internal. Whether the worker itself ended the attempt of this token: then the same call succeeds
+-- silently. An attempt that was taken from its worker is stale. as_done: whether it was completed.
+-- A caller whose own writes depend on that must not commit them for a failed attempt.
 create function gangq.was_final(job_id bigint, token bigint, as_done boolean default false)
 returns boolean language sql stable as $$
   select exists (
@@ -158,23 +152,20 @@ returns boolean language sql stable as $$
     where x.final_token = was_final.token and x.taken_token is distinct from was_final.token
       and (x.state = 'done' or not as_done))
 $$;
-comment on function gangq.was_final is
-  'Internal. Whether the worker itself ended the attempt of this token: then the same call '
-  'succeeds silently. An attempt that was taken from its worker is stale. as_done: whether it was '
-  'completed. A caller whose own writes depend on that must not commit them for a failed attempt.';
 
--- Viewers read events: what a program printed or held in its variables stays with the job.
+-- Internal. An error without its traceback and log. Viewers read events: what a program printed or
+-- held in its variables stays with the job.
 create function gangq.for_events(error jsonb) returns jsonb language sql immutable as $$
   select case when jsonb_typeof(error) = 'object'
     then error - array['traceback', 'log_tail'] else '{}' end
 $$;
-comment on function gangq.for_events is 'Internal. An error without its traceback and log.';
 
 -- Done --------------------------------------------------------------------------------------------
 
--- The work of complete and complete_and_claim. done: the single jobs that this call has ended;
--- others, outcomes: every other pair. waited_for: placed work waits, and has more room now. Verbs
--- call it by assignment, which costs no query.
+-- Internal. The work of complete and complete_and_claim. done: the single jobs that this call has
+-- ended; others, outcomes: every other pair (gang members, and repeated, stale and busy ones).
+-- waited_for: placed work waits, and has more room now. Verbs call it by assignment, which costs no
+-- query.
 create function gangq.finish(
   job_ids bigint[], tokens bigint[], results jsonb[], strict boolean,
   out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean
@@ -233,9 +224,9 @@ begin
   -- A light job leaves room for light jobs alone, a vacant place for the next of its kind.
   waited_for := look.placed > gone.vacant and gangq.placed_waits();
 end $$;
-comment on function gangq.finish is
-  'Internal. Ends these jobs as done. others: gang members, and repeated, stale and busy pairs.';
 
+-- Internal, for finish. Raises GQ001 for arrays of different lengths, GQ007 for a result larger
+-- than its queue takes.
 create function gangq.check_results(job_ids bigint[], tokens bigint[], results jsonb[])
 returns void language plpgsql as $$
 begin
@@ -254,10 +245,8 @@ begin
   join gangq.queues_table q on q.name = s.queue
   where pg_column_size(r.result) > greatest(1024, q.max_payload_bytes);
 end $$;
-comment on function gangq.check_results is
-  'Internal, for finish. Raises GQ001 for arrays of different lengths, GQ007 for a result larger '
-  'than its queue takes.';
 
+-- Internal, for finish. The outcomes of pairs that leave has not ended as single jobs.
 create function gangq.finish_rest(
   job_ids bigint[], tokens bigint[], results jsonb[], done bigint[], strict boolean, t timestamptz,
   out others bigint[], out outcomes text[], out vacant integer
@@ -296,9 +285,9 @@ begin
     outcomes := outcomes || outcome;
   end loop;
 end $$;
-comment on function gangq.finish_rest is
-  'Internal, for finish. The outcomes of pairs that leave has not ended as single jobs.';
 
+-- Internal, for finish. A member of a locked gang is done. That may complete the drain of its gang,
+-- or end the gang as done. Raises GQ004.
 create function gangq.finish_member(job_id bigint, result jsonb, t timestamptz) returns void
 language plpgsql as $$
 declare
@@ -327,10 +316,15 @@ begin
     perform gangq.wind_up(g.id, t);
   end if;
 end $$;
-comment on function gangq.finish_member is
-  'Internal, for finish. A member of a locked gang is done. That may complete the drain of its '
-  'gang, or end the gang as done. Raises GQ004.';
 
+-- Jobs are done: results (JSON, aligned) are kept with them. Also inside the caller's transaction:
+-- then the job is done exactly when the caller's own writes are committed. A success reported while
+-- told to stop counts. outcome: done, repeated (this token had ended it before), or with strict =>
+-- false stale, and busy (another open transaction holds the job or its gang: nothing has changed
+-- for it, call again); with strict it is waited for, and a stale pair raises GQ003 and nothing
+-- changes. Raises GQ001, GQ002, GQ003, GQ004 (a member whose gang's barrier is shut), GQ007, 42501
+-- (another login's worker holds one: a member of that login may complete it in a transaction of its
+-- own).
 create function gangq.complete(
   job_ids bigint[], tokens bigint[], results jsonb[] default null, strict boolean default true
 ) returns table (job_id bigint, outcome text)
@@ -347,17 +341,17 @@ begin
   union all
   select d.id, 'done' from unnest(finished.done) as d(id);
 end $$;
-comment on function gangq.complete is
-  'Jobs are done: results (JSON, aligned) are kept with them. Also inside the caller''s '
-  'transaction: then the job is done exactly when the caller''s own writes are committed. A '
-  'success reported while told to stop counts. outcome: done, repeated (this token had ended it '
-  'before), or with strict => false stale, and busy (another open transaction holds the job or '
-  'its gang: nothing has changed for it, call again); with strict it is waited for, and a stale '
-  'pair raises GQ003 and nothing changes. Raises GQ001, GQ002, GQ003, GQ004 (a member whose '
-  'gang''s barrier is shut), GQ007, 42501 (another login''s worker holds one: a member of that '
-  'login may complete it in a transaction of its own).';
 
 -- A worker that runs one job after another calls this most: one commit instead of two.
+--
+-- complete, then claim, in one statement and one commit. A row per finished job with the outcome
+-- that complete gives, then one per claimed job (outcome: claimed). quiet: none for the jobs that
+-- are plainly done by this call. A job that was done in an open place is followed there by the next
+-- of its kind. The completion never waits for the claim: where another session holds this worker's
+-- row or a gang reserved here, or the lease has ended, that much is not claimed. So when nothing
+-- was, call claim with the same request_id before going to sleep: it returns what a lost reply to
+-- this call had claimed, too, and says where a port serves another gang of this host. Raises what
+-- complete raises, GQ001, GQ007 and GQ008: then nothing has changed; call the two separately.
 create function gangq.complete_and_claim(
   incarnation bigint, job_ids bigint[], tokens bigint[], results jsonb[] default null,
   strict boolean default true, request_id uuid default null, max_jobs integer default 1,
@@ -403,19 +397,13 @@ begin
     end if;
   end if;
 end $$;
-comment on function gangq.complete_and_claim is
-  'complete, then claim, in one statement and one commit. A row per finished job with the outcome '
-  'that complete gives, then one per claimed job (outcome: claimed). quiet: none for the jobs '
-  'that are plainly done by this call. A job that was done in an open place is followed there by '
-  'the next of its kind. The completion never waits for the claim: where another session holds '
-  'this worker''s row or a gang reserved here, or the lease has ended, that much is not claimed. '
-  'So when nothing was, call claim with the same request_id before going to sleep: it returns '
-  'what a lost reply to this call had claimed, too, and says where a port serves another gang of '
-  'this host. Raises what complete raises, GQ001, GQ007 and GQ008: then nothing has changed; call '
-  'the two separately.';
 
 -- Not done ----------------------------------------------------------------------------------------
 
+-- Internal. fail, snooze, requeue, release and ack_preempted go through it: the attempt of this
+-- token has ended without success. cause: of gangq.causes; null: it must have been told to stop.
+-- front: a single job goes to the front of its priority. final: it does not run again. Returns the
+-- state, repeated, or (strict => false) stale.
 create function gangq.report(
   job_id bigint, token bigint, cause text, error jsonb, reason text, front boolean default false,
   final boolean default false, strict boolean default true, delay_s real default null
@@ -458,13 +446,11 @@ begin
     from gangq.shapes s join gangq.queues_table q on q.name = s.queue
     where s.id = j.shape_id and cause in ('fail', 'snoozed')));
 end $$;
-comment on function gangq.report is
-  'Internal. fail, snooze, requeue, release and ack_preempted go through it: the attempt of this '
-  'token has ended without success. cause: of gangq.causes; null: it must have been told to stop. '
-  'front: a single job goes to the front of its priority. final: it does not run again. Returns '
-  'the state, repeated, or (strict => false) stale.';
 
--- The order_key and shape_id of j may differ from the stored row: with them the job goes on.
+-- Internal. Charges a single job for its attempt and returns it to pending, or to scheduled until
+-- its process is gone (gone_at) or its backoff is over (retry_at). If it has no attempt left it
+-- fails; if it was told to stop it is cancelled. kind: of the event. Returns the state. The
+-- order_key and shape_id of j may differ from the stored row: with them the job goes on.
 create function gangq.end_attempt(
   j gangq.live_jobs, cause text, error jsonb, reason text, t timestamptz,
   gone_at timestamptz default null, retry_at timestamptz default null,
@@ -521,19 +507,19 @@ begin
   end if;
   return next_state;
 end $$;
-comment on function gangq.end_attempt is
-  'Internal. Charges a single job for its attempt and returns it to pending, or to scheduled '
-  'until its process is gone (gone_at) or its backoff is over (retry_at). If it has no attempt '
-  'left it fails; if it was told to stop it is cancelled. kind: of the event. Returns the state.';
 
--- A tick that comes anyway is soon enough for the end of most backoffs.
+-- Internal. Whether this job is due before the next safety tick would find it. A tick that comes
+-- anyway is soon enough for the end of most backoffs.
 create function gangq.is_soon(job_id bigint) returns boolean language sql stable as $$
   select j.due_at < gangq.now() + make_interval(secs => 1.5 * c.tick_s)
   from gangq.live_jobs j, gangq.settings c where j.id = is_soon.job_id
 $$;
-comment on function gangq.is_soon is
-  'Internal. Whether this job is due before the next safety tick would find it.';
 
+-- An attempt failed: charged; tried again after the backoff, or failed when attempts are spent or
+-- retryable is false. error: {"type", "message", "traceback", "host", "log_tail"}. retry_in_s: in
+-- place of the queue's backoff; a gang has its own. What a member's failure means its gang's
+-- failure policy says: by default the gang drains with it as the culprit. Returns scheduled,
+-- failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true,
   cause text default 'error', retry_in_s real default null
@@ -556,14 +542,11 @@ begin
   perform gangq.wake_tick(outcome = 'scheduled' and gangq.is_soon(fail.job_id));
   return outcome;
 end $$;
-comment on function gangq.fail is
-  'An attempt failed: charged; tried again after the backoff, or failed when attempts are spent or '
-  'retryable is false. error: {"type", "message", "traceback", "host", "log_tail"}. retry_in_s: '
-  'in place of the queue''s backoff; a gang has its own. What a '
-  'member''s failure means its gang''s failure policy says: by default the gang drains with it as '
-  'the culprit. Returns scheduled, failed, preempted (gang), or repeated. Raises GQ001, GQ002, '
-  'GQ003.';
 
+-- A single job hands itself back, to be run again in for_s seconds (0 to 1e7). No attempt, crash or
+-- stop is counted, but a snooze: past max_snoozes (100) it fails. What it was told meanwhile comes
+-- first: then its end is as for ack_preempted. Returns scheduled, failed, cancelled, pending or
+-- repeated. Raises GQ001, GQ002, GQ003, GQ004 (a member of a gang).
 create function gangq.snooze(job_id bigint, token bigint, for_s real) returns text
 language plpgsql as $$
 declare
@@ -584,12 +567,10 @@ begin
   perform gangq.wake_tick(outcome = 'scheduled' and gangq.is_soon(snooze.job_id));
   return outcome;
 end $$;
-comment on function gangq.snooze is
-  'A single job hands itself back, to be run again in for_s seconds (0 to 1e7). No attempt, crash '
-  'or stop is counted, but a snooze: past max_snoozes (100) it fails. What it was told meanwhile '
-  'comes first: then its end is as for ack_preempted. Returns scheduled, failed, cancelled, '
-  'pending or repeated. Raises GQ001, GQ002, GQ003, GQ004 (a member of a gang).';
 
+-- A watchdog stopped the attempt: counts a trip instead of an attempt and puts the job at the front
+-- of its priority, or fails it when its trips are spent. A member's trip is judged by its gang's
+-- failure policy. Returns pending, failed, preempted or repeated. Raises GQ002, GQ003.
 create function gangq.requeue(
   job_id bigint, token bigint, error jsonb default '{}', front boolean default true
 ) returns text language plpgsql as $$
@@ -600,11 +581,10 @@ begin
   perform gangq.wake_tick();
   return outcome;
 end $$;
-comment on function gangq.requeue is
-  'A watchdog stopped the attempt: counts a trip instead of an attempt and puts the job at the '
-  'front of its priority, or fails it when its trips are spent. A member''s trip is judged by its '
-  'gang''s failure policy. Returns pending, failed, preempted or repeated. Raises GQ002, GQ003.';
 
+-- A worker hands claims back because it has to stop; their work is dead. No attempt is charged,
+-- each counts a stop (max_stops). outcome: released, repeated, stale. A member's release drains its
+-- gang. Raises GQ001.
 create function gangq.release(job_ids bigint[], tokens bigint[], reason text default null)
 returns table (job_id bigint, outcome text)
 language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -628,16 +608,11 @@ begin
   end loop;
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.release is
-  'A worker hands claims back because it has to stop; their work is dead. No attempt is charged, '
-  'each counts a stop (max_stops). outcome: released, repeated, stale. A member''s release drains '
-  'its gang. Raises GQ001.';
 
+-- A worker confirms that a job told to stop is stopped: its whole process tree is gone. Returns
+-- preempted, cancelled, pending (a single job, to be run again) or repeated. Raises GQ002, GQ003,
+-- GQ004 (it was not told to stop), 42501.
 create function gangq.ack_preempted(job_id bigint, token bigint) returns text language plpgsql as $$
 begin
   return gangq.report(ack_preempted.job_id, ack_preempted.token, null, null, null);
 end $$;
-comment on function gangq.ack_preempted is
-  'A worker confirms that a job told to stop is stopped: its whole process tree is gone. Returns '
-  'preempted, cancelled, pending (a single job, to be run again) or repeated. Raises GQ002, GQ003, '
-  'GQ004 (it was not told to stop), 42501.';

@@ -2,6 +2,36 @@
 -- Locks: the attempt's first row of output, or its job's row while there is none, FOR NO KEY
 -- UPDATE.
 
+-- Internal. Locks the output of an attempt; false: its job runs as another attempt, or has left.
+-- Two appends at once would each count without the other. So appends of one attempt wait for each
+-- other: at its first row, and while there is none at the row of its job. until: so that no
+-- partition of later days is read.
+create function gangq.lock_output(
+  job_id bigint, token bigint, since timestamptz, until timestamptz
+) returns boolean language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  for look in 1 .. 2 loop
+    perform from gangq.logs x
+    where x.job_id = lock_output.job_id and x.token = lock_output.token
+      and x.at between since and until
+    order by x.seq limit 1 for no key update;
+    exit when found or look = 2;
+    perform from gangq.live_jobs j
+    where j.id = lock_output.job_id and (j.token = lock_output.token
+      or j.token is null and j.final_token = lock_output.token)
+    for no key update;
+    if not found then
+      return false;
+    end if;
+  end loop;
+  return true;
+end $$;
+
+-- Output of claims, in chunks numbered from 0 per attempt. Stale pairs and numbers that are not
+-- above the last are dropped silently; the worker bounds the total (settings.log_bytes). Raises
+-- GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes more for each chunk),
+-- 42501 if another login's worker holds or held one of the claims.
 create function gangq.append_log(
   job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]
 ) returns void
@@ -12,10 +42,8 @@ declare
   most bigint := (select 65::bigint * c.log_bytes from gangq.settings c);
   said record;
   held record;
-  other bigint;
   last record;
   total bigint;
-  -- So that no partition of later days is read.
   until timestamptz := gangq.now() + interval '1 hour';
 begin
   if (
@@ -44,33 +72,11 @@ begin
     where j.id = said.id and (j.token = said.token or j.final_token = said.token);
     continue when not found;
     -- An attempt that is over has left its job's row: the event of its end says where it ran.
-    other := (
-      select i.id from gangq.incarnations i
-      where i.id = any (case when held.present then array[held.incarnation] else array(
-          select e.incarnation from gangq.events e
-          where e.job_id = said.id and e.token = said.token) end)
-        and not gangq.may_report(i.login) limit 1);
-    if other is not null then
-      perform gangq.refuse_login(other);
-    end if;
-    -- Two appends at once would each count without the other. So appends of one attempt wait for
-    -- each other: at its first row, and while there is none at the row of its job, unless that runs
-    -- as another attempt.
-    perform from gangq.logs x
-    where x.job_id = said.id and x.token = said.token
-      and x.at between held.submitted_at and until
-    order by x.seq limit 1 for no key update;
-    if not found then
-      perform from gangq.live_jobs j
-      where j.id = said.id
-        and (j.token = said.token or j.token is null and j.final_token = said.token)
-      for no key update;
-      continue when not found;
-      perform from gangq.logs x
-      where x.job_id = said.id and x.token = said.token
-        and x.at between held.submitted_at and until
-      order by x.seq limit 1 for no key update;
-    end if;
+    perform gangq.check_login(i.id)
+    from unnest(case when held.present then array[held.incarnation] else array(
+      select e.incarnation from gangq.events e
+      where e.job_id = said.id and e.token = said.token) end) as i(id);
+    continue when not gangq.lock_output(said.id, said.token, held.submitted_at, until);
     select x.seq, x.upto into last from gangq.logs x
     where x.job_id = said.id and x.token = said.token and x.at between held.submitted_at and until
     order by x.seq desc limit 1;
@@ -83,8 +89,3 @@ begin
     from unnest(said.seqs, said.chunks) as c(seq, chunk) where last.seq is null or c.seq > last.seq;
   end loop;
 end $$;
-comment on function gangq.append_log is
-  'Output of claims, in chunks numbered from 0 per attempt. Stale pairs and numbers that are not '
-  'above the last are dropped silently; the worker bounds the total (settings.log_bytes). Raises '
-  'GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes more for each '
-  'chunk), 42501 if another login''s worker holds or held one of the claims.';

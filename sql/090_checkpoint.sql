@@ -2,6 +2,8 @@
 -- Locks: save_checkpoint takes a key-share lock on the job's row, so that the claim cannot end
 -- unseen while it saves.
 
+-- Internal. The highest step saved by every member (mode each) or by rank 0 (mode rank0; of an
+-- elastic gang by the member that was rank 0 then). Null: none.
 create function gangq.restore_step(g gangq.live_gangs) returns bigint language sql stable as $$
   select case g.checkpoint_mode
     when 'rank0' then (
@@ -14,10 +16,8 @@ create function gangq.restore_step(g gangq.live_gangs) returns bigint language s
       order by c.step desc limit 1)
   end
 $$;
-comment on function gangq.restore_step is
-  'Internal. The highest step saved by every member (mode each) or by rank 0 (mode rank0; of an '
-  'elastic gang by the member that was rank 0 then). Null: none.';
 
+-- Internal. The job of a claim that holds. Raises GQ002, GQ003, 42501.
 create function gangq.own_claim(job_id bigint, token bigint) returns gangq.live_jobs
 language plpgsql stable as $$
 declare
@@ -32,9 +32,12 @@ begin
   perform gangq.check_login(j.incarnation);
   return j;
 end $$;
-comment on function gangq.own_claim is
-  'Internal. The job of a claim that holds. Raises GQ002, GQ003, 42501.';
 
+-- Saves opaque bytes at a step for the claim of this token, while it runs or is told to stop. The
+-- same step again replaces it. Older steps are kept until a newer one is complete. Mode rank0 keeps
+-- only what rank 0 saves while it belongs to the epoch. epoch: the one the member knows; mode each
+-- keeps nothing from an older epoch. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save),
+-- GQ007, 42501.
 create function gangq.save_checkpoint(
   job_id bigint, token bigint, step bigint, data bytea, epoch integer default null
 ) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -94,13 +97,9 @@ begin
   delete from gangq.checkpoints c
   where c.gang_id = g.id and c.step < complete_step and c.step is distinct from g.restore_step;
 end $$;
-comment on function gangq.save_checkpoint is
-  'Saves opaque bytes at a step for the claim of this token, while it runs or is told to stop. The '
-  'same step again replaces it. Older steps are kept until a newer one is complete. Mode rank0 '
-  'keeps only what rank 0 saves while it belongs to the epoch. epoch: the one the member knows; '
-  'mode each keeps nothing from an older epoch. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do '
-  'not save), GQ007, 42501.';
 
+-- The checkpoint that this attempt starts from; no row: there is none. All members of an epoch get
+-- the same step, which was chosen when the epoch began. Raises GQ002, GQ003, 42501.
 create function gangq.load_checkpoint(job_id bigint, token bigint)
 returns table (step bigint, data bytea) language plpgsql stable as $$
 declare
@@ -123,6 +122,3 @@ begin
   -- Two members that were rank 0 one after the other may have saved the same step.
   order by c.saved_at desc limit 1;
 end $$;
-comment on function gangq.load_checkpoint is
-  'The checkpoint that this attempt starts from; no row: there is none. All members of an epoch '
-  'get the same step, which was chosen when the epoch began. Raises GQ002, GQ003, 42501.';

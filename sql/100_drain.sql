@@ -13,6 +13,9 @@
 -- 2. Members that run are told to stop, those that are only reserved give their places back.
 -- 3. The gang drains.
 -- 4. complete_drain finds a gang that drains, and ends the drain if nothing runs any more.
+--
+-- Internal. Takes a reserved or running gang down: its members that run are told to stop. final: a
+-- failure that is not retryable. stopped, payers: see the head of this file.
 create function gangq.drain(
   gang_id bigint, stopped bigint[], cause text, error jsonb, reason text, t timestamptz,
   final boolean default false, payers bigint[] default null
@@ -56,10 +59,8 @@ begin
   -- 4.
   perform gangq.complete_drain(g.id);
 end $$;
-comment on function gangq.drain is
-  'Internal. Takes a reserved or running gang down: its members that run are told to stop. final: '
-  'a failure that is not retryable. stopped, payers: see the head of this file.';
 
+-- Internal. These members are preempted; they and the gang are charged. Returns the gang.
 create function gangq.write_stopped(
   g gangq.live_gangs, stopped bigint[], payers bigint[], cause text, error jsonb, final boolean,
   t timestamptz
@@ -84,14 +85,16 @@ begin
   end if;
   return g;
 end $$;
-comment on function gangq.write_stopped is
-  'Internal. These members are preempted; they and the gang are charged. Returns the gang.';
 
 -- Why each step stands before the next one:
 -- 1. must_drain asks whether this loss is one too many, so it has not been counted yet.
 -- 2. The members are charged. Step 4 reads the counters of the gang that this returns.
 -- 3. They are preempted and then blocked, because a running job cannot become blocked at once.
 -- 4. The gang goes on without them (shrink), or waits for places for them (restart_member).
+--
+-- Internal. Members have stopped without having been told to. The gang drains; or by its failure
+-- policy they wait for a new place (restart_member) or leave the epoch (shrink), and the others run
+-- on. The arguments are those of drain.
 create function gangq.lose_members(
   gang_id bigint, stopped bigint[], cause text, error jsonb, reason text, t timestamptz,
   final boolean default false, payers bigint[] default null
@@ -138,11 +141,8 @@ begin
     data => why || jsonb_build_object('culprits', stopped, 'not_before', g.not_before));
   perform gangq.wake_tick(true);
 end $$;
-comment on function gangq.lose_members is
-  'Internal. Members have stopped without having been told to. The gang drains; or by its failure '
-  'policy they wait for a new place (restart_member) or leave the epoch (shrink), and the others '
-  'run on. The arguments are those of drain.';
 
+-- Internal, for lose_members. Whether the loss of these members takes the whole gang down.
 create function gangq.must_drain(
   g gangq.live_gangs, stopped bigint[], payers bigint[], cause text, final boolean
 ) returns boolean language plpgsql stable as $$
@@ -165,9 +165,8 @@ begin
         and gangq.in_epoch(j, g))
     or g.failure_policy = 'shrink' and gangq.falls_below_minimum(g, stopped);
 end $$;
-comment on function gangq.must_drain is
-  'Internal, for lose_members. Whether the loss of these members takes the whole gang down.';
 
+-- Internal. Whether a role of this running gang would fall below its minimum without these.
 create function gangq.falls_below_minimum(g gangq.live_gangs, leaving bigint[]) returns boolean
 language sql stable as $$
   select exists (
@@ -180,9 +179,8 @@ language sql stable as $$
       where j.id <> all (leaving)
         and (j.state = 'done' or j.state = 'running' and gangq.in_epoch(j, g))))
 $$;
-comment on function gangq.falls_below_minimum is
-  'Internal. Whether a role of this running gang would fall below its minimum without these.';
 
+-- Internal. When these stopped members may be placed again. Null: at once.
 create function gangq.resumes_at(
   g gangq.live_gangs, cause text, stopped bigint[], t timestamptz
 ) returns timestamptz language sql volatile as $$
@@ -202,9 +200,10 @@ create function gangq.resumes_at(
       from gangq.live_jobs j join gangq.incarnations i on i.id = j.ran_on
       where j.id = any (stopped))), t)
 $$;
-comment on function gangq.resumes_at is
-  'Internal. When these stopped members may be placed again. Null: at once.';
 
+-- Internal. These members leave the epoch. The others get the next one at once, with ranks
+-- renumbered in order, and learn its number from their next heartbeat: no barrier opens. A new rank
+-- 0 publishes its address through barrier.
 create function gangq.go_on_without(
   g gangq.live_gangs, leaving bigint[], why jsonb, reason text, t timestamptz
 ) returns void language plpgsql as $$
@@ -240,11 +239,9 @@ begin
     perform gangq.wake_tick();
   end if;
 end $$;
-comment on function gangq.go_on_without is
-  'Internal. These members leave the epoch. The others get the next one at once, with ranks '
-  'renumbered in order, and learn its number from their next heartbeat: no barrier opens. A new '
-  'rank 0 publishes its address through barrier.';
 
+-- Internal. What was told to stop is proven stopped, or will be at gone_at. how: ack (its worker
+-- said so), dead (its worker has ended), force (it never confirmed). Returns its state.
 create function gangq.stopped(
   j gangq.live_jobs, error jsonb, t timestamptz, how text default 'ack',
   gone_at timestamptz default null
@@ -281,10 +278,8 @@ begin
   end if;
   return 'preempted';
 end $$;
-comment on function gangq.stopped is
-  'Internal. What was told to stop is proven stopped, or will be at gone_at. how: ack (its worker '
-  'said so), dead (its worker has ended), force (it never confirmed). Returns its state.';
 
+-- Internal. Whether every member of this epoch is done, or of the role that completion names.
 create function gangq.fulfilled(gang_id bigint) returns boolean
 language plpgsql stable as $$
 begin
@@ -295,9 +290,9 @@ begin
     left join gangq.kind_roles r on r.kind_id = g.kind_id and r.name = g.completion
     where g.id = fulfilled.gang_id and coalesce(r.ordinal = j.role, true));
 end $$;
-comment on function gangq.fulfilled is
-  'Internal. Whether every member of this epoch is done, or of the role that completion names.';
 
+-- Internal. Ends a gang as done if it is fulfilled, after the members that still run have stopped.
+-- A gang of a service ends as soon as a member of it has returned.
 create function gangq.wind_up(gang_id bigint, t timestamptz) returns boolean
 language plpgsql as $$
 declare
@@ -319,10 +314,11 @@ begin
   end if;
   return true;
 end $$;
-comment on function gangq.wind_up is
-  'Internal. Ends a gang as done if it is fulfilled, after the members that still run have '
-  'stopped. A gang of a service ends as soon as a member of it has returned.';
 
+-- Called when a member of a draining gang is proven stopped; does its work when that was the last
+-- one. The gang is blocked again as a whole, or it ends: done when it is fulfilled, cancelled when
+-- that was asked, failed for one of the reasons of drained_for_good. Returns the outcome; null
+-- while a member is still stopping, or the gang does not drain. Raises GQ002.
 create function gangq.complete_drain(gang_id bigint) returns text
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
@@ -368,12 +364,8 @@ begin
   perform gangq.wake_tick();
   return outcome;
 end $$;
-comment on function gangq.complete_drain is
-  'Called when a member of a draining gang is proven stopped; does its work when that was the last '
-  'one. The gang is blocked again as a whole, or it ends: done when it is fulfilled, cancelled '
-  'when that was asked, failed for one of the reasons of drained_for_good. Returns the outcome; '
-  'null while a member is still stopping, or the gang does not drain. Raises GQ002.';
 
+-- Internal, for complete_drain. Why a drained gang cannot run again; null: it can.
 create function gangq.drained_for_good(g gangq.live_gangs) returns text
 language plpgsql stable as $$
 declare
@@ -410,9 +402,8 @@ begin
       when (select max(j.stops) from gangq.live_jobs j where j.gang_id = g.id) > max_stops
         then format('the gang was handed back or told to stop more than %s times', max_stops) end);
 end $$;
-comment on function gangq.drained_for_good is
-  'Internal, for complete_drain. Why a drained gang cannot run again; null: it can.';
 
+-- Internal. A gang and its members move to history. If failed it keeps its checkpoints for a retry.
 create function gangq.end_gang(gang_id bigint, final_state text, reason text, t timestamptz)
 returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
@@ -427,19 +418,15 @@ begin
       else j.error end
   where j.gang_id = g.id and j.state not in ('done', 'failed', 'cancelled');
   -- Before the members leave: gangq.ended_as reads this row for their dependents.
-  insert into gangq.gang_history (gang_id, finished_at, submitted_at, shape_id, size, epoch,
-    priority, attempts, max_attempts, crashes, max_crashes, trips, max_trips, placement_misses,
-    never_started, preemptions, state, retention, checkpoint_mode, claim_deadline_s, name, reason,
-    submitter, login, kind_id, world_size, failure_policy, completion, preemptible, budget_s,
-    timeout_s, timeout_style, service)
-  select g.id, t, g.submitted_at, g.shape_id, g.size, g.epoch, g.priority, g.attempts,
-    g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips, g.placement_misses,
-    g.never_started, g.preemptions, end_gang.final_state,
-    case end_gang.final_state when 'done' then q.retention_done else q.retention_failed end,
-    g.checkpoint_mode, g.claim_deadline_s, g.name, end_gang.reason, g.submitter, g.login, g.kind_id,
-    g.world_size, g.failure_policy, g.completion, g.preemptible, g.budget_s, g.timeout_s,
-    g.timeout_style, g.service
-  from gangq.shapes s join gangq.queues_table q on q.name = s.queue
+  insert into gangq.gang_history
+  select h.*
+  from gangq.shapes s
+  join gangq.queues_table q on q.name = s.queue
+  -- What both tables have is as it was.
+  cross join lateral jsonb_populate_record(null::gangq.gang_history,
+    to_jsonb(g) || jsonb_build_object('gang_id', g.id, 'finished_at', t,
+      'state', end_gang.final_state, 'reason', end_gang.reason, 'retention',
+      case end_gang.final_state when 'done' then q.retention_done else q.retention_failed end)) h
   where s.id = g.shape_id;
   perform gangq.leave(
     array(select j.id from gangq.live_jobs j where j.gang_id = g.id order by j.id), '{}', null,
@@ -453,6 +440,3 @@ begin
     data => jsonb_build_object('outcome', end_gang.final_state));
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.end_gang is
-  'Internal. A gang and its members move to history. If failed it keeps its checkpoints for a '
-  'retry.';

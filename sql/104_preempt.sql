@@ -3,6 +3,10 @@
 -- of a drain has passed.
 -- Locks: gangs by id, jobs by id; move_away takes them with skip locked. Never a worker row.
 
+-- Tells a reserved or running gang to stop. It keeps its checkpoint and is placed again; no attempt
+-- is charged, each member that ran counts a stop. (A gang of which a member has finished cannot run
+-- again and ends failed, for gangq.retry.) Returns false, and changes nothing, when the gang is not
+-- placed. Raises GQ002, GQ007.
 create function gangq.preempt_gang(gang_id bigint, reason text default null) returns boolean
 language plpgsql as $$
 declare
@@ -17,12 +21,11 @@ begin
     coalesce(preempt_gang.reason, 'preempted by an operator'), gangq.now());
   return true;
 end $$;
-comment on function gangq.preempt_gang is
-  'Tells a reserved or running gang to stop. It keeps its checkpoint and is placed again; no '
-  'attempt is charged, each member that ran counts a stop. (A gang of which a member has finished '
-  'cannot run again and ends failed, for gangq.retry.) Returns false, and changes nothing, when '
-  'the gang is not placed. Raises GQ002, GQ007.';
 
+-- Tells a running single job to stop. No attempt is charged, it counts a stop; the job keeps its
+-- checkpoint and returns to its old place in the queue once it is proven stopped. Returns false,
+-- and changes nothing, for a job that does not run. For gangq_admin. Raises GQ001 (a member of a
+-- gang), GQ002, GQ007.
 create function gangq.displace_job(job_id bigint, reason text default null) returns boolean
 language plpgsql as $$
 declare
@@ -42,12 +45,8 @@ begin
     null, gangq.now());
   return true;
 end $$;
-comment on function gangq.displace_job is
-  'Tells a running single job to stop. No attempt is charged, it counts a stop; the job keeps its '
-  'checkpoint and returns to its old place in the queue once it is proven stopped. Returns false, '
-  'and changes nothing, for a job that does not run. For gangq_admin. Raises GQ001 (a member of a '
-  'gang), GQ002, GQ007.';
 
+-- Internal. Tells this running single job, which is locked, to stop. how: preempt or move.
 create function gangq.stop_solo(
   j gangq.live_jobs, how text, reason text, data jsonb, t timestamptz
 ) returns void language plpgsql as $$
@@ -57,9 +56,12 @@ begin
   perform gangq.log_job(t, how, j, reason, data);
   perform gangq.wake(array[j.incarnation], 'stop');
 end $$;
-comment on function gangq.stop_solo is
-  'Internal. Tells this running single job, which is locked, to stop. how: preempt or move.';
 
+-- Tells surplus members of a running elastic gang to stop. The others run on in a new epoch without
+-- them. No attempt is charged, each of them counts a stop. What they hold is free once they are
+-- proven stopped; they come back when the gang is placed anew. Returns false, and changes nothing,
+-- when one of them is not running, a role would fall below its minimum, or a member is being
+-- replaced. Raises GQ002, GQ007.
 create function gangq.shrink_gang(gang_id bigint, job_ids bigint[], reason text default null)
 returns boolean language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
@@ -94,13 +96,9 @@ begin
     coalesce(shrink_gang.reason, 'surplus members are displaced'), t);
   return true;
 end $$;
-comment on function gangq.shrink_gang is
-  'Tells surplus members of a running elastic gang to stop. The others run on in a new epoch '
-  'without them. No attempt is charged, each of them counts a stop. What they hold is free once '
-  'they are proven stopped; they come back when the gang is placed anew. Returns false, and '
-  'changes nothing, when one of them is not running, a role would fall below its minimum, or a '
-  'member is being replaced. Raises GQ002, GQ007.';
 
+-- Internal, a step of the tick. After the deadline of a drain, tells what runs there to stop.
+-- Returns how many gangs and single jobs.
 create function gangq.move_away(most integer default 200) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -128,6 +126,3 @@ begin
   end loop;
   return moved;
 end $$;
-comment on function gangq.move_away is
-  'Internal, a step of the tick. After the deadline of a drain, tells what runs there to stop. '
-  'Returns how many gangs and single jobs.';

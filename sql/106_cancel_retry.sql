@@ -3,22 +3,20 @@
 -- gang_history), then the settings, shared; then, with skip locked, what it revives (112). Never a
 -- worker row.
 
+-- Internal. Raises GQ002 for a job or gang that is neither live nor in history.
 create function gangq.check_known(job_ids bigint[], gang_ids bigint[]) returns void
 language plpgsql as $$
 begin
   perform gangq.refuse_missing(x.what, x.id::text)
   from (
     select 'job' as what, c.id from unnest(job_ids) as c(id)
-    where not exists (select 1 from gangq.live_jobs j where j.id = c.id)
-      and not exists (select 1 from gangq.history h where h.job_id = c.id)
+    where not exists (select from gangq.jobs j where j.id = c.id)
     union all
     select 'gang', c.id from unnest(gang_ids) as c(id)
-    where not exists (select 1 from gangq.live_gangs g where g.id = c.id)
-      and not exists (select 1 from gangq.gang_history h where h.gang_id = c.id)) x;
+    where not exists (select from gangq.gangs g where g.id = c.id)) x;
 end $$;
-comment on function gangq.check_known is
-  'Internal. Raises GQ002 for a job or gang that is neither live nor in history.';
 
+-- Internal. Cancels a live gang that is locked with its members.
 create function gangq.cancel_gang(gang_id bigint, reason text, t timestamptz) returns void
 language plpgsql as $$
 declare
@@ -37,8 +35,6 @@ begin
   update gangq.live_jobs x set stop_reason = 'cancel'
   where x.gang_id = g.id and x.state = 'preempting' and x.stop_reason <> 'cancel';
 end $$;
-comment on function gangq.cancel_gang is
-  'Internal. Cancels a live gang that is locked with its members.';
 
 -- Why each step stands before the next one:
 -- 1. Lock first: what is checked and shown below cannot change any more.
@@ -47,6 +43,8 @@ comment on function gangq.cancel_gang is
 -- 4. Cancel the jobs. Those that run are woken before they are told to stop, while the rows still
 --    say which run. All that need not stop leave.
 -- 5. Answer with the states that they have now.
+--
+-- Internal. As cancel, for callers whose right was checked, and for promote_due.
 create function gangq.cancel_all(job_ids bigint[], gang_ids bigint[], reason text)
 returns table (job_id bigint, gang_id bigint, state text)
 language plpgsql
@@ -94,9 +92,13 @@ begin
     else (select x.state from gangq.jobs x where x.id = c.id) end
   from (select distinct u.id from unnest(cancel_all.job_ids) as u(id)) c;
 end $$;
-comment on function gangq.cancel_all is
-  'Internal. As cancel, for callers whose right was checked, and for promote_due.';
 
+-- Cancels live jobs and gangs. Running work is told to stop and is cancelled once proven stopped.
+-- Returns the state each has now (cancelled, preempting, draining, or how it had ended). A call for
+-- one job or gang waits for its lock. Of several, those that another transaction holds and those
+-- beyond 500 rows are returned unchanged with the state left: call again with them, in another
+-- transaction. Raises GQ001 (a member of a gang), GQ002, GQ007, 42501 (another submitter's, in a
+-- queue that is not shared).
 create function gangq.cancel(
   job_ids bigint[] default '{}', gang_ids bigint[] default '{}', reason text default null
 ) returns table (job_id bigint, gang_id bigint, state text)
@@ -106,19 +108,22 @@ begin
   return query select c.* from gangq.cancel_all(cancel.job_ids, cancel.gang_ids,
     coalesce(cancel.reason, 'cancelled by ' || gangq.caller())) c;
 end $$;
-comment on function gangq.cancel is
-  'Cancels live jobs and gangs. Running work is told to stop and is cancelled once proven stopped. '
-  'Returns the state each has now (cancelled, preempting, draining, or how it had ended). A call '
-  'for one job or gang waits for its lock. Of several, those that another transaction holds and '
-  'those beyond 500 rows are returned unchanged with the state left: call again with them, in '
-  'another transaction. Raises GQ001 (a member of a gang), GQ002, GQ007, 42501 (another '
-  'submitter''s, in a queue that is not shared).';
 
 -- Two retries of one ending: both read the ending, the first retries, its job runs and ends. The
 -- second must not start from the old ending. So each
 -- 1. locks the ending's row,
 -- 2. reads in a later statement which ending no retry has started from,
 -- 3. writes that ending into retried, whose key no two rows share.
+--
+-- Runs jobs and gangs that have ended once more, under their old ids, with fresh counters. A failed
+-- gang resumes from its last complete checkpoint. They count as the caller's in limits and shares.
+-- What waited for one of them and was cancelled for it waits for it again, as its own submitter's,
+-- and what waited for that; of more than some hundreds of those the tick does the rest. What is
+-- retried itself waits for nothing. Of several, those that another transaction holds and those
+-- beyond 500 are returned unchanged with the state left: call again with them, in another
+-- transaction. Raises GQ001 (a member of a gang, or a topology level that no longer exists), GQ002,
+-- GQ004 (still live, or its queue is draining), 42501 (another submitter's, in a queue that is not
+-- shared, or a priority above the caller's ceiling).
 create function gangq.retry(job_ids bigint[] default '{}', gang_ids bigint[] default '{}')
 returns table (job_id bigint, gang_id bigint, state text)
 language plpgsql
@@ -174,17 +179,8 @@ begin
   end loop;
   perform gangq.wake_tick();
 end $$;
-comment on function gangq.retry is
-  'Runs jobs and gangs that have ended once more, under their old ids, with fresh counters. A '
-  'failed gang resumes from its last complete checkpoint. They count as the caller''s in limits '
-  'and shares. What waited for one of them and was cancelled for it waits for it again, as its own '
-  'submitter''s, and what waited for that; of more than some hundreds of those the tick does the '
-  'rest. What is retried itself waits for nothing. Of several, those that another transaction '
-  'holds and those beyond 500 are returned unchanged with the state left: call again with them, in '
-  'another transaction. Raises GQ001 (a member of a gang, or a topology level that no longer '
-  'exists), GQ002, GQ004 (still live, or its queue is draining), 42501 (another submitter''s, in a '
-  'queue that is not shared, or a priority above the caller''s ceiling).';
 
+-- Internal, for retry. Raises GQ001, GQ002 or GQ004 for what no other call could retry either.
 create function gangq.refuse_retries(job_ids bigint[], gang_ids bigint[]) returns void
 language plpgsql as $$
 begin
@@ -201,9 +197,10 @@ begin
     format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id))
   from gangq.history h where h.job_id = any (refuse_retries.job_ids) and h.gang_id is not null;
 end $$;
-comment on function gangq.refuse_retries is
-  'Internal, for retry. Raises GQ001, GQ002 or GQ004 for what no other call could retry either.';
 
+-- Internal, for retry and revive. Makes a gang live again from its latest ending. Its submitter is
+-- the caller, or if it is revived the one it had. Returns how many members it has; null: another
+-- transaction holds the ending.
 create function gangq.retry_gang(
   gang_id bigint, t timestamptz, revives boolean default false
 ) returns integer language plpgsql as $$
@@ -246,7 +243,10 @@ begin
     name, submitter, login, failure_policy, completion, preemptible, budget_s, timeout_s,
     timeout_style, timeout_at)
   values (k.gang_id, gangq.order_key(k.priority, gangq.next_pos(base)),
-    gangq.kind_for(k.kind_id, submitter, login), gangq.shape_for(k.shape_id, submitter, login),
+    gangq.kind_of_shapes(k.kind_id, array(
+      select gangq.shape_for(r.shape_id, submitter, login)
+      from gangq.kind_roles r where r.kind_id = k.kind_id order by r.ordinal)),
+    gangq.shape_for(k.shape_id, submitter, login),
     k.size, k.epoch, k.priority, k.max_attempts, k.max_crashes, k.max_trips,
     case when exists (select 1 from gangq.dependencies d where d.job_id = any (members))
       then 'waiting' else 'blocked' end,
@@ -261,16 +261,34 @@ begin
   perform gangq.log_event(t, 'retry', k.gang_id, k.epoch, reason => gangq.retried_because(revives));
   return k.size;
 end $$;
-comment on function gangq.retry_gang is
-  'Internal, for retry and revive. Makes a gang live again from its latest ending. Its submitter '
-  'is the caller, or if it is revived the one it had. Returns how many members it has; null: '
-  'another transaction holds the ending.';
 
+-- Internal. The reason of an event retry.
 create function gangq.retried_because(revives boolean) returns text language sql stable as $$
   select case when revives then 'what it waited for was retried'
     else 'retried by ' || gangq.caller() end
 $$;
-comment on function gangq.retried_because is 'Internal. The reason of an event retry.';
+
+-- Internal, for retry_jobs. Locks the latest endings of these single jobs, or members of this gang,
+-- and notes in retried that a retry has started from them; those that are locked are left out.
+create function gangq.overtake(job_ids bigint[], gang_id bigint, most integer)
+returns setof gangq.retried language plpgsql as $$
+begin
+  return query
+  with free as (
+    select h.job_id, h.finished_at
+    from unnest(overtake.job_ids) with ordinality as c(id, n)
+    join gangq.history h on h.job_id = c.id
+    where h.gang_id is not distinct from overtake.gang_id and not exists (
+      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by c.n
+    limit overtake.most
+    for update of h skip locked
+  )
+  insert into gangq.retried as x (job_id, finished_at)
+  select f.job_id, f.finished_at from free f
+  on conflict do nothing
+  returning x.*;
+end $$;
 
 -- Why each step stands before the next one:
 -- 1. One statement locks the endings and notes them in retried: see retry.
@@ -278,6 +296,10 @@ comment on function gangq.retried_because is 'Internal. The reason of an event r
 --    waits_on must count the dependencies that there are.
 -- 3. The queue and the priority are checked on the live rows. A refusal undoes step 1.
 -- 4. Events and wakes are for what is allowed.
+--
+-- Internal, for retry and revive. Makes single jobs, or the members of this live gang, live from
+-- their latest ending. Returns which: at most so many, and none whose ending is locked. revives:
+-- they stay their submitter's and wait for what they waited for.
 create function gangq.retry_jobs(
   job_ids bigint[], gang_id bigint, most integer, t timestamptz, revives boolean default false
 ) returns bigint[] language plpgsql as $$
@@ -287,24 +309,8 @@ declare
   base bigint := (select b.base from gangq.id_base() b);
 begin
   -- 1.
-  with free as (
-    select h.job_id, h.finished_at
-    from unnest(retry_jobs.job_ids) with ordinality as c(id, n)
-    join gangq.history h on h.job_id = c.id
-    where h.gang_id is not distinct from retry_jobs.gang_id and not exists (
-      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
-    order by c.n
-    limit most
-    for update of h skip locked
-  ),
-  overtaken as (
-    insert into gangq.retried (job_id, finished_at)
-    select f.job_id, f.finished_at from free f
-    on conflict do nothing
-    returning job_id, finished_at
-  )
   select coalesce(array_agg(o.job_id), '{}'), array_agg(o.finished_at) into taken, ended_at
-  from overtaken o;
+  from gangq.overtake(retry_jobs.job_ids, retry_jobs.gang_id, most) o;
   -- 2.
   if revives and retry_jobs.gang_id is null then
     perform gangq.await_again(taken);
@@ -353,7 +359,3 @@ begin
     group by j.shape_id) r;
   return taken;
 end $$;
-comment on function gangq.retry_jobs is
-  'Internal, for retry and revive. Makes single jobs, or the members of this live gang, live from '
-  'their latest ending. Returns which: at most so many, and none whose ending is locked. revives: '
-  'they stay their submitter''s and wait for what they waited for.';

@@ -9,9 +9,11 @@
 -- Locks: note_outage the row of tick_state; then gangs by id, jobs by id, incarnations by id,
 -- device_holds, all with skip locked. What is locked is left for the next tick.
 
--- A lease can only be judged if the workers could renew it. After a restart, a failover or a jump
--- of the clock every lease gets one full period from now. After a gap between two ticks the same
--- holds for the workers heard since the last such gap.
+-- Internal, for rollback_stale, reap_expired and flag_dead_workers. Records an outage since the
+-- last judgement and returns when the last one ended (null: none). A lease can only be judged if
+-- the workers could renew it. After a restart, a failover or a jump of the clock every lease gets
+-- one full period from now. After a gap between two ticks the same holds for the workers heard
+-- since the last such gap.
 create function gangq.note_outage(t timestamptz) returns timestamptz language plpgsql as $$
 declare
   s gangq.tick_state;
@@ -66,17 +68,17 @@ begin
   where x.timeline <> b.timeline;
   return s.outage_ended_at;
 end $$;
-comment on function gangq.note_outage is
-  'Internal, for rollback_stale, reap_expired and flag_dead_workers. Records an outage since the '
-  'last judgement and returns when the last one ended (null: none).';
 
+-- Internal. When a lease may be judged as over: after an outage it gets one full period.
 create function gangq.lease_end(expires_at timestamptz, lease_s real, outage_ended_at timestamptz)
 returns timestamptz language sql immutable as
 $$ select greatest(expires_at,
   coalesce(outage_ended_at + make_interval(secs => lease_s), expires_at)) $$;
-comment on function gangq.lease_end is
-  'Internal. When a lease may be judged as over: after an outage it gets one full period.';
 
+-- A step of the tick. Judges by the clock, and only after leases have ended. Incarnations whose
+-- lease is over are dead and their jobs are freed; jobs told to stop that never confirmed are
+-- force-drained and their devices quarantined; devices withheld after a trip are given back when
+-- their time is over. Returns how many incarnations and jobs. Raises GQ001.
 create function gangq.reap_expired(most integer default 200) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -102,12 +104,10 @@ begin
   perform gangq.lift_withheld(null, t, most);
   return dead;
 end $$;
-comment on function gangq.reap_expired is
-  'A step of the tick. Judges by the clock, and only after leases have ended. Incarnations whose '
-  'lease is over are dead and their jobs are freed; jobs told to stop that never confirmed are '
-  'force-drained and their devices quarantined; devices withheld after a trip are given back when '
-  'their time is over. Returns how many incarnations and jobs. Raises GQ001.';
 
+-- Internal, for reap_expired. Frees jobs that were told to stop and never confirmed it:
+-- ack_timeout_s later their heartbeats answer lost, and a lease later a worker that heard none is
+-- dead. Their devices may still be busy and are quarantined. Returns how many jobs.
 create function gangq.force_unconfirmed(outage timestamptz, t timestamptz, most integer)
 returns integer language plpgsql as $$
 declare
@@ -142,21 +142,18 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.force_unconfirmed is
-  'Internal, for reap_expired. Frees jobs that were told to stop and never confirmed it: '
-  'ack_timeout_s later their heartbeats answer lost, and a lease later a worker that heard none '
-  'is dead. Their devices may still be busy and are quarantined. Returns how many jobs.';
 
--- A worker that tripped exits within seconds. Until then the child processes of its other slots may
--- run.
+-- Internal. The jobs that ended incarnations still hold and that cannot run any more. A worker that
+-- tripped exits within seconds. Until then the child processes of its other slots may run.
 create function gangq.orphans(t timestamptz)
 returns table (job gangq.live_jobs, worker gangq.incarnations) language sql stable as $$
   select j, i from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id
   where i.ended_at is not null and (i.exits_at > t) is not true
 $$;
-comment on function gangq.orphans is
-  'Internal. The jobs that ended incarnations still hold and that cannot run any more.';
 
+-- Internal. Frees the jobs that ended incarnations still hold. It reads only rows, so it can be
+-- interrupted and repeated. Locked rows and jobs that may still run are left for the next tick.
+-- Returns how many jobs.
 create function gangq.free_orphans(of_incarnations bigint[] default null, most integer default 1000)
 returns integer language plpgsql as $$
 declare
@@ -188,15 +185,14 @@ begin
   end if;
   return freed;
 end $$;
-comment on function gangq.free_orphans is
-  'Internal. Frees the jobs that ended incarnations still hold. It reads only rows, so it can be '
-  'interrupted and repeated. Locked rows and jobs that may still run are left for the next tick. '
-  'Returns how many jobs.';
 
 -- 1. Members that were told to stop have stopped.
 -- 2. A gang that drains needs no more than that: complete_drain goes on.
 -- 3. A reservation that its workers cannot claim any more is rolled back.
 -- 4. Members that ran are lost. The failure policy of the gang decides what follows.
+--
+-- Internal, for free_orphans. Of a locked gang: members told to stop are stopped, a reservation
+-- that nobody claimed is rolled back, running members are lost. Returns how many.
 create function gangq.free_orphaned_members(gang_id bigint, t timestamptz) returns integer
 language plpgsql as $$
 declare
@@ -254,10 +250,10 @@ begin
       case cause when 'placement_miss' then ': its worker ended' end), t);
   return freed + cardinality(gone);
 end $$;
-comment on function gangq.free_orphaned_members is
-  'Internal, for free_orphans. Of a locked gang: members told to stop are stopped, a reservation '
-  'that nobody claimed is rolled back, running members are lost. Returns how many.';
 
+-- Internal, for free_orphans. Returns false when another transaction holds the job. nth: its place
+-- among the claims of its lane. Of prefetched jobs only the oldest can have run; only that one is
+-- charged a crash.
 create function gangq.free_orphaned_job(job_id bigint, worker gangq.incarnations, nth bigint,
   t timestamptz)
 returns boolean language plpgsql as $$
@@ -291,11 +287,11 @@ begin
     t);
   return true;
 end $$;
-comment on function gangq.free_orphaned_job is
-  'Internal, for free_orphans. Returns false when another transaction holds the job. nth: its '
-  'place among the claims of its lane. Of prefetched jobs only the oldest can have run; only that '
-  'one is charged a crash.';
 
+-- Internal. Ends reservations past their deadline, and those on workers that take no work any more.
+-- A reservation is rolled back; when some members wait at the barrier the gang is drained, which
+-- costs it a placement miss and no attempt. Also drains a running gang that has missed a member for
+-- its whole timeout.
 create function gangq.rollback_stale(most integer default 200) returns integer
 language plpgsql as $$
 declare
@@ -353,8 +349,3 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.rollback_stale is
-  'Internal. Ends reservations past their deadline, and those on workers that take no work any '
-  'more. A reservation is rolled back; when some members wait at the barrier the gang is drained, '
-  'which costs it a placement miss and no attempt. Also drains a running gang that has missed a '
-  'member for its whole timeout.';

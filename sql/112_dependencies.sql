@@ -6,15 +6,16 @@
 -- has ended otherwise. A cancelled job has not failed: what waits for its failure is cancelled too.
 -- Locks: jobs, dependencies and gangs, and the endings that are revived, all with skip locked.
 
+-- Internal. Whether a dependency wants this outcome.
 create function gangq.is_wanted(outcome text, wants text) returns boolean
 language sql immutable as $$
   select outcome = wants or wants = 'any' and outcome is not null
 $$;
-comment on function gangq.is_wanted is 'Internal. Whether a dependency wants this outcome.';
 
--- A member that a done gang could spare (its completion rule, an elastic role) is cancelled and
--- lets nobody down. All members of a failed gang have failed for what waits for its failure, those
--- too that were done before.
+-- Internal. How this job's latest ending counts for a dependency that wants this; null: it has not
+-- ended. A member that a done gang could spare (its completion rule, an elastic role) is cancelled
+-- and lets nobody down. All members of a failed gang have failed for what waits for its failure,
+-- those too that were done before.
 create function gangq.ended_as(job_id bigint, wants text) returns text language sql stable as $$
   select case
     when h.gang_id is null or h.state = 'failed' then h.state
@@ -28,10 +29,9 @@ create function gangq.ended_as(job_id bigint, wants text) returns text language 
     select k.state from gangq.gang_history k
     where k.gang_id = h.gang_id order by k.finished_at desc limit 1) g on true
 $$;
-comment on function gangq.ended_as is
-  'Internal. How this job''s latest ending counts for a dependency that wants this; null: it has '
-  'not ended.';
 
+-- Internal. Of jobs that are waited for: whether each is live, else how it ended; null: it does not
+-- exist, or history has dropped it. Null wants: done of all.
 create function gangq.judge_awaited(awaited bigint[], wants text[])
 returns table (on_job_id bigint, wants text, live boolean, outcome text)
 language sql stable as $$
@@ -41,10 +41,9 @@ language sql stable as $$
   cross join lateral (select coalesce(a.wants, 'done') as wants) w
   left join lateral (select j.id from gangq.live_jobs j where j.id = a.id offset 0) l on true
 $$;
-comment on function gangq.judge_awaited is
-  'Internal. Of jobs that are waited for: whether each is live, else how it ended; null: it does '
-  'not exist, or history has dropped it. Null wants: done of all.';
 
+-- Internal. Tells the dependents of these jobs how they ended, but for rows that another
+-- transaction holds: see gangq.unsettled.
 create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
   -- Whether an ending that is no longer in history was a success is not known.
   update gangq.dependencies d
@@ -56,9 +55,6 @@ create function gangq.settle(ended bigint[]) returns void language sql volatile 
       and not exists (select 1 from gangq.live_jobs j where j.id = z.on_job_id)
     order by z.on_job_id, z.job_id for update skip locked))
 $$;
-comment on function gangq.settle is
-  'Internal. Tells the dependents of these jobs how they ended, but for rows that another '
-  'transaction holds: see gangq.unsettled.';
 
 -- Problem: a job ends while the submission of a job that waits for it is not committed. The ending
 -- does not see the dependency, and the submission cannot know of the ending. Solution: a dependency
@@ -77,6 +73,9 @@ comment on function gangq.settle is
 --    told it.
 -- Each call starts at a random place, so dependencies on locked jobs do not keep the others from
 -- being settled.
+--
+-- Internal, a step of the tick. Dependencies that became visible since the last one: settled, or
+-- told how the awaited job ended. Returns how many.
 create function gangq.settle_dependents(most integer default 200) returns integer language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
@@ -125,10 +124,10 @@ begin
   get diagnostics told = row_count;
   return told + cardinality(ended);
 end $$;
-comment on function gangq.settle_dependents is
-  'Internal, a step of the tick. Dependencies that became visible since the last one: settled, or '
-  'told how the awaited job ended. Returns how many.';
 
+-- A step of the tick. Scheduled jobs that are due become pending. Jobs that waited for jobs which
+-- have ended as wanted are released; jobs that waited for one that has ended otherwise are
+-- cancelled. Returns how many moved. Raises GQ001.
 create function gangq.promote_due(most integer default 200) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -162,11 +161,9 @@ begin
   end if;
   return moved + gangq.promote_dependents(t, most);
 end $$;
-comment on function gangq.promote_due is
-  'A step of the tick. Scheduled jobs that are due become pending. Jobs that waited for jobs which '
-  'have ended as wanted are released; jobs that waited for one that has ended otherwise are '
-  'cancelled. Returns how many moved. Raises GQ001.';
 
+-- Internal, for promote_due. Releases or cancels jobs whose awaited jobs have ended. Returns how
+-- many.
 create function gangq.promote_dependents(t timestamptz, most integer) returns integer
 language plpgsql as $$
 declare
@@ -212,10 +209,9 @@ begin
   end loop;
   return moved;
 end $$;
-comment on function gangq.promote_dependents is
-  'Internal, for promote_due. Releases or cancels jobs whose awaited jobs have ended. Returns how '
-  'many.';
 
+-- Internal, for promote_dependents. Cancels a locked waiting job, or its gang, because the job
+-- unmet has not ended as wanted.
 create function gangq.cancel_dependent(job_id bigint, gang_id bigint, unmet bigint) returns void
 language plpgsql as $$
 begin
@@ -247,10 +243,8 @@ begin
       from gangq.dependencies d
       where d.on_job_id = cancel_dependent.unmet and d.job_id = cancel_dependent.job_id));
 end $$;
-comment on function gangq.cancel_dependent is
-  'Internal, for promote_dependents. Cancels a locked waiting job, or its gang, because the job '
-  'unmet has not ended as wanted.';
 
+-- Internal, for promote_dependents. A locked waiting job does not wait for these jobs any more.
 create function gangq.release_dependent(job_id bigint, gang_id bigint, met bigint[], t timestamptz)
 returns void language plpgsql as $$
 declare
@@ -277,8 +271,26 @@ begin
     from gangq.live_jobs j where j.id = release_dependent.job_id;
   end if;
 end $$;
-comment on function gangq.release_dependent is
-  'Internal, for promote_dependents. A locked waiting job does not wait for these jobs any more.';
+
+-- Internal, for revive. What was cancelled for these jobs, and could wait for them again: it has
+-- not been retried since, nothing else that it waited for has ended otherwise than wanted, and its
+-- queue takes work.
+create function gangq.cancelled_for(ids bigint[], most integer)
+returns table (job_id bigint, gang_id bigint) language sql stable as $$
+  select h.job_id, h.gang_id
+  from gangq.history h
+  where h.unmet is not null and h.awaited && cancelled_for.ids
+    and not exists (
+      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    and not exists (
+      select 1 from gangq.judge_awaited(h.awaited, h.wants) e
+      where not e.live and gangq.is_wanted(e.outcome, e.wants) is not true)
+    and not exists (
+      select 1 from gangq.shapes z
+      join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(z.queue))
+      where z.id = h.shape_id)
+  limit cancelled_for.most
+$$;
 
 -- A retried job is live again, so what its ending has cancelled waits for it again. That ending is
 -- in gangq.retried, with followed = false until nothing is left to revive:
@@ -290,6 +302,10 @@ comment on function gangq.release_dependent is
 --    ending is revived twice.
 -- Only what has unmet is revived: what somebody cancelled by hand stays cancelled. A job of which
 -- another awaited job has ended otherwise than wanted stays so until that one is retried as well.
+--
+-- Internal. What waited for these retried jobs waits again: most jobs at most, but for a gang that
+-- exceeds it. revived: those that were cancelled; left_ids: the retried jobs of which some are
+-- left, because another transaction holds them or there are more.
 create function gangq.revive(
   ids bigint[], most integer, t timestamptz, out revived bigint[], out left_ids bigint[]
 ) language plpgsql
@@ -311,24 +327,10 @@ begin
     where z.on_job_id = any (revive.ids) and z.outcome is not null
     order by z.on_job_id, z.job_id for update skip locked));
   -- 2. Those cancelled.
-  select coalesce(array_agg(x.job_id) filter (where x.gang_id is null), '{}'),
-    coalesce(array_agg(x.gang_id) filter (where x.gang_id is not null), '{}')
+  select coalesce(array_agg(c.job_id) filter (where c.gang_id is null), '{}'),
+    coalesce(array_agg(c.gang_id) filter (where c.gang_id is not null), '{}')
   into jobs, gangs
-  from (
-    select h.job_id, h.gang_id
-    from gangq.history h
-    where h.unmet is not null and h.awaited && revive.ids
-      and not exists (
-        select 1 from gangq.retried r
-        where r.job_id = h.job_id and r.finished_at = h.finished_at)
-      and not exists (
-        select 1 from gangq.judge_awaited(h.awaited, h.wants) e
-        where not e.live and gangq.is_wanted(e.outcome, e.wants) is not true)
-      and not exists (
-        select 1 from gangq.shapes z
-        join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(z.queue))
-        where z.id = h.shape_id)
-    limit most + 1) x;
+  from gangq.cancelled_for(revive.ids, most + 1) c;
   revived := gangq.retry_jobs(jobs[: most], null, most, t, true);
   held := array(select u.id from unnest(jobs) as u(id) where u.id <> all (revived));
   foreach g in array gangs loop
@@ -362,11 +364,10 @@ begin
     from gangq.dependencies d join gangq.live_jobs j on j.id = d.on_job_id
     where d.on_job_id = any (revive.ids) and d.outcome is not null);
 end $$;
-comment on function gangq.revive is
-  'Internal. What waited for these retried jobs waits again: most jobs at most, but for a gang '
-  'that exceeds it. revived: those that were cancelled; left_ids: the retried jobs of which some '
-  'are left, because another transaction holds them or there are more.';
 
+-- Internal, a step of the tick. What retried jobs had cancelled waits for them again, what that had
+-- cancelled too, and so on, for 50 ms at most. Returns how many jobs were revived, or most if there
+-- is more to do.
 create function gangq.revive_dependents(most integer default 200) returns integer
 language plpgsql as $$
 declare
@@ -401,11 +402,8 @@ begin
   end loop;
   return moved;
 end $$;
-comment on function gangq.revive_dependents is
-  'Internal, a step of the tick. What retried jobs had cancelled waits for them again, what that '
-  'had cancelled too, and so on, for 50 ms at most. Returns how many jobs were revived, or most if '
-  'there is more to do.';
 
+-- Internal. Jobs that are about to be revived wait again, for what has not ended as they want.
 create function gangq.await_again(job_ids bigint[]) returns void language sql as $$
   insert into gangq.dependencies (job_id, on_job_id, wants, outcome)
   select h.job_id, e.on_job_id, e.wants,
@@ -419,11 +417,14 @@ create function gangq.await_again(job_ids bigint[]) returns void language sql as
   cross join lateral gangq.judge_awaited(h.awaited, h.wants) e
   where e.live or gangq.is_wanted(e.outcome, e.wants) is not true
 $$;
-comment on function gangq.await_again is
-  'Internal. Jobs that are about to be revived wait again, for what has not ended as they want.';
 
 -- The rights are those of the job: its submitter may name any job in after, and must not read so
 -- what it may not read otherwise (the view jobs).
+--
+-- How the jobs ended that this one was submitted to wait for, by id, for the worker that holds its
+-- claim: of a gang its members. One that is not in history any more is left out. readable: whether
+-- the submitter of this job may read result and error, which are null otherwise. Raises GQ002,
+-- GQ003, GQ007 (more than 16 MiB), 42501.
 create function gangq.inputs(job_id bigint, token bigint)
 returns table (
   on_job_id bigint, gang_id bigint, rank integer, state text, readable boolean, result jsonb,
@@ -454,12 +455,8 @@ begin
   select x.job_id, x.gang_id, x.rank, x.state, x.readable, x.result, x.error
   from gangq.inputs_of(j.awaited, j.login, roles) x order by x.job_id;
 end $$;
-comment on function gangq.inputs is
-  'How the jobs ended that this one was submitted to wait for, by id, for the worker that holds '
-  'its claim: of a gang its members. One that is not in history any more is left out. readable: '
-  'whether the submitter of this job may read result and error, which are null otherwise. Raises '
-  'GQ002, GQ003, GQ007 (more than 16 MiB), 42501.';
 
+-- Internal, for inputs. The latest endings of these jobs, as a login with these roles may see them.
 create function gangq.inputs_of(awaited bigint[], login text, roles text[])
 returns table (
   job_id bigint, gang_id bigint, rank integer, state text, readable boolean, result jsonb,
@@ -477,6 +474,3 @@ returns table (
     select h.login = inputs_of.login and h.submitter = any (roles)
       or q.others = 'shared' and 'gangq_submitter' = any (roles) as readable) o
 $$;
-comment on function gangq.inputs_of is
-  'Internal, for inputs. The latest endings of these jobs, as a login with these roles may see '
-  'them.';

@@ -2,13 +2,17 @@
 -- whether to restart one of its own, and says with bounced how that went.
 -- Locks: the worker's row; flag_dead_workers with skip locked.
 
+-- Internal. The gangs of which this worker has a member.
 create function gangq.gangs_at(incarnation bigint) returns bigint[] language sql stable as $$
   select array(
     select distinct j.gang_id from gangq.live_jobs j
     where j.incarnation = gangs_at.incarnation and j.gang_id is not null)
 $$;
-comment on function gangq.gangs_at is 'Internal. The gangs of which this worker has a member.';
 
+-- Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by
+-- itself; a flag stands until that incarnation is heard again or replaced. Frees nothing: only
+-- proof of death or the end of a lease does. Returns how many were flagged; each is an event and a
+-- line in the server's log that says what to do.
 create function gangq.flag_dead_workers() returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -61,12 +65,11 @@ begin
   end loop;
   return flagged;
 end $$;
-comment on function gangq.flag_dead_workers is
-  'Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by '
-  'itself; a flag stands until that incarnation is heard again or replaced. Frees nothing: only '
-  'proof of death or the end of a lease does. Returns how many were flagged; each is an event and '
-  'a line in the server''s log that says what to do.';
 
+-- Workers that fell silent while they held jobs and were neither heard nor replaced since: what the
+-- cron job of a host reads (where host = '...') to know which of its workers to restart. One that
+-- was judged dead stays half an hour. identity is shown to the login that registered the worker,
+-- gangq_host and admins.
 create view gangq.flagged as
 select i.name as worker, i.host, i.id as incarnation, i.flagged_at,
   round(extract(epoch from c.t - l.renewed_at)::numeric, 1) as silent_s,
@@ -81,12 +84,9 @@ where i.flagged_at is not null and l.renewed_at <= i.flagged_at and i.state <> '
   -- so on purpose.
   and (i.ended_at is null or i.flagged_at > c.t - interval '30 minutes')
   and not exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id);
-comment on view gangq.flagged is
-  'Workers that fell silent while they held jobs and were neither heard nor replaced since: what '
-  'the cron job of a host reads (where host = ''...'') to know which of its workers to restart. '
-  'One that was judged dead stays half an hour. identity is shown to the login that registered the '
-  'worker, gangq_host and admins.';
 
+-- Internal. Whether this worker, or this host in rounds, was restarted bounces_per_hour times
+-- within the hour. Rounds let a host of many workers restart as a whole, and new names buy no more.
 -- A host restarts its workers one by one. All restarts within ten minutes of the first are one
 -- round.
 create function gangq.bounced_too_often(name text, host text, t timestamptz) returns boolean
@@ -102,11 +102,13 @@ language sql stable as $$
       and x.kind = 'bounce' and x.data ->> 'host' = bounced_too_often.host) e on true
   group by c.bounces_per_hour
 $$;
-comment on function gangq.bounced_too_often is
-  'Internal. Whether this worker, or this host in rounds, was restarted bounces_per_hour times '
-  'within the hour. Rounds let a host of many workers restart as a whole, and new names buy no '
-  'more.';
 
+-- The restarter of a host asks whether to restart one of its flagged workers. go: do it, then
+-- report with bounced. Otherwise the reason: heard (not flagged any more), replaced, too_often
+-- (bounces_per_hour, by worker and by host), fleet (workers of more than one host and of more than
+-- a fifth of all hosts that work are flagged: the fault is elsewhere), taken (another asked within
+-- two minutes), unknown (not of this host). report_only: only answers. For the login that
+-- registered the worker, gangq_host and gangq_admin. Raises 42501.
 create function gangq.bounce(incarnation bigint, host text, report_only boolean default false)
 returns text language plpgsql as $$
 declare
@@ -115,6 +117,7 @@ declare
   flagged bigint;
   fleet bigint;
   answer text;
+  why text;
 begin
   -- The lock makes two restarters of one worker ask one after the other.
   select x.* into i from gangq.incarnations x where x.id = bounce.incarnation for no key update;
@@ -129,45 +132,37 @@ begin
   into flagged, fleet
   from gangq.incarnations x left join gangq.flagged f on f.incarnation = x.id
   where x.worked_at is not null and (x.ended_at is null or f.incarnation is not null);
-  answer := case
-    when exists (select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id)
-      or i.state = 'retired' then 'replaced'
-    when not exists (select 1 from gangq.flagged f where f.incarnation = i.id) then 'heard'
-    when exists (
+  select a.answer, a.reason into answer, why
+  from (values
+    (i.state = 'retired' or exists (
+      select 1 from gangq.incarnations n where n.name = i.name and n.id > i.id),
+      'replaced', 'it was replaced or stopped as asked'),
+    (not exists (select 1 from gangq.flagged f where f.incarnation = i.id),
+      'heard', 'it is not flagged, or was heard again'),
+    (exists (
       select 1 from gangq.events e
-      where e.at > t - interval '2 minutes' and e.kind = 'bounce' and e.incarnation = i.id)
-      then 'taken'
-    when gangq.bounced_too_often(i.name, i.host, t) then 'too_often'
-    when flagged > 1 and flagged * 5 > fleet then 'fleet'
-    else 'go' end;
+      where e.at > t - interval '2 minutes' and e.kind = 'bounce' and e.incarnation = i.id),
+      'taken', 'it is being restarted already'),
+    (gangq.bounced_too_often(i.name, i.host, t), 'too_often',
+      'it or its host was restarted too often within the hour: look at it on its host'),
+    (flagged > 1 and flagged * 5 > fleet, 'fleet', format('workers of %s of %s hosts are flagged '
+      'at once: the fault is elsewhere (database, network, shared storage)', flagged, fleet)),
+    (true, 'go', format('host %s restarts it', i.host))) as a(holds, answer, reason)
+  where a.holds limit 1;
   -- A refusal is written down once for each flag.
   if not bounce.report_only and (answer = 'go' or not exists (
     select 1 from gangq.events e
     where e.at >= coalesce(i.flagged_at, i.registered_at) and e.kind = 'bounce_refused'
       and e.incarnation = i.id and e.data ->> 'answer' = answer)) then
     perform gangq.log_event(t, case answer when 'go' then 'bounce' else 'bounce_refused' end,
-      incarnation => i.id, reason => case answer
-        when 'go' then format('host %s restarts it', i.host)
-        when 'replaced' then 'it was replaced or stopped as asked'
-        when 'heard' then 'it is not flagged, or was heard again'
-        when 'taken' then 'it is being restarted already'
-        when 'too_often'
-          then 'it or its host was restarted too often within the hour: look at it on its host'
-        when 'fleet' then format('workers of %s of %s hosts are flagged at once: the fault is '
-          'elsewhere (database, network, shared storage)', flagged, fleet) end,
-      data => jsonb_build_object('host', i.host)
+      incarnation => i.id, reason => why, data => jsonb_build_object('host', i.host)
         || case answer when 'go' then '{}' else jsonb_build_object('answer', answer) end);
   end if;
   return answer;
 end $$;
-comment on function gangq.bounce is
-  'The restarter of a host asks whether to restart one of its flagged workers. go: do it, then '
-  'report with bounced. Otherwise the reason: heard (not flagged any more), replaced, too_often '
-  '(bounces_per_hour, by worker and by host), fleet (workers of more than one host and of more '
-  'than a fifth of all hosts that work are flagged: the fault is elsewhere), taken (another asked '
-  'within two minutes), unknown (not of this host). report_only: only answers. For the login that '
-  'registered the worker, gangq_host and gangq_admin. Raises 42501.';
 
+-- A host says how the restart it was allowed went. ok: a new incarnation of that worker is heard.
+-- Raises GQ002, 42501.
 create function gangq.bounced(incarnation bigint, ok boolean, detail jsonb default '{}')
 returns void language plpgsql as $$
 begin
@@ -181,6 +176,3 @@ begin
     data => coalesce(bounced.detail, '{}')
       || jsonb_build_object('ok', coalesce(bounced.ok, false)));
 end $$;
-comment on function gangq.bounced is
-  'A host says how the restart it was allowed went. ok: a new incarnation of that worker is heard. '
-  'Raises GQ002, 42501.';

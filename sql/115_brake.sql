@@ -4,21 +4,22 @@
 
 -- What is written down ----------------------------------------------------------------------------
 
+-- Internal. The watchdog class of an exit code; null for a code that no watchdog uses.
 create function gangq.class_of(code integer) returns text language sql immutable as $$
   select case code
     when 75 then 'budget' when 76 then 'stall' when 77 then 'lost' when 78 then 'health'
     when 79 then 'unstopped' when 80 then 'frozen' when 85 then 'fault' when 86 then 'memory'
     when 87 then 'unkillable' when 88 then 'unfit' end
 $$;
-comment on function gangq.class_of is
-  'Internal. The watchdog class of an exit code; null for a code that no watchdog uses.';
 
+-- Internal. The names of these devices, for events.
 create function gangq.uuids_of(device_ids bigint[]) returns jsonb language sql stable as $$
   select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]')
   from gangq.device_registry r where r.id = any (uuids_of.device_ids)
 $$;
-comment on function gangq.uuids_of is 'Internal. The names of these devices, for events.';
 
+-- Internal. Appends an event of a job, for every role, and its evidence, for those who may read the
+-- job's payload, at the same instant.
 create function gangq.log_with_evidence(
   t timestamptz, kind text, j gangq.live_jobs, reason text, data jsonb, evidence jsonb
 ) returns void language plpgsql as $$
@@ -38,17 +39,19 @@ begin
   values (t, log_with_evidence.kind, j.id, j.token, j.incarnation,
     gangq.cut(coalesce(nullif(log_with_evidence.evidence, 'null'), '{}'), 4194304));
 end $$;
-comment on function gangq.log_with_evidence is
-  'Internal. Appends an event of a job, for every role, and its evidence, for those who may read '
-  'the job''s payload, at the same instant.';
 
+-- A watchdog doubts a job and goes on looking: an event with its evidence (evidence's "reason" is
+-- shown to everybody). Changes nothing. notify: it would have been stopped, were its class not one
+-- that only reports. tripping: the worker ends it now unless the answer is held. Returns noted, or
+-- held while so many gangs and workers are suspect that a stall or health trip would not be carried
+-- out. Raises GQ001, GQ002, GQ003, 42501.
 create function gangq.suspect(
   incarnation bigint, job_id bigint, token bigint, class text, evidence jsonb default '{}',
   notify boolean default false, tripping boolean default false
 ) returns text language plpgsql as $$
 declare
   t timestamptz := gangq.now();
-  j gangq.live_jobs;
+  j gangq.live_jobs := gangq.own_claim(suspect.job_id, suspect.token);
   held boolean;
   kind text;
 begin
@@ -57,12 +60,9 @@ begin
     perform gangq.refuse('GQ001', format('class is %L', suspect.class),
       'It is budget, stall, health, fault, gang, frozen or memory.');
   end if;
-  select x.* into j from gangq.live_jobs x where x.id = suspect.job_id;
-  if not found or j.token is distinct from suspect.token
-    or j.incarnation is distinct from suspect.incarnation then
+  if j.incarnation is distinct from suspect.incarnation then
     perform gangq.refuse_stale(suspect.job_id, suspect.token);
   end if;
-  perform gangq.check_login(j.incarnation);
   held := suspect.class in ('stall', 'health')
     and gangq.braking(j, suspect.class, suspect.evidence, t);
   kind := case when suspect.notify then 'notify' when suspect.tripping and held then 'held'
@@ -73,12 +73,6 @@ begin
     suspect.evidence);
   return case when held then 'held' else 'noted' end;
 end $$;
-comment on function gangq.suspect is
-  'A watchdog doubts a job and goes on looking: an event with its evidence (evidence''s "reason" '
-  'is shown to everybody). Changes nothing. notify: it would have been stopped, were its class not '
-  'one that only reports. tripping: the worker ends it now unless the answer is held. Returns '
-  'noted, or held while so many gangs and workers are suspect that a stall or health trip would '
-  'not be carried out. Raises GQ001, GQ002, GQ003, 42501.';
 
 -- The brake: a trip that is held ------------------------------------------------------------------
 
@@ -95,6 +89,9 @@ comment on function gangq.suspect is
 -- one. Two things keep it held. The database was away within a lease, so no beat could be stored.
 -- Or suspects of other gangs or workers wait for the same file system or peer as this job, so the
 -- fault is there.
+--
+-- Internal. Whether a stall or health trip of this job is held: at least three gangs and single
+-- workers, and more than brake_share of the fleet, were suspect within the last minute.
 create function gangq.braking(j gangq.live_jobs, class text, evidence jsonb, t timestamptz)
 returns boolean language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 declare
@@ -158,12 +155,10 @@ begin
           select b.beat_at from gangq.progress b
           where b.job_id = e.job_id and b.token = e.token) > e.at) is not true);
 end $$;
-comment on function gangq.braking is
-  'Internal. Whether a stall or health trip of this job is held: at least three gangs and single '
-  'workers, and more than brake_share of the fleet, were suspect within the last minute.';
 
 -- Which member of a gang stopped first ------------------------------------------------------------
 
+-- Internal. Subject and verb of a sentence about these ranks, in ascending order.
 create function gangq.ranks_wait(ranks integer[]) returns text language sql immutable as $$
   select case
     when cardinality(ranks) = 1 then format('rank %s waits', ranks[1])
@@ -174,8 +169,6 @@ create function gangq.ranks_wait(ranks integer[]) returns text language sql immu
         cardinality(ranks) - 8)
     else format('ranks %s wait', array_to_string(ranks, ', ')) end
 $$;
-comment on function gangq.ranks_wait is
-  'Internal. Subject and verb of a sentence about these ranks, in ascending order.';
 
 -- In a collective the waiting members look like the one that they wait for: none beats. The first
 -- to stop is named only when the data show it:
@@ -183,6 +176,9 @@ comment on function gangq.ranks_wait is
 -- 2. All others wait in one place of the code, and one member is in another place.
 -- The order of last beats proves nothing: all members beat the last step before the one that was
 -- never finished.
+--
+-- Internal. The member that stopped first (null: not known), and a sentence about it. own_place:
+-- where member own_id waits in its code, before its evidence is stored.
 create function gangq.who_stopped(
   gang_id bigint, own_id bigint, own_place text, out job_id bigint, out sentence text
 ) language sql stable as $$
@@ -232,10 +228,9 @@ create function gangq.who_stopped(
   order by a.nth
   limit 1
 $$;
-comment on function gangq.who_stopped is
-  'Internal. The member that stopped first (null: not known), and a sentence about it. own_place: '
-  'where member own_id waits in its code, before its evidence is stored.';
 
+-- Internal, for trip. Whether all running siblings are silent too: they last beat at most three
+-- heartbeats after this member, or are suspect since. Null: it has none.
 create function gangq.all_stand_still(j gangq.live_jobs) returns boolean language sql stable as $$
   select bool_and(
     x.beat_at <= (
@@ -253,6 +248,3 @@ create function gangq.all_stand_still(j gangq.live_jobs) returns boolean languag
     from gangq.live_jobs m left join gangq.progress p on p.job_id = m.id and p.token = m.token
     where m.gang_id = j.gang_id and m.id <> j.id and m.state = 'running') x
 $$;
-comment on function gangq.all_stand_still is
-  'Internal, for trip. Whether all running siblings are silent too: they last beat at most three '
-  'heartbeats after this member, or are suspect since. Null: it has none.';

@@ -19,6 +19,8 @@
 
 -- Devices that are withheld -----------------------------------------------------------------------
 
+-- Internal. Devices of this job (all, or these) are quarantined from here on: the head of this file
+-- says with which incarnation and until. Returns which; null: it held none.
 create function gangq.withhold(
   j gangq.live_jobs, reason text, t timestamptz, device_ids bigint[] default null,
   incarnation bigint default null, until timestamptz default null
@@ -36,10 +38,9 @@ begin
   select array_agg(m.device_id) into withheld from moved m;
   return withheld;
 end $$;
-comment on function gangq.withhold is
-  'Internal. Devices of this job (all, or these) are quarantined from here on: the head of this '
-  'file says with which incarnation and until. Returns which; null: it held none.';
 
+-- Internal. Before a job of an ended incarnation is freed: withholds its devices where that may
+-- still run.
 create function gangq.withhold_doubtful(j gangq.live_jobs, t timestamptz) returns void
 language sql volatile as $$
   select gangq.withhold(j, case
@@ -52,10 +53,9 @@ language sql volatile as $$
   from gangq.incarnations i
   where i.id = j.incarnation and (i.reboot_needed or i.exits_at is not null)
 $$;
-comment on function gangq.withhold_doubtful is
-  'Internal. Before a job of an ended incarnation is freed: withholds its devices where that may '
-  'still run.';
 
+-- Internal. Gives back devices withheld after a trip: of an incarnation that is proven gone, or
+-- (null) those whose time is over.
 create function gangq.lift_withheld(of_incarnation bigint, t timestamptz, most integer default 200)
 returns void language plpgsql as $$
 declare
@@ -85,10 +85,10 @@ begin
     perform gangq.wake_tick();
   end if;
 end $$;
-comment on function gangq.lift_withheld is
-  'Internal. Gives back devices withheld after a trip: of an incarnation that is proven gone, or '
-  '(null) those whose time is over.';
 
+-- Which jobs tripped on which device within the last day, as the quarantine of a device counts
+-- them: without budgets, memory, faults of the application, members that were not charged, and jobs
+-- called poison.
 create view gangq.device_trips as
 select d.uuid, v.job_id, v.at, e.code, v.incarnation
 from (select gangq.now() as t offset 0) c
@@ -103,11 +103,9 @@ where e.code not in (75, 86) and not coalesce((e.data ->> 'application')::boolea
   and coalesce((e.data ->> 'charged')::boolean, true)
   and not exists (
     select 1 from gangq.events p where p.job_id = v.job_id and p.kind = 'poison' offset 0);
-comment on view gangq.device_trips is
-  'Which jobs tripped on which device within the last day, as the quarantine of a device counts '
-  'them: without budgets, memory, faults of the application, members that were not charged, and '
-  'jobs called poison.';
 
+-- Internal, for trip. Quarantines the devices that a trip blames: all when they are faulty,
+-- otherwise those on which device_trips different jobs tripped within a day.
 create function gangq.quarantine_blamed(
   j gangq.live_jobs, blamed bigint[], faulty boolean, why text, message text, t timestamptz
 ) returns void language plpgsql as $$
@@ -134,12 +132,10 @@ begin
   perform gangq.log_job(t, 'quarantine', j, why, jsonb_build_object('device', r.uuid))
   from gangq.device_registry r where r.id = any (blamed) order by r.index, r.id;
 end $$;
-comment on function gangq.quarantine_blamed is
-  'Internal, for trip. Quarantines the devices that a trip blames: all when they are faulty, '
-  'otherwise those on which device_trips different jobs tripped within a day.';
 
 -- Devices that a job avoids -----------------------------------------------------------------------
 
+-- Internal. The shape like this one that avoids exactly these devices; none given: no device.
 create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer
 language sql as $$
   select gangq.shape_like(s.id, (
@@ -147,21 +143,21 @@ language sql as $$
       where d.id is not null), s.submitter, null)
   from gangq.shapes s where s.id = shape_avoiding.shape_id
 $$;
-comment on function gangq.shape_avoiding is
-  'Internal. The shape like this one that avoids exactly these devices; none given: no device.';
 
+-- Internal. The members of these gangs that have the one shape get the other.
 create function gangq.change_shape(gang_ids bigint[], old_shape integer, new_shape integer)
 returns void language sql as $$
   update gangq.live_gangs g set
-    kind_id = gangq.kind_avoiding(g.kind_id, old_shape, new_shape),
+    kind_id = gangq.kind_of_shapes(g.kind_id, array(
+      select case r.shape_id when old_shape then new_shape else r.shape_id end
+      from gangq.kind_roles r where r.kind_id = g.kind_id order by r.ordinal)),
     shape_id = case g.shape_id when old_shape then new_shape else g.shape_id end
   where g.id = any (gang_ids);
   update gangq.live_jobs j set shape_id = new_shape
   where j.gang_id = any (gang_ids) and j.shape_id = old_shape;
 $$;
-comment on function gangq.change_shape is
-  'Internal. The members of these gangs that have the one shape get the other.';
 
+-- Internal. Live jobs that tripped on this device may use it again.
 create function gangq.let_use(device bigint) returns void language plpgsql as $$
 declare
   avoiding integer[] := array(select s.id from gangq.shapes s where device = any (s.avoid));
@@ -185,9 +181,9 @@ begin
     update gangq.live_jobs j set shape_id = shape.opened where j.shape_id = shape.id;
   end loop;
 end $$;
-comment on function gangq.let_use is
-  'Internal. Live jobs that tripped on this device may use it again.';
 
+-- Internal. Whether the workers that take work would have room for so many members when idle, on
+-- devices besides these.
 create function gangq.placeable_without(shape_id integer, members bigint, device_ids bigint[])
 returns boolean language sql stable as $$
   select coalesce(sum(gangq.room(s, i.slots, i.memory_mb, i.cpus, d.enough)), 0) >= members
@@ -202,10 +198,9 @@ returns boolean language sql stable as $$
         where h.device_id = r.id and h.kind = 'quarantine' and h.until is null)) d
   where s.id = placeable_without.shape_id and s.gpus > 0
 $$;
-comment on function gangq.placeable_without is
-  'Internal. Whether the workers that take work would have room for so many members when idle, on '
-  'devices besides these.';
 
+-- Internal, for trip. A job never again uses a faulty device, and avoids one that was only idle as
+-- long as another device could take it.
 create function gangq.shape_after_trip(j gangq.live_jobs, blamed bigint[], faulty boolean)
 returns integer language sql as $$
   select case when faulty or gangq.placeable_without(s.id, coalesce((
@@ -217,15 +212,14 @@ returns integer language sql as $$
   from gangq.shapes s
   where s.id = j.shape_id
 $$;
-comment on function gangq.shape_after_trip is
-  'Internal, for trip. A job never again uses a faulty device, and avoids one that was only idle '
-  'as long as another device could take it.';
 
--- A job avoids a device that was only idle (78) as long as another device could take the job. That
--- can end: the worker of the other device retires, or it is quarantined. A device quarantined for
--- good stays avoided until unquarantine. Pending jobs and blocked gangs are found by hops along
--- their indexes, so a tick pays for the kinds that wait. Each round judges up to 20 kinds at
--- random, so that none is always left out.
+-- Internal, a step of the tick. Pending jobs and blocked gangs may use devices again that they
+-- avoid, if no other device could take them by now. Returns how many. A job avoids a device that
+-- was only idle (78) as long as another device could take the job. That can end: the worker of the
+-- other device retires, or it is quarantined. A device quarantined for good stays avoided until
+-- unquarantine. Pending jobs and blocked gangs are found by hops along their indexes, so a tick
+-- pays for the kinds that wait. Each round judges up to 20 kinds at random, so that none is always
+-- left out.
 create function gangq.lift_avoided(most integer default 200) returns integer
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
@@ -259,10 +253,9 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.lift_avoided is
-  'Internal, a step of the tick. Pending jobs and blocked gangs may use devices again that they '
-  'avoid, if no other device could take them by now. Returns how many.';
 
+-- Internal, for lift_avoided. Blocked gangs of this kind (null: pending single jobs) get the shape
+-- that avoids only the devices kept. Returns how many.
 create function gangq.unavoid(shape_id integer, kind_id integer, kept bigint[], most integer)
 returns integer language plpgsql as $$
 declare
@@ -298,12 +291,13 @@ begin
   from unnest(ids) as i(id);
   return cardinality(ids);
 end $$;
-comment on function gangq.unavoid is
-  'Internal, for lift_avoided. Blocked gangs of this kind (null: pending single jobs) get the '
-  'shape that avoids only the devices kept. Returns how many.';
 
 -- Incarnations that are not proven gone -----------------------------------------------------------
 
+-- Incarnations of this worker that ended by a trip and are not yet proven gone: its next start
+-- looks for each and, when every process of it is gone, says so with report_dead, which gives their
+-- devices back. Those that another login registered are left out, but for gangq_host and
+-- gangq_admin.
 create function gangq.unproven(worker text)
 returns table (incarnation bigint, host text, boot_id text, pid bigint, identity jsonb,
   exits_at timestamptz, exit_code integer)
@@ -314,12 +308,10 @@ language sql stable as $$
     and (gangq.may_report(i.login) or gangq.may_act_as('gangq_host'))
   order by i.id
 $$;
-comment on function gangq.unproven is
-  'Incarnations of this worker that ended by a trip and are not yet proven gone: its next start '
-  'looks for each and, when every process of it is gone, says so with report_dead, which gives '
-  'their devices back. Those that another login registered are left out, but for gangq_host and '
-  'gangq_admin.';
 
+-- The latest incarnation of this name, ended or not, with the devices it saw that a driver vouches
+-- for. A worker that starts compares them with what it sees itself, and does not start beside a
+-- process that nothing could kill. identity is empty where another login registered it.
 create function gangq.predecessor(worker text)
 returns table (incarnation bigint, state text, host text, boot_id text, pid bigint, identity jsonb,
   ended_at timestamptz, quarantined text, reboot_needed boolean, exits_at timestamptz,
@@ -337,11 +329,13 @@ language sql stable as $$
   order by i.id desc
   limit 1
 $$;
-comment on function gangq.predecessor is
-  'The latest incarnation of this name, ended or not, with the devices it saw that a driver '
-  'vouches for. A worker that starts compares them with what it sees itself, and does not start '
-  'beside a process that nothing could kill. identity is empty where another login registered it.';
 
+-- A process of this incarnation survived SIGKILL: only a reboot of its host helps. Nothing is freed
+-- early. The worker is quarantined by name. Every device that it holds is quarantined from the end
+-- of its lease until an operator lifts that; said after the lease, every device that it had, except
+-- those that other jobs hold by now: the event and the server's log name them. Returns how many
+-- devices. Repeats are harmless. For the login that registered the worker, gangq_host and
+-- gangq_admin. Raises GQ001, GQ002, 42501; 55P03 while a device is changing hands: try again.
 create function gangq.report_stuck(worker text, incarnation bigint, evidence jsonb) returns integer
 language plpgsql as $$
 declare
@@ -397,17 +391,10 @@ begin
       from jsonb_array_elements(elsewhere) e);
   return cardinality(stuck);
 end $$;
-comment on function gangq.report_stuck is
-  'A process of this incarnation survived SIGKILL: only a reboot of its host helps. Nothing is '
-  'freed early. The worker is quarantined by name. Every device that it holds is quarantined from '
-  'the end of its lease until an operator lifts that; said after the lease, every device that it '
-  'had, except those that other jobs hold by now: the event and the server''s log name them. '
-  'Returns how many devices. Repeats are harmless. For the login that registered the worker, '
-  'gangq_host and gangq_admin. Raises GQ001, GQ002, 42501; 55P03 while a device is changing hands: '
-  'try again.';
 
--- Gangs are locked before worker rows. A gang that another transaction holds open must not block
--- the report.
+-- Internal, for report_stuck. Locks the gangs that wait until this worker is gone, now or once they
+-- are drained, if they are free within 500 ms. Gangs are locked before worker rows. A gang that
+-- another transaction holds open must not block the report.
 create function gangq.lock_waiting_for(incarnation bigint) returns void language plpgsql as $$
 begin
   begin
@@ -424,10 +411,9 @@ begin
   end;
   perform set_config('lock_timeout', '2s', true);
 end $$;
-comment on function gangq.lock_waiting_for is
-  'Internal, for report_stuck. Locks the gangs that wait until this worker is gone, now or once '
-  'they are drained, if they are free within 500 ms.';
 
+-- Internal, for report_stuck. Quarantines every device that an incarnation had and no job or other
+-- quarantine holds. Returns all that are quarantined for it. Raises 55P03.
 create function gangq.quarantine_all_of(i gangq.incarnations, why text, t timestamptz)
 returns bigint[] language plpgsql as $$
 declare
@@ -448,10 +434,8 @@ begin
     select h.device_id from gangq.device_holds h
     where h.kind = 'quarantine' and h.incarnation = i.id order by h.device_id);
 end $$;
-comment on function gangq.quarantine_all_of is
-  'Internal, for report_stuck. Quarantines every device that an incarnation had and no job or '
-  'other quarantine holds. Returns all that are quarantined for it. Raises 55P03.';
 
+-- Internal, for report_stuck. The devices that an incarnation had and jobs of others hold now.
 create function gangq.held_elsewhere(incarnation bigint) returns jsonb language sql stable as $$
   select coalesce(jsonb_agg(jsonb_build_object('device', r.uuid, 'job_id', j.id, 'worker', x.name)
     order by r.index, r.id), '[]')
@@ -463,9 +447,9 @@ create function gangq.held_elsewhere(incarnation bigint) returns jsonb language 
   where c.incarnation = held_elsewhere.incarnation
     and j.incarnation is distinct from held_elsewhere.incarnation
 $$;
-comment on function gangq.held_elsewhere is
-  'Internal, for report_stuck. The devices that an incarnation had and jobs of others hold now.';
 
+-- Internal, for report_stuck. What waits for a process that should be gone at exits_at waits for
+-- the end of its lease.
 create function gangq.postpone_exit(i gangq.incarnations, lease_ends timestamptz) returns void
 language sql as $$
   update gangq.live_gangs g set not_before = lease_ends
@@ -482,6 +466,3 @@ language sql as $$
     order by z.id for update skip locked));
   update gangq.incarnations x set exits_at = lease_ends where x.id = i.id;
 $$;
-comment on function gangq.postpone_exit is
-  'Internal, for report_stuck. What waits for a process that should be gone at exits_at waits for '
-  'the end of its lease.';

@@ -3,6 +3,7 @@
 -- Locks: the gang, its members or the job, the row 'brake' of lock_rows, the worker's row; then
 -- other jobs of the worker with skip locked. The caller of trip is dying and has two seconds.
 
+-- Internal. Raises GQ001 for arguments that no trip has.
 create function gangq.check_trip(code integer, class text, error jsonb, exit_in_s real) returns void
 language plpgsql immutable as $$
 begin
@@ -25,31 +26,60 @@ begin
       'For example {"type": "Stalled", "message": "no step for 130 s"}.');
   end if;
 end $$;
-comment on function gangq.check_trip is 'Internal. Raises GQ001 for arguments that no trip has.';
 
+-- Internal, for trip. Whether the brake holds it. Wall clock, faults and dead interpreters are
+-- facts. A stall and an idle device are conclusions, and conclusions about a whole fleet can be
+-- wrong at once. The test of the brake and its record are one critical section: without the lock a
+-- whole fleet could trip before the first trip is counted.
+create function gangq.held_back(j gangq.live_jobs, class text, evidence jsonb) returns boolean
+language plpgsql set lock_timeout = '1s' as $$
+begin
+  if class not in ('stall', 'health') then
+    return false;
+  end if;
+  begin
+    perform from gangq.lock_rows l where l.name = 'brake' for update;
+  exception when lock_not_available then
+    null;  -- another trip is left open: go on without the lock, because time is short
+  end;
+  return gangq.braking(j, class, evidence, gangq.now());
+end $$;
+
+-- A watchdog stops a job, in one statement. The event and its evidence are written. A single job
+-- goes to the front of its priority with a trip counted and its attempt given back, or fails when
+-- its trips are spent; a member is lost with cause trip (lose_members). code: the exit code.
+-- exit_in_s null: the work is proven dead (a command's process tree) and the worker lives on.
+-- Otherwise the whole worker process is gone within so many seconds (a kernel timer was armed
+-- before this call): its incarnation ends now, its other jobs go back uncharged, the job is due
+-- again when the process is gone, and its devices are withheld until that is proven (report_dead)
+-- or its lease would have ended. devices: the devices to blame, of those that the job holds; 85
+-- quarantines them, 78 and 85 keep the job away from them. evidence: what was seen; {"application":
+-- true} when the driver lays a fault to the application. class: as notify_only knows it, by default
+-- the class of the code. Returns pending, scheduled, failed, preempted, cancelled (it had been
+-- cancelled), notify or held (nothing was stopped: go on), repeated. Work that is dead (exit_in_s
+-- null) or was told to stop cannot go on and never gets notify or held: ask suspect before killing
+-- it. When its class only notifies it is ended and charged all the same, the event says so, and no
+-- device is blamed. Raises GQ001, GQ002, GQ003, 42501.
 create function gangq.trip(
   incarnation bigint, job_id bigint, token bigint, code integer, error jsonb,
   evidence jsonb default '{}', devices text[] default '{}', exit_in_s real default null,
   class text default null
 ) returns text language plpgsql as $$
 declare
-  t timestamptz;
+  t timestamptz;  -- under the locks: the process is gone exit_in_s after the call was sent
   class_of text := coalesce(trip.class, gangq.class_of(trip.code));
   why text := coalesce(trip.error ->> 'type', gangq.class_of(trip.code));
   data jsonb;
   j gangq.live_jobs;
   blamed bigint[];
-  ended boolean;
+  notifies boolean;
+  answer text;
 begin
   perform gangq.check_trip(trip.code, class_of, trip.error, trip.exit_in_s);
   trip.error := gangq.cut(trip.error, 262144);
   -- host: after a worker is gone, the restarter of its host reports what it left there.
   j := gangq.lock_job(trip.job_id, host => true);
-  -- Read under the locks. The process is gone exit_in_s after the call was sent, so counting from
-  -- here is safe.
-  t := gangq.now();
-  if j.id is null or j.token is distinct from trip.token or j.state not in ('running', 'preempting')
-    then
+  if (j.token = trip.token and j.state in ('running', 'preempting')) is not true then
     -- Only a repeated trip is repeated. For a process whose job ended otherwise a moment ago this
     -- is a false alarm.
     if exists (
@@ -74,97 +104,41 @@ begin
     'application', coalesce(trip.evidence ->> 'application' = 'true', false),
     'blamed', gangq.uuids_of(blamed));
   -- Work that is dead, or was told to stop, cannot go on: notify and held are no answers.
-  ended := trip.exit_in_s is null or j.state = 'preempting';
-  if gangq.only_notifies(j.shape_id, class_of) then
-    if not ended then
-      perform gangq.log_with_evidence(t, 'notify', j, why, data || '{"outcome": "notify"}',
-        trip.evidence);
-      return 'notify';
-    end if;
+  notifies := gangq.only_notifies(j.shape_id, class_of);
+  answer := case
+    when trip.exit_in_s is null or j.state = 'preempting' then null
+    when notifies then 'notify'
+    when trip.code in (76, 78) and gangq.held_back(j, class_of, trip.evidence) then 'held' end;
+  t := gangq.now();
+  if answer is not null then
+    perform gangq.log_with_evidence(t, answer, j, why,
+      data || jsonb_build_object('outcome', answer), trip.evidence);
+    return answer;
+  elsif notifies then
     -- It is ended and charged, but a class that only notifies blames no device.
     data := data || '{"notify_only": true, "blamed": []}';
     blamed := '{}';
-  -- Wall clock, faults and dead interpreters are facts. A stall and an idle device are conclusions,
-  -- and conclusions about a whole fleet can be wrong at once.
-  elsif trip.code in (76, 78) and class_of in ('stall', 'health') and not ended then
-    -- The test of the brake and its record are one critical section. Without the lock a whole fleet
-    -- could trip before the first trip is counted.
-    begin
-      perform set_config('lock_timeout', '1s', true);
-      perform from gangq.lock_rows l where l.name = 'brake' for update;
-    exception when lock_not_available then
-      null;  -- another trip is left open: go on without the lock, because time is short
-    end;
-    perform set_config('lock_timeout', '2s', true);
-    t := gangq.now();
-    if gangq.braking(j, class_of, trip.evidence, t) then
-      perform gangq.log_with_evidence(t, 'held', j, why, data || '{"outcome": "held"}',
-        trip.evidence);
-      return 'held';
-    end if;
   end if;
-  return gangq.carry_out_trip(j, trip.code, class_of, trip.exit_in_s, why, trip.error,
-    trip.evidence, data, blamed, t);
+  return gangq.carry_out_trip(j, data, why, trip.error, trip.evidence, blamed, t);
 end $$;
-comment on function gangq.trip is
-  'A watchdog stops a job, in one statement. The event and its evidence are written. A single job '
-  'goes to the front of its priority with a trip counted and its attempt given back, or fails when '
-  'its trips are spent; a member is lost with cause trip (lose_members). code: the exit code. '
-  'exit_in_s null: the work is proven dead (a command''s process tree) and the worker lives on. '
-  'Otherwise the whole worker process is gone within so many seconds (a kernel timer was armed '
-  'before this call): its incarnation ends now, its other jobs go back uncharged, the job is due '
-  'again when the process is gone, and its devices are withheld until that is proven (report_dead) '
-  'or its lease would have ended. devices: the devices to blame, of those that the job holds; 85 '
-  'quarantines them, 78 and 85 keep the job away from them. evidence: what was seen; '
-  '{"application": true} when the driver lays a fault to the application. class: as notify_only '
-  'knows it, by default the class of the code. Returns pending, scheduled, failed, preempted, '
-  'cancelled (it had been cancelled), notify or held (nothing was stopped: go on), repeated. Work '
-  'that is dead (exit_in_s null) or was told to stop cannot go on and never gets notify or held: '
-  'ask suspect before killing it. When its class only notifies it is ended and charged all the '
-  'same, the event says so, and no device is blamed. Raises GQ001, GQ002, GQ003, 42501.';
 
--- Why each step stands before the next one:
--- 1. Decide who is charged and which devices the job avoids. The worker still counts as live,
---    because its next start offers its other devices again. What becomes of the job follows from
---    the rules of step 5: state_after of a single job, cause_charged of a member.
--- 2. Write the trip down. The event names the devices that the job holds until step 3. Poison and
---    the quarantine count this event, and a job that is poison counts against no device.
--- 3. Quarantine the devices to blame. Step 4 withholds all others, and only for a while.
--- 4. End the worker, which sets exits_at; then withhold the devices of the job until then. Step 5
---    would give them back, and complete_drain reads exits_at: no member is placed again while the
---    old process may run.
--- 5. Free the job. Its gang gets the new shape before, because a gang that ends here takes its
---    shape into history, where retry finds it.
--- 6. Free the other jobs of the worker. Before step 5 the tripped job would be freed as one of
---    them, uncharged.
-create function gangq.carry_out_trip(
-  j gangq.live_jobs, code integer, class text, exit_in_s real, why text, error jsonb,
-  evidence jsonb, data jsonb, blamed bigint[], t timestamptz
-) returns text language plpgsql as $$
-declare
-  faulty boolean := code = 85 and not (data ->> 'application')::boolean;
-  me gangq.incarnations;  -- null: the worker lives on
-  gone_at timestamptz;
-  culprit bigint := j.id;  -- null: not known
-  sentence text;
-  charge text := 'nothing';
-  outcome text;
-  new_shape integer := j.shape_id;
+-- What becomes of the job follows from the rules by which carry_out_trip frees it: state_after of a
+-- single job, cause_charged of a member.
+--
+-- Internal, for carry_out_trip. What its event says of a trip before that is carried out: culprit
+-- (null: not known) and, of a gang that stands still, a sentence about it; what the job is charged,
+-- and its state after.
+create function gangq.foresee_trip(
+  j gangq.live_jobs, class text, place text, gone_at timestamptz,
+  out culprit bigint, out sentence text, out charge text, out outcome text
+) language plpgsql as $$
 begin
-  -- 1.
-  if exit_in_s is not null then
-    select i.* into me from gangq.incarnations i where i.id = j.incarnation for no key update;
-    -- An incarnation that has ended already: another trip says when its process is gone (exits_at),
-    -- or nothing is to be waited for.
-    gone_at := case
-      when me.ended_at is null then t + make_interval(secs => exit_in_s)
-      when me.exits_at > t then me.exits_at end;
-  end if;
+  culprit := j.id;
+  charge := 'nothing';
   if j.gang_id is not null and j.state = 'running' and class in ('stall', 'health')
     and gangq.all_stand_still(j) then
     select w.job_id, w.sentence into culprit, sentence
-    from gangq.who_stopped(j.gang_id, j.id, evidence ->> 'place') w;
-    data := data || jsonb_build_object('gang', sentence);
+    from gangq.who_stopped(j.gang_id, j.id, place) w;
   end if;
   if j.gang_id is null then
     charge := (gangq.cause_named(
@@ -178,13 +152,57 @@ begin
     when j.gang_id is not null then 'preempted'
     when j.stop_reason = 'cancel' then 'cancelled'
     else gangq.state_after(j.state, gangq.spends_job(j, charge), gone_at) end;
+end $$;
+
+-- Why each step stands before the next one:
+-- 1. Decide who is charged and which devices the job avoids. The worker still counts as live,
+--    because its next start offers its other devices again.
+-- 2. Write the trip down. The event names the devices that the job holds until step 3. Poison and
+--    the quarantine count this event, and a job that is poison counts against no device.
+-- 3. Quarantine the devices to blame. Step 4 withholds all others, and only for a while.
+-- 4. End the worker, which sets exits_at; then withhold the devices of the job until then. Step 5
+--    would give them back, and complete_drain reads exits_at: no member is placed again while the
+--    old process may run.
+-- 5. Free the job. Its gang gets the new shape before, because a gang that ends here takes its
+--    shape into history, where retry finds it.
+-- 6. Free the other jobs of the worker. Before step 5 the tripped job would be freed as one of
+--    them, uncharged.
+--
+-- Internal, for trip: it is not held. data: of its event. Returns as trip.
+create function gangq.carry_out_trip(
+  j gangq.live_jobs, data jsonb, why text, error jsonb, evidence jsonb, blamed bigint[],
+  t timestamptz
+) returns text language plpgsql as $$
+declare
+  code integer := data ->> 'code';
+  exit_in_s real := data ->> 'exit_in_s';
+  faulty boolean := code = 85 and not (data ->> 'application')::boolean;
+  me gangq.incarnations;  -- null: the worker lives on
+  gone_at timestamptz;
+  foreseen record;
+  outcome text;
+  new_shape integer := j.shape_id;
+begin
+  -- 1.
+  if exit_in_s is not null then
+    select i.* into me from gangq.incarnations i where i.id = j.incarnation for no key update;
+    -- An incarnation that has ended already: another trip says when its process is gone (exits_at),
+    -- or nothing is to be waited for.
+    gone_at := case
+      when me.ended_at is null then t + make_interval(secs => exit_in_s)
+      when me.exits_at > t then me.exits_at end;
+  end if;
+  foreseen := gangq.foresee_trip(j, data ->> 'class', evidence ->> 'place', gone_at);
   if code in (78, 85) and blamed <> '{}' then
     new_shape := gangq.shape_after_trip(j, blamed, faulty);
   end if;
   -- 2.
   perform gangq.log_with_evidence(t, 'trip', j, why,
-    data || jsonb_build_object('outcome', outcome, 'charged', culprit is not distinct from j.id,
-      'trips', (gangq.charge_job(j, charge)).trips), evidence);
+    data || jsonb_build_object('outcome', foreseen.outcome,
+      'charged', foreseen.culprit is not distinct from j.id,
+      'trips', (gangq.charge_job(j, foreseen.charge)).trips)
+    || case when foreseen.sentence is null then '{}'
+      else jsonb_build_object('gang', foreseen.sentence) end, evidence);
   perform gangq.note_poison(j, t);
   -- 3.
   perform gangq.quarantine_blamed(j, blamed, faulty, why, error ->> 'message', t);
@@ -201,8 +219,9 @@ begin
   if j.state = 'preempting' then
     outcome := gangq.stopped(j, error, t, gone_at => gone_at);
   elsif j.gang_id is not null then
-    perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error, coalesce(sentence, why), t,
-      payers => array_remove(array[culprit], null));
+    outcome := foreseen.outcome;
+    perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error,
+      coalesce(foreseen.sentence, why), t, payers => array_remove(array[foreseen.culprit], null));
   else
     j.shape_id := new_shape;
     j.order_key := gangq.order_key(j.priority,
@@ -217,9 +236,9 @@ begin
   perform gangq.wake_tick(true);
   return outcome;
 end $$;
-comment on function gangq.carry_out_trip is
-  'Internal, for trip: it is not held. data: of its event. Returns as trip.';
 
+-- Internal, for trip. The job's incarnation, whose process exits, ends; prefetched jobs are free at
+-- once.
 create function gangq.end_tripped(
   me gangq.incarnations, j gangq.live_jobs, code integer, gone_at timestamptz, t timestamptz
 ) returns void language plpgsql as $$
@@ -239,10 +258,9 @@ begin
     order by y.token offset 1) x
   where me.prefetch > 1 and x.id <> j.id;
 end $$;
-comment on function gangq.end_tripped is
-  'Internal, for trip. The job''s incarnation, whose process exits, ends; prefetched jobs are '
-  'free at once.';
 
+-- Internal, for trip. A job that tripped on two hosts is at fault itself: one event, after which
+-- device_trips does not count it.
 create function gangq.note_poison(j gangq.live_jobs, t timestamptz) returns void
 language plpgsql as $$
 declare
@@ -259,6 +277,3 @@ begin
       jsonb_build_object('hosts', hosts));
   end if;
 end $$;
-comment on function gangq.note_poison is
-  'Internal, for trip. A job that tripped on two hosts is at fault itself: one event, after which '
-  'device_trips does not count it.';

@@ -3,6 +3,10 @@
 -- Locks: learn_gap its own row; judge_progress gangs and members as every step of the tick does,
 -- with skip locked.
 
+-- What the watchdogs allow jobs of this task: the task's own settings, else the queue's (budget),
+-- else the installation's. device_class: model of the devices, empty without; learned gaps are kept
+-- for each. budget_gpu_s is for jobs that hold devices. learned: the stall timeout was not set, so
+-- it comes from the gaps seen between beats and grows with them.
 create function gangq.watch_terms(task text, device_class text default '', queue text default null)
 returns table (
   budget_s real, budget_gpu_s real, stall_timeout_s real, load_grace_s real, health_window_s real,
@@ -22,21 +26,17 @@ returns table (
     and b.device_class = coalesce(watch_terms.device_class, '')
   left join gangq.queues_table q on q.name = watch_terms.queue
 $$;
-comment on function gangq.watch_terms is
-  'What the watchdogs allow jobs of this task: the task''s own settings, else the queue''s '
-  '(budget), else the installation''s. device_class: model of the devices, empty without; learned '
-  'gaps are kept for each. budget_gpu_s is for jobs that hold devices. learned: the stall timeout '
-  'was not set, so it comes from the gaps seen between beats and grows with them.';
 
+-- Internal. Whether a watchdog of this class reports and stops nothing, for jobs of this shape.
 create function gangq.only_notifies(shape_id integer, class text) returns boolean
 language sql stable as $$
   select class = any (w.notify_only)
   from gangq.shapes s cross join lateral gangq.watch_terms(s.task) w
   where s.id = only_notifies.shape_id
 $$;
-comment on function gangq.only_notifies is
-  'Internal. Whether a watchdog of this class reports and stops nothing, for jobs of this shape.';
 
+-- A worker has seen the beats of a task stay away this long and come back. The longest gap is kept;
+-- beats add up. gangq.set_task(..., forget => true) starts over. Raises GQ001.
 create function gangq.learn_gap(task text, device_class text, longest_s real, beats bigint)
 returns void language plpgsql as $$
 begin
@@ -60,10 +60,9 @@ begin
     beats = least(b.beats + excluded.beats, 1e18::bigint),
     updated_at = excluded.updated_at;
 end $$;
-comment on function gangq.learn_gap is
-  'A worker has seen the beats of a task stay away this long and come back. The longest gap is '
-  'kept; beats add up. gangq.set_task(..., forget => true) starts over. Raises GQ001.';
 
+-- Internal, a step of the tick, about once a heartbeat: judges a hundred gangs whose members report
+-- steps. Returns how many events that made.
 create function gangq.judge_progress(most integer default 100) returns integer
 language plpgsql set lock_timeout = '100ms'
 set plan_cache_mode = force_generic_plan as $$
@@ -107,10 +106,9 @@ begin
   end loop;
   return done;
 end $$;
-comment on function gangq.judge_progress is
-  'Internal, a step of the tick, about once a heartbeat: judges a hundred gangs whose members '
-  'report steps. Returns how many events that made.';
 
+-- Internal. Drains a running gang without a step for gang_stall_s, although no member loads, saves
+-- or is in a long phase. The member that stopped first is charged, if known.
 create function gangq.judge_standstill(gang_id bigint, t timestamptz, cfg gangq.settings)
 returns integer language plpgsql as $$
 declare
@@ -171,13 +169,12 @@ begin
   end if;
   return 1;
 end $$;
-comment on function gangq.judge_standstill is
-  'Internal. Drains a running gang without a step for gang_stall_s, although no member loads, '
-  'saves or is in a long phase. The member that stopped first is charged, if known.';
 
--- A member that waits for the others is as slow as they are: only a rank far under the middle one
--- stands out. A rate is as old as the last step. So when steps have stopped coming, the rate is at
--- most one step in the time since then, less two heartbeats, because steps arrive with them.
+-- Internal. A member that makes less than half the steps of the median one is put on record after
+-- straggler_s (strike 1) and twice that (strike 2). Returns how many. A member that waits for the
+-- others is as slow as they are: only a rank far under the middle one stands out. A rate is as old
+-- as the last step. So when steps have stopped coming, the rate is at most one step in the time
+-- since then, less two heartbeats, because steps arrive with them.
 create function gangq.judge_stragglers(gang_id bigint, t timestamptz, cfg gangq.settings)
 returns integer language plpgsql as $$
 declare
@@ -227,6 +224,3 @@ begin
   end loop;
   return strikes;
 end $$;
-comment on function gangq.judge_stragglers is
-  'Internal. A member that makes less than half the steps of the median one is put on record '
-  'after straggler_s (strike 1) and twice that (strike 2). Returns how many.';

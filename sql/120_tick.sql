@@ -9,23 +9,40 @@
 -- 3. The call returns next_turn = n + 2. The caller repeats it with turn => n + 2 until it has run
 --    itself or runs >= turn. A run that is rolled back is not counted.
 
--- What is due does not wait for the next safety tick, and does not make all of the tick run.
-create function gangq.steps_due(t timestamptz) returns text[] language plpgsql stable as $$
+-- Internal. The steps of a tick, in order. not_all: a tick has just run, and only those are needed
+-- for which something is due. What is due does not wait for the next safety tick, and does not make
+-- all of the tick run.
+create function gangq.steps_due(t timestamptz, not_all boolean) returns text[]
+language plpgsql stable as $$
 begin
   return array(
-    select 'end_pauses' where exists (
-      select from gangq.queues_table q where q.paused_until <= t) or exists (
-      select from gangq.task_pauses p where p.until <= t)
-    union all
-    select 'submit_schedules' where exists (
-      select from gangq.schedules_table x where x.due_at <= t)
-    union all
-    select 'promote_due' where exists (
-      select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t));
+    select s.name
+    from (values ('rollback_stale', false), ('reap_expired', false), ('close_overdue', false),
+      ('flag_dead_workers', false), ('settle_dependents', false), ('revive_dependents', false),
+      ('end_pauses', exists (select from gangq.queues_table q where q.paused_until <= t)
+        or exists (select from gangq.task_pauses p where p.until <= t)),
+      ('submit_schedules', exists (select from gangq.schedules_table x where x.due_at <= t)),
+      ('keep_services', false),
+      ('promote_due', exists (
+        select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t)),
+      ('judge_progress', false), ('lift_avoided', false), ('move_away', false),
+      ('part_submitters', false), ('raise_idle_lows', false), ('trim_outbox', false),
+      ('keep_partitions', false)) as s(name, due)
+    where s.due or not not_all);
 end $$;
-comment on function gangq.steps_due is
-  'Internal. The steps that are needed although a tick has just run.';
 
+-- All maintenance: stale reservations, expired leases, flags, schedules and jobs that are due,
+-- gangs that stand still, avoided devices that are the last ones left, hosts to be left by now,
+-- partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has
+-- just run; without it a call soon after another does only what is due. next_in_s: when to call
+-- again; below settings.tick_s it is the moment when something is due. again: there was more to do,
+-- or something was busy. If another one runs, ran is false and next_turn names the first run that
+-- has not begun: call again after next_in_s with turn => next_turn, until ran is true or next_turn
+-- is null. decides: the caller can decide and compute. decide: something waits to be placed, and
+-- this caller has the turn: it decides on gangq.board() and calls gangq.apply within a second.
+-- unplanned: how many schedules lack their next due time: a caller that can compute calls
+-- gangq.unplanned_schedules and gangq.plan_schedules. Call it in autocommit: the server hangs up on
+-- a transaction that ticked and then idles for more than 5 s. Raises GQ008.
 create function gangq.tick(
   force boolean default false, turn bigint default null, decides boolean default false
 ) returns table (
@@ -37,29 +54,21 @@ declare
   last_at timestamptz := (select x.last_at from gangq.tick_state x);
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
-  steps text[] := array['rollback_stale', 'reap_expired', 'close_overdue', 'flag_dead_workers',
-    'settle_dependents', 'revive_dependents', 'end_pauses', 'submit_schedules', 'keep_services',
-    'promote_due',
-    'judge_progress', 'lift_avoided', 'move_away', 'part_submitters', 'raise_idle_lows',
-    'trim_outbox', 'keep_partitions'];
-  whole boolean := true;
+  ago_s real := extract(epoch from t - last_at);
+  just_ran boolean := coalesce(
+    (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8, false);
+  steps text[] := gangq.steps_due(t, just_ran);
   step text;
   done integer;
   busy boolean := false;
   turn_in_s real;
 begin
   perform gangq.require_read_committed('tick');
-  select false, false, false, 0 into ran, again, decide, unplanned;
-  if (not force or runs >= tick.turn) and last_at <= t
-    and last_at > t - make_interval(secs => every * 0.8) then
-    every := every - extract(epoch from t - last_at);
-    next_in_s := every;
-    steps := gangq.steps_due(t);
-    whole := false;
-    if steps = '{}' then
-      return next;
-      return;
-    end if;
+  select false, false, false, 0, every - case when just_ran then ago_s else 0 end
+  into ran, again, decide, unplanned, next_in_s;
+  if steps = '{}' then
+    return next;
+    return;
   end if;
   perform from gangq.lock_rows l where l.name = 'tick' for update skip locked;
   if not found then
@@ -79,34 +88,24 @@ begin
   ran := true;
   -- What is due before the next safety tick is served on time. What was due by now and is left is
   -- more than one step takes (again), or another transaction holds it.
-  next_in_s := greatest(0.01, least(every, extract(epoch from gangq.next_due(t) - gangq.now())));
+  next_in_s := greatest(0.01,
+    least(next_in_s, extract(epoch from gangq.next_due(t) - gangq.now())));
   if again then
     -- What another transaction holds may stay locked: asking at once would be asking all the time.
     next_in_s := least(next_in_s, case when busy then 0.05 else 0 end);
   end if;
   unplanned := (select count(*) from gangq.unplanned(gangq.now()));
   -- Last, because the decider waits for this row at the end of its pass.
-  if tick.decides and whole then
+  if tick.decides and not just_ran then
     turn_in_s := gangq.take_turn(t);
     decide := coalesce(turn_in_s = 0, false);
     next_in_s := least(next_in_s, nullif(turn_in_s, 0));
   end if;
   return next;
 end $$;
-comment on function gangq.tick is
-  'All maintenance: stale reservations, expired leases, flags, schedules and jobs that are due, '
-  'gangs that stand still, avoided devices that are the last ones left, hosts to be left by now, '
-  'partitions. Safe to call from anywhere at any rate: one runs at a time. force: even if one has '
-  'just run; without it a call soon after another does only what is due. next_in_s: when to call '
-  'again; below settings.tick_s it is the moment when something is due. again: there was more to '
-  'do, or something was busy. If another one runs, ran is false and next_turn names the first run '
-  'that has not begun: call again after next_in_s with turn => next_turn, until ran is true or '
-  'next_turn is null. decides: the caller can decide and compute. decide: something waits to be '
-  'placed, and this caller has the turn: it decides on gangq.board() and calls gangq.apply within '
-  'a second. unplanned: how many schedules lack their next due time: a caller that can compute '
-  'calls gangq.unplanned_schedules and gangq.plan_schedules. Call it in autocommit: the server '
-  'hangs up on a transaction that ticked and then idles for more than 5 s. Raises GQ008.';
 
+-- Internal. The first moment after t at which a job or a schedule is due, a pause ends, a gang has
+-- backed off, or one of a service is told to stop or made; null: none.
 create function gangq.next_due(t timestamptz) returns timestamptz language sql stable as $$
   select least(
     (select min(j.due_at) from gangq.live_jobs j where j.state = 'scheduled' and j.due_at > t),
@@ -120,10 +119,9 @@ create function gangq.next_due(t timestamptz) returns timestamptz language sql s
     (select min(q.paused_until) from gangq.queues_table q where q.paused_until > t),
     (select min(p.until) from gangq.task_pauses p where p.until > t))
 $$;
-comment on function gangq.next_due is
-  'Internal. The first moment after t at which a job or a schedule is due, a pause ends, a gang '
-  'has backed off, or one of a service is told to stop or made; null: none.';
 
+-- Internal. One step, in a subtransaction of its own: how much it did, -1 for busy. A failure is an
+-- event (tick_error) and a warning, and the other steps go on.
 create function gangq.tick_step(step text, decides boolean) returns integer language plpgsql as $$
 begin
   case step
@@ -156,6 +154,3 @@ exception
     raise warning 'gangq.tick: step % failed: % (%)', step, sqlerrm, sqlstate;
     return 0;
 end $$;
-comment on function gangq.tick_step is
-  'Internal. One step, in a subtransaction of its own: how much it did, -1 for busy. A failure is '
-  'an event (tick_error) and a warning, and the other steps go on.';

@@ -4,6 +4,7 @@
 -- Locks: tick_state; each partitioned table as a whole, 100 ms at most; once an hour, last,
 -- requests and requests_before.
 
+-- Internal. What has a partition a day (UTC): key column, retention class, how long it is kept.
 create function gangq.kept_by_day() returns table (name text, key text, class text, keep interval)
 language sql stable as $$
   select p.name, p.key, p.class,
@@ -14,12 +15,14 @@ language sql stable as $$
     ('attempt_history', 'ended_at', 'long'), ('events', 'at', 'long'), ('passes', 'at', 'short'),
     ('evidence', 'at', 'long'), ('logs', 'at', 'short')) as p(name, key, class)
 $$;
-comment on function gangq.kept_by_day is
-  'Internal. What has a partition a day (UTC): key column, retention class, how long it is kept.';
 
 -- The only dynamic SQL: names of partitions cannot be parameters. Each statement waits at most
 -- 100 ms for its lock and is tried again by a later tick. Bounds are written and read in UTC,
 -- whatever the time zone of the session is.
+--
+-- Makes the partitions of today and the next two days and drops those past their retention, whole,
+-- every ten minutes or at once; also forgets what nothing refers to any more, and answers of
+-- submissions. Returns how many partitions were made.
 create function gangq.keep_partitions(at_once boolean default false) returns integer
 language plpgsql
 set datestyle = 'ISO' set timezone = 'UTC' as $$
@@ -79,11 +82,9 @@ begin
   perform gangq.turn_requests(t);
   return made;
 end $$;
-comment on function gangq.keep_partitions is
-  'Makes the partitions of today and the next two days and drops those past their retention, '
-  'whole, every ten minutes or at once; also forgets what nothing refers to any more, and answers '
-  'of submissions. Returns how many partitions were made.';
 
+-- Internal, for keep_partitions. Makes a default partition, and empties it once its last row is
+-- past its time.
 create function gangq.keep_rest(parent text, key text, until timestamptz) returns void
 language plpgsql as $$
 declare
@@ -105,11 +106,9 @@ begin
     end if;
   end if;
 end $$;
-comment on function gangq.keep_rest is
-  'Internal, for keep_partitions. Makes a default partition, and empties it once its last row is '
-  'past its time.';
 
--- offset 0: each is looked up by itself, so that no join reads all jobs.
+-- Internal, for keep_partitions. Deletes rows about work and workers long over. offset 0: each is
+-- looked up by itself, so that no join reads all jobs.
 create function gangq.forget(t timestamptz) returns void language plpgsql as $$
 declare
   cfg gangq.settings;
@@ -152,11 +151,10 @@ begin
   where c.saved_at < t - cfg.retention_long
     and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);
 end $$;
-comment on function gangq.forget is
-  'Internal, for keep_partitions. Deletes rows about work and workers long over.';
 
--- Deleting the answers one by one would cost a submission as much again, and vacuum after it. The
--- lock waits for all submissions under way, and is held until the tick commits: see
+-- Internal. Once an hour exchanges requests and requests_before, emptied: an answer is kept for one
+-- hour at least. Deleting the answers one by one would cost a submission as much again, and vacuum
+-- after it. The lock waits for all submissions under way, and is held until the tick commits: see
 -- gangq.answer_of. So this is the last that a tick does.
 create function gangq.turn_requests(t timestamptz) returns void language plpgsql
 set lock_timeout = '100ms' as $$
@@ -175,6 +173,3 @@ exception
   when lock_not_available
     then null;  -- A transaction that has submitted is still open: a later tick does it.
 end $$;
-comment on function gangq.turn_requests is
-  'Internal. Once an hour exchanges requests and requests_before, emptied: an answer is kept for '
-  'one hour at least.';

@@ -18,43 +18,41 @@
 -- Locks: rows of schedules, before all others. The tick and plan_schedules take them with skip
 -- locked; the tick then waits 100 ms at most for the settings, where a gang names levels.
 
+-- The options of set_schedule. catch_up: which due times that were missed, while no tick ran, are
+-- run when one does: skip none (one that passed less than a minute ago is not missed), last only
+-- the last (the default), all each of them, the last 100 at most. skip_if_running: nothing is
+-- submitted at a due time while the last job or gang of the schedule has not ended, waiting ones
+-- included. due_as: a key of the payload that is given the due time, as text in UTC
+-- ("2026-03-01T02:00:00+00:00").
 create type gangq.schedule_options as (
   catch_up gangq.catch_up, skip_if_running boolean, due_as gangq.name
 );
-comment on type gangq.schedule_options is
-  'The options of set_schedule. catch_up: which due times that were missed, while no tick ran, are '
-  'run when one does: skip none (one that passed less than a minute ago is not missed), last only '
-  'the last (the default), all each of them, the last 100 at most. skip_if_running: nothing is '
-  'submitted at a due time while the last job or gang of the schedule has not ended, waiting ones '
-  'included. due_as: a key of the payload that is given the due time, as text in UTC '
-  '("2026-03-01T02:00:00+00:00").';
 
+-- The arguments of set_schedule that are checked like options.
 create type gangq.schedule_arguments as (name gangq.name, task gangq.name);
-comment on type gangq.schedule_arguments is
-  'The arguments of set_schedule that are checked like options.';
 
+-- What plan_schedules is told of a schedule: cron, tz and after (due times up to there are settled)
+-- as unplanned_schedules returned them; due: the due time to run next; missed: the first of those
+-- before it that are passed over, if any; or problem: why none can be computed.
 create type gangq.due_time as (
   name gangq.name, cron text, tz text, after timestamptz, due timestamptz, missed timestamptz,
   problem text
 );
-comment on type gangq.due_time is
-  'What plan_schedules is told of a schedule: cron, tz and after (due times up to there are '
-  'settled) as unplanned_schedules returned them; due: the due time to run next; missed: the first '
-  'of those before it that are passed over, if any; or problem: why none can be computed.';
 
+-- Internal. Whether a schedule is paused at this moment.
 create function gangq.is_paused(s gangq.schedules_table, t timestamptz) returns boolean
 language sql immutable as $$
   select (s).paused_at is not null and ((s).paused_until is null or (s).paused_until > t)
 $$;
-comment on function gangq.is_paused is 'Internal. Whether a schedule is paused at this moment.';
 
+-- Internal. Whether other due times of a cron expression may have passed after the one stored.
 create function gangq.is_stale(s gangq.schedules_table, t timestamptz) returns boolean
 language sql immutable as $$
   select (greatest((s).due_at, (s).planned_at) > t - interval '60 s') is not true
 $$;
-comment on function gangq.is_stale is
-  'Internal. Whether other due times of a cron expression may have passed after the one stored.';
 
+-- Internal. Schedules that lack their next due time, those that could not be computed again after
+-- 10 s; and those that may have missed more due times than the one that is stored.
 create function gangq.unplanned(t timestamptz) returns setof gangq.schedules_table
 language sql stable as $$
   select s.* from gangq.schedules_table s
@@ -64,10 +62,8 @@ language sql stable as $$
   select s.* from gangq.schedules_table s
   where s.due_at <= t - interval '60 s' and s.cron is not null and gangq.is_stale(s, t)
 $$;
-comment on function gangq.unplanned is
-  'Internal. Schedules that lack their next due time, those that could not be computed again after '
-  '10 s; and those that may have missed more due times than the one that is stored.';
 
+-- Internal. A schedule whose due times count from t on, or from the end of its pause.
 create function gangq.reckon(s gangq.schedules_table, t timestamptz) returns gangq.schedules_table
 language plpgsql immutable as $$
 begin
@@ -88,24 +84,18 @@ begin
   end if;
   return s;
 end $$;
-comment on function gangq.reckon is
-  'Internal. A schedule whose due times count from t on, or from the end of its pause.';
 
+-- Internal. Writes a schedule whose row is locked.
 create function gangq.keep_schedule(s gangq.schedules_table) returns void language sql as $$
   update gangq.schedules_table x
-  set (cron, every, tz, task, payload, work, catch_up, skip_if_running, due_as, submitter, login,
-    set_at, counts_from, after_at, due_at, planned_at, problem, paused_at, paused_until, last_due,
-    last_at, last_job_id, last_gang_id, passed_over, why, source, undeclared_at)
-    = (select (s).cron, (s).every, (s).tz, (s).task, (s).payload, (s).work, (s).catch_up,
-      (s).skip_if_running, (s).due_as, (s).submitter, (s).login, (s).set_at, (s).counts_from,
-      (s).after_at, (s).due_at, (s).planned_at, (s).problem, (s).paused_at, (s).paused_until,
-      (s).last_due, (s).last_at, (s).last_job_id, (s).last_gang_id, (s).passed_over, (s).why,
-      (s).source, (s).undeclared_at)
+  set (name, cron, every, tz, task, payload, work, catch_up, skip_if_running, due_as, submitter,
+    login, set_at, counts_from, after_at, due_at, planned_at, problem, paused_at, paused_until,
+    last_due, last_at, last_job_id, last_gang_id, passed_over, why, source, undeclared_at)
+    = (select (s).*)
   where x.name = (s).name
 $$;
-comment on function gangq.keep_schedule is
-  'Internal. Writes a schedule whose row is locked.';
 
+-- Internal. Writes an event about a schedule.
 create function gangq.log_schedule(
   kind text, t timestamptz, name text, about jsonb default '{}', reason text default null,
   job_id bigint default null, gang_id bigint default null
@@ -114,17 +104,17 @@ create function gangq.log_schedule(
     reason => log_schedule.reason,
     data => jsonb_build_object('schedule', log_schedule.name) || log_schedule.about)
 $$;
-comment on function gangq.log_schedule is 'Internal. Writes an event about a schedule.';
 
 -- Whose it is -------------------------------------------------------------------------------------
 
+-- Internal. The queue that a schedule submits to.
 create function gangq.schedule_queue(s gangq.schedules_table) returns text
 language sql stable as $$
   select coalesce((s).work ->> 'queue',
     (select o.queue from gangq.task_options o where o.task = (s).task), 'default')
 $$;
-comment on function gangq.schedule_queue is 'Internal. The queue that a schedule submits to.';
 
+-- Internal. Locks and returns a schedule that the caller may change. Raises GQ002, 42501, 55P03.
 create function gangq.own_schedule(verb text, name text) returns gangq.schedules_table
 language plpgsql as $$
 declare
@@ -139,9 +129,9 @@ begin
   perform gangq.check_schedule_owner(verb, s);
   return s;
 end $$;
-comment on function gangq.own_schedule is
-  'Internal. Locks and returns a schedule that the caller may change. Raises GQ002, 42501, 55P03.';
 
+-- Internal. Raises 42501 unless the caller stored this schedule or service, is an admin, or its
+-- queue is shared.
 create function gangq.check_keeper(
   verb text, what text, name text, submitter text, login text, queue text
 ) returns void language plpgsql stable as $$
@@ -158,29 +148,25 @@ begin
       'changed. To allow it to all submitters: gangq.set_queue(%L, ''{"others": "shared"}'').',
       queue, queue));
 end $$;
-comment on function gangq.check_keeper is
-  'Internal. Raises 42501 unless the caller stored this schedule or service, is an admin, or its '
-  'queue is shared.';
-
+-- Internal. Raises 42501 unless the caller may change this schedule.
 create function gangq.check_schedule_owner(verb text, s gangq.schedules_table) returns void
 language sql as $$
   select gangq.check_keeper(verb, 'schedule', (s).name, (s).submitter, (s).login,
     gangq.schedule_queue(s))
 $$;
-comment on function gangq.check_schedule_owner is
-  'Internal. Raises 42501 unless the caller may change this schedule.';
 
+-- Internal. Whether who stored a schedule could submit its work now.
 create function gangq.may_submit(submitter text, login text) returns boolean
 language sql stable as $$
   select submitter = any (gangq.roles_of(login)) and gangq.roles_of(submitter) && array[
     'gangq_submitter', 'gangq_admin', (
       select pg_get_userbyid(n.nspowner)::text from pg_namespace n where n.nspname = 'gangq')]
 $$;
-comment on function gangq.may_submit is
-  'Internal. Whether who stored a schedule could submit its work now.';
 
 -- Set, paused, forgotten --------------------------------------------------------------------------
 
+-- Internal. What a schedule or service submits besides task and payload: the arguments, and the
+-- options of submit, or of submit_gang where it has a size or roles. Raises GQ001.
 create function gangq.read_work(
   work jsonb, what text default 'schedule', out a gangq.arguments, out options jsonb,
   out of_gang boolean
@@ -209,11 +195,10 @@ begin
     perform gangq.read_options('submit', options, null::gangq.job_options);
   end if;
 end $$;
-comment on function gangq.read_work is
-  'Internal. What a schedule or service submits besides task and payload: the arguments, and the '
-  'options of submit, or of submit_gang where it has a size or roles. Raises GQ001.';
 
--- The view of time zones reads a file for each of them, which takes up to 100 ms.
+-- Internal. Checks a schedule as far as SQL can read it; known_tz: a time zone that needs no check.
+-- Raises GQ001, GQ002, GQ007. The view of time zones reads a file for each of them, which takes up
+-- to 100 ms.
 create function gangq.check_schedule(s gangq.schedules_table, known_tz text) returns void
 language plpgsql stable as $$
 begin
@@ -243,10 +228,19 @@ begin
   perform gangq.refuse_larger('the work of a schedule', pg_column_size(s.work), 262144);
   perform gangq.queue_named(s.work ->> 'queue') where s.work ->> 'queue' is not null;
 end $$;
-comment on function gangq.check_schedule is
-  'Internal. Checks a schedule as far as SQL can read it; known_tz: a time zone that needs no '
-  'check. Raises GQ001, GQ002, GQ007.';
 
+-- Makes a schedule, or changes it as a whole: what is submitted (a task with a payload), and when.
+-- cron: five fields, in the time zone tz [UTC]; set_schedule('nightly', '0 3 * * *', 'report', tz
+-- => 'Europe/Oslo'). A time of day that the clock skips runs at the first minute after, one that
+-- comes twice runs once; an hour field * goes by elapsed time. every, in place of cron: an interval
+-- of 1 second or more, counted from now; it does not drift. work: what else submit is given by
+-- name, or with size or roles submit_gang: {"queue": "gpu", "gpus": 1}. options: catch_up,
+-- skip_if_running, due_as; see \dT+ gangq.schedule_options. Each due time is submitted once, with
+-- the rights of who stored the schedule last; a refusal is shown in gangq.schedules, and the next
+-- due time is tried again. The next due time of cron is computed by any worker or by gangq tick;
+-- ticks from SQL alone submit what is computed. Due times that have passed are never run anew.
+-- Returns made, changed or same. Raises GQ001, GQ002 (no such queue), GQ007, 42501 (another login
+-- stored it), 55P03.
 create function gangq.set_schedule(
   name text, cron text default null, task text default null, payload jsonb default '{}',
   tz text default null, every interval default null, work jsonb default '{}',
@@ -256,84 +250,59 @@ declare
   t timestamptz := gangq.now();
   o gangq.schedule_options;
   s gangq.schedules_table;
-  old gangq.schedules_table;
+  old gangq.schedules_table;  -- null: there is none
+  given jsonb;
+  same boolean;
 begin
   o := gangq.read_options('set_schedule', coalesce(options, '{}'), o);
   perform gangq.read_options('set_schedule',
     jsonb_strip_nulls(jsonb_build_object('name', name, 'task', task)),
     null::gangq.schedule_arguments);
   perform gangq.read_work(coalesce(work, '{}'));
-  s.name := name;
-  s.cron := array_to_string(regexp_split_to_array(btrim(left(cron, 1000), E' \t\n'), '\s+'), ' ');
-  s.every := every;
-  s.tz := coalesce(tz, case when cron is not null then 'UTC' end);
-  s.task := task;
-  s.payload := coalesce(payload, '{}');
-  s.work := coalesce(work, '{}');
-  s.catch_up := coalesce(o.catch_up, 'last');
-  s.skip_if_running := coalesce(o.skip_if_running, false);
-  s.due_as := o.due_as;
-  s.submitter := gangq.caller();
-  s.login := session_user;
-  s.set_at := t;
-  s.counts_from := t;
-  perform gangq.check_schedule(s, coalesce((
-    select x.tz from gangq.schedules_table x where x.name = set_schedule.name), 'UTC'));
-  -- Added to a moment, a day has as many hours as it has in the time zone of the session.
-  s.every := make_interval(secs => extract(epoch from s.every));
+  given := jsonb_build_object('name', name, 'task', task, 'every', every, 'cron',
+    array_to_string(regexp_split_to_array(btrim(left(cron, 1000), E' \t\n'), '\s+'), ' '),
+    'tz', coalesce(tz, case when cron is not null then 'UTC' end), 'work', coalesce(work, '{}'),
+    'catch_up', coalesce(o.catch_up, 'last'), 'due_as', o.due_as,
+    'skip_if_running', coalesce(o.skip_if_running, false));
   loop
     select x.* into old from gangq.schedules_table x where x.name = set_schedule.name for update;
-    exit when found;
+    s := jsonb_populate_record(old, given);
+    s.payload := coalesce(payload, '{}');
+    perform gangq.check_schedule(s, coalesce(old.tz, 'UTC'));
+    -- Added to a moment, a day has as many hours as it has in the time zone of the session.
+    s.every := make_interval(secs => extract(epoch from s.every));
+    same := s is not distinct from old;
+    s.submitter := gangq.caller();
+    s.login := session_user;
+    s.set_at := t;
+    exit when old.name is not null;
     perform gangq.check_new_schedule();
     -- Another session may make it at this moment: then it is changed here.
+    s.counts_from := t;
     s := gangq.reckon(s, t);
     insert into gangq.schedules_table values (s.*) on conflict do nothing;
-    if found then
-      perform gangq.log_schedule('set_schedule', t, s.name);
-      perform gangq.wake_tick(true);
-      return 'made';
-    end if;
+    exit when found;
   end loop;
-  if (s.cron, s.every, s.tz, s.task, s.payload, s.work, s.catch_up, s.skip_if_running, s.due_as)
-    is not distinct from (old.cron, old.every, old.tz, old.task, old.payload, old.work,
-      old.catch_up, old.skip_if_running, old.due_as)
-    -- Workers of several logins may declare one schedule. Others must not learn by trying what its
-    -- payload is: a worker may claim its jobs anyway.
-    and (old.login = session_user or gangq.may_act_as('gangq_worker'))
+  -- Workers of several logins may declare one schedule. Others must not learn by trying what its
+  -- payload is: a worker may claim its jobs anyway.
+  if same and (old.login = session_user or gangq.may_act_as('gangq_worker'))
     and gangq.may_submit(old.submitter, old.login)
   then
     return 'same';
+  elsif old.name is not null then
+    perform gangq.check_schedule_owner('change', old);
+    if (s.cron, s.every, s.tz) is distinct from (old.cron, old.every, old.tz) then
+      s.counts_from := t;
+      s := gangq.reckon(s, t);
+    end if;
+    perform gangq.keep_schedule(s);
   end if;
-  perform gangq.check_schedule_owner('change', old);
-  select old.after_at, old.due_at, old.planned_at, old.problem, old.paused_at, old.paused_until,
-    old.last_due, old.last_at, old.last_job_id, old.last_gang_id, old.passed_over, old.why,
-    old.source, old.undeclared_at
-  into s.after_at, s.due_at, s.planned_at, s.problem, s.paused_at, s.paused_until, s.last_due,
-    s.last_at, s.last_job_id, s.last_gang_id, s.passed_over, s.why, s.source, s.undeclared_at;
-  if (s.cron, s.every, s.tz) is distinct from (old.cron, old.every, old.tz) then
-    s := gangq.reckon(s, t);
-  else
-    s.counts_from := old.counts_from;
-  end if;
-  perform gangq.keep_schedule(s);
   perform gangq.log_schedule('set_schedule', t, s.name);
   perform gangq.wake_tick(true);
-  return 'changed';
+  return case when old.name is null then 'made' else 'changed' end;
 end $$;
-comment on function gangq.set_schedule is
-  'Makes a schedule, or changes it as a whole: what is submitted (a task with a payload), and '
-  'when. cron: five fields, in the time zone tz [UTC]; set_schedule(''nightly'', ''0 3 * * *'', '
-  '''report'', tz => ''Europe/Oslo''). A time of day that the clock skips runs at the first minute '
-  'after, one that comes twice runs once; an hour field * goes by elapsed time. every, in place of '
-  'cron: an interval of 1 second or more, counted from now; it does not drift. work: what else '
-  'submit is given by name, or with size or roles submit_gang: {"queue": "gpu", "gpus": 1}. '
-  'options: catch_up, skip_if_running, due_as; see \dT+ gangq.schedule_options. Each due time is '
-  'submitted once, with the rights of who stored the schedule last; a refusal is shown in '
-  'gangq.schedules, and the next due time is tried again. The next due time of cron is computed by '
-  'any worker or by gangq tick; ticks from SQL alone submit what is computed. Due times that have '
-  'passed are never run anew. Returns made, changed or same. Raises GQ001, GQ002 (no such queue), '
-  'GQ007, 42501 (another login stored it), 55P03.';
 
+-- Internal. Raises GQ007 if this login, unless it is an admin, has 1000 schedules.
 create function gangq.check_new_schedule() returns void language plpgsql stable as $$
 begin
   if (select count(*) from gangq.schedules_table s where s.login = session_user) >= 1000
@@ -344,9 +313,9 @@ begin
       'schedule submit what several did.');
   end if;
 end $$;
-comment on function gangq.check_new_schedule is
-  'Internal. Raises GQ007 if this login, unless it is an admin, has 1000 schedules.';
 
+-- From now on nothing of a schedule is submitted, until then (null: until resume_schedule). Due
+-- times in a pause are not caught up. What was submitted goes on. Raises GQ001, GQ002, 42501.
 create function gangq.pause_schedule(name text, until timestamptz default null) returns void
 language plpgsql as $$
 declare
@@ -363,10 +332,9 @@ begin
   perform gangq.keep_schedule(gangq.reckon(s, t));
   perform gangq.log_schedule('pause_schedule', t, s.name, jsonb_build_object('until', until));
 end $$;
-comment on function gangq.pause_schedule is
-  'From now on nothing of a schedule is submitted, until then (null: until resume_schedule). Due '
-  'times in a pause are not caught up. What was submitted goes on. Raises GQ001, GQ002, 42501.';
 
+-- Ends the pause of a schedule; its due times count from now on. Can be repeated. Raises GQ002,
+-- 42501.
 create function gangq.resume_schedule(name text) returns void language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -380,10 +348,8 @@ begin
     perform gangq.wake_tick(true);
   end if;
 end $$;
-comment on function gangq.resume_schedule is
-  'Ends the pause of a schedule; its due times count from now on. Can be repeated. Raises GQ002, '
-  '42501.';
 
+-- Forgets a schedule. What it has submitted goes on. Raises GQ002, 42501.
 create function gangq.forget_schedule(name text) returns void language plpgsql as $$
 declare
   s gangq.schedules_table := gangq.own_schedule('forget', name);
@@ -391,9 +357,10 @@ begin
   delete from gangq.schedules_table x where x.name = s.name;
   perform gangq.log_schedule('forget_schedule', gangq.now(), s.name);
 end $$;
-comment on function gangq.forget_schedule is
-  'Forgets a schedule. What it has submitted goes on. Raises GQ002, 42501.';
 
+-- Says that the program source declares the schedules of these names and no others. Those that it
+-- declared before are marked and returned, and go on: forget_schedule ends them. For schedules that
+-- the caller may change. Raises GQ001, GQ007, 55P03.
 create function gangq.declare_schedules(source text, names text[]) returns setof text
 language plpgsql as $$
 declare
@@ -426,13 +393,11 @@ begin
     end if;
   end loop;
 end $$;
-comment on function gangq.declare_schedules is
-  'Says that the program source declares the schedules of these names and no others. Those that it '
-  'declared before are marked and returned, and go on: forget_schedule ends them. For schedules '
-  'that the caller may change. Raises GQ001, GQ007, 55P03.';
 
 -- Run ---------------------------------------------------------------------------------------------
 
+-- Internal. Submits the work of a schedule as who stored it would. Raises what submit and
+-- submit_gang raise, and 42501 where that login may not submit any more.
 create function gangq.submit_scheduled(
   s gangq.schedules_table, due timestamptz, t timestamptz, wake text,
   out job_id bigint, out gang_id bigint
@@ -478,10 +443,8 @@ begin
   returning j.id into job_id;
   perform gangq.wake_lane(x.shape, 1, wake);
 end $$;
-comment on function gangq.submit_scheduled is
-  'Internal. Submits the work of a schedule as who stored it would. Raises what submit and '
-  'submit_gang raise, and 42501 where that login may not submit any more.';
 
+-- Internal. What a schedule submitted last, if that has not ended; null: it has.
 create function gangq.still_runs(s gangq.schedules_table) returns text
 language sql stable as $$
   select case
@@ -492,9 +455,10 @@ language sql stable as $$
       select from gangq.live_jobs j where j.id = (s).last_job_id)
       then format('job %s of it has not ended', (s).last_job_id) end
 $$;
-comment on function gangq.still_runs is
-  'Internal. What a schedule submitted last, if that has not ended; null: it has.';
 
+-- Submits the work of a schedule now, as who stored it, paused or not; its due times stay as they
+-- are. Returns the job, or a gang and its rank 0. Raises GQ002, GQ004 (with skip_if_running: the
+-- last one has not ended), 42501, and what submit raises.
 create function gangq.run_schedule_now(name text)
 returns table (job_id bigint, gang_id bigint) language plpgsql as $$
 declare
@@ -516,23 +480,21 @@ begin
     gang_id => gang_id);
   return next;
 end $$;
-comment on function gangq.run_schedule_now is
-  'Submits the work of a schedule now, as who stored it, paused or not; its due times stay as they '
-  'are. Returns the job, or a gang and its rank 0. Raises GQ002, GQ004 (with skip_if_running: the '
-  'last one has not ended), 42501, and what submit raises.';
 
+-- Internal. A moment in a text that is kept.
 create function gangq.utc_text(t timestamptz) returns text language sql stable as $$
   select to_char(t at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
 $$;
-comment on function gangq.utc_text is 'Internal. A moment in a text that is kept.';
 
+-- Internal. The text that says which due times were missed.
 create function gangq.missed(since timestamptz, until timestamptz) returns text
 language sql stable as $$
   select case when since = until then format('%s was missed', gangq.utc_text(since))
     else format('%s to %s were missed', gangq.utc_text(since), gangq.utc_text(until)) end
 $$;
-comment on function gangq.missed is 'Internal. The text that says which due times were missed.';
 
+-- Internal. Settles the due time of a schedule whose row is locked: submits, or notes why not.
+-- Returns false, and leaves it as it is, where another transaction holds a lock.
 create function gangq.submit_due(s gangq.schedules_table, t timestamptz) returns boolean
 language plpgsql as $$
 declare
@@ -590,10 +552,10 @@ begin
   end if;
   return true;
 end $$;
-comment on function gangq.submit_due is
-  'Internal. Settles the due time of a schedule whose row is locked: submits, or notes why not. '
-  'Returns false, and leaves it as it is, where another transaction holds a lock.';
 
+-- Internal. The step of the tick that submits what is due. can_plan: what may have missed several
+-- due times is left to the caller, who computes which of them counts. Returns how many due times it
+-- settled; -1: some are held up by a lock.
 create function gangq.submit_schedules(can_plan boolean, most integer default 200) returns integer
 language plpgsql set lock_timeout = '100ms' set client_min_messages = 'warning' as $$
 declare
@@ -622,13 +584,13 @@ begin
   end loop;
   return case when busy then -1 else done end;
 end $$;
-comment on function gangq.submit_schedules is
-  'Internal. The step of the tick that submits what is due. can_plan: what may have missed several '
-  'due times is left to the caller, who computes which of them counts. Returns how many due times '
-  'it settled; -1: some are held up by a lock.';
 
 -- Computed ----------------------------------------------------------------------------------------
 
+-- Schedules whose next due time is to be computed, for plan_schedules: by the cron expression, in
+-- its time zone, the first after `after`. If that is not later than now, catch_up says which is run
+-- next: skip: the last that has passed if that is less than 60 s ago, else the first after now;
+-- last: the last that has passed; all: the first, but not one before the last 100 that have passed.
 create function gangq.unplanned_schedules()
 returns table (
   name text, cron text, tz text, catch_up text, after timestamptz, now timestamptz
@@ -637,13 +599,11 @@ returns table (
   from (select gangq.now() as t offset 0) c cross join lateral gangq.unplanned(c.t) u
   order by u.after_at limit 100
 $$;
-comment on function gangq.unplanned_schedules is
-  'Schedules whose next due time is to be computed, for plan_schedules: by the cron expression, in '
-  'its time zone, the first after `after`. If that is not later than now, catch_up says which is '
-  'run next: skip: the last that has passed if that is less than 60 s ago, else the first after '
-  'now; last: the last that has passed; all: the first, but not one before the last 100 that have '
-  'passed.';
 
+-- Stores due times that the caller has computed for schedules of unplanned_schedules, as objects
+-- {"name", "cron", "tz", "after", "due", "missed"} or with "problem" in place of due. What another
+-- caller has computed, and what has been changed since, is left as it is. Returns whether one of
+-- them is due by now: then tick again. Raises GQ001.
 create function gangq.plan_schedules(plans jsonb) returns boolean language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -689,12 +649,13 @@ begin
   end loop;
   return now_due;
 end $$;
-comment on function gangq.plan_schedules is
-  'Stores due times that the caller has computed for schedules of unplanned_schedules, as objects '
-  '{"name", "cron", "tz", "after", "due", "missed"} or with "problem" in place of due. What '
-  'another caller has computed, and what has been changed since, is left as it is. Returns whether '
-  'one of them is due by now: then tick again. Raises GQ001.';
 
+-- Every schedule. next_due: the next due time; problem: why there is none. last_due: the last due
+-- time for which something was submitted; last_at, last_job, last_gang: what was submitted last, by
+-- hand or when due. passed_over, why: a due time for which nothing was submitted, the last such one
+-- known, and why not. source: the program that declares it; undeclared_at: since when it does not
+-- any more, though the schedule goes on. readable: whether payload and work are shown to this
+-- session.
 create view gangq.schedules as
 select s.name, s.task, q.name as queue, s.cron, s.every, s.tz, s.due_at as next_due, s.last_due,
   s.last_at, s.last_job_id as last_job, s.last_gang_id as last_gang, p.paused,
@@ -716,10 +677,3 @@ cross join lateral (
     and s.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])
     or q.name = any ((select gangq.shared_queues())::text[]) as readable) r
 order by s.name;
-comment on view gangq.schedules is
-  'Every schedule. next_due: the next due time; problem: why there is none. last_due: the last due '
-  'time for which something was submitted; last_at, last_job, last_gang: what was submitted last, '
-  'by hand or when due. passed_over, why: a due time for which nothing was submitted, the last '
-  'such one known, and why not. source: the program that declares it; undeclared_at: since when it '
-  'does not any more, though the schedule goes on. readable: whether payload and work are shown to '
-  'this session.';

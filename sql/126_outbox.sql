@@ -18,6 +18,8 @@
 
 -- event: which event is told, if its data has what the jsonpath holds names; null: a verb calls
 -- tell itself. about: a target with a filter is told of jobs and gangs alone.
+--
+-- What a target can be told of, and the events that are told. about: job, gang, device or worker.
 create view gangq.notification_kinds as
 select *
 from (values
@@ -28,16 +30,15 @@ from (values
   ('worker_quarantined', 'quarantine', '$.worker', 'worker', 'a worker takes no work any more'),
   ('worker_quarantined', 'stuck', '$', 'worker', 'a process of a worker cannot be killed')
 ) as k(kind, event, holds, about, words);
-comment on view gangq.notification_kinds is
-  'What a target can be told of, and the events that are told. about: job, gang, device or worker.';
 
+-- The arguments of add_notification, where they are checked like options.
 create type gangq.notification_options as (
   target gangq.target_name, kinds text[], queue gangq.name, submitter gangq.name, task gangq.name,
   max_attempts gangq.few
 );
-comment on type gangq.notification_options is
-  'The arguments of add_notification, where they are checked like options.';
 
+-- Internal. Writes this into the outbox of each target that wants it. It costs one look at the
+-- targets where none does.
 create function gangq.tell(
   kind text, t timestamptz, gang_id bigint, epoch integer, job_id bigint, incarnation bigint,
   reason text, data jsonb
@@ -82,10 +83,8 @@ begin
     perform pg_notify('gangq_notify', '');
   end if;
 end $$;
-comment on function gangq.tell is
-  'Internal. Writes this into the outbox of each target that wants it. It costs one look at the '
-  'targets where none does.';
 
+-- Internal. The target of this name. Raises GQ002.
 create function gangq.target_named(target text) returns gangq.notification_targets
 language plpgsql stable as $$
 declare
@@ -93,18 +92,20 @@ declare
 begin
   select y.* into x from gangq.notification_targets y where y.name = target_named.target;
   if not found then
-    perform gangq.refuse('GQ002',
-      format('there is no notification target %L', coalesce(left(target, 100), 'null'))
-      || coalesce('; there is ' || gangq.nearest(left(target, 100), array(
-        select y.name::text from gangq.notification_targets y)), ''),
+    perform gangq.refuse_unknown('notification target', target, array(
+        select y.name::text from gangq.notification_targets y),
       'Targets are in gangq.notifications; gangq.add_notification makes one.');
   end if;
   return x;
 end $$;
-comment on function gangq.target_named is 'Internal. The target of this name. Raises GQ002.';
 
 -- For admins --------------------------------------------------------------------------------------
 
+-- Adds a target, or changes what the target of this name is told of from now on. kinds: see
+-- gangq.notification_kinds; null: all, with a filter all about jobs and gangs. queue (with those
+-- below it), submitter, task: only of jobs and gangs of these. max_attempts: deliveries of one
+-- notification before it is given up. gangq notify run delivers. For gangq_admin. Raises GQ001,
+-- GQ002 (no such queue), GQ004 (100 targets).
 create function gangq.add_notification(
   target text, kinds text[] default null, queue text default null, submitter text default null,
   task text default null, max_attempts integer default 20
@@ -154,14 +155,10 @@ begin
       'Remove one (gangq.remove_notification), or tell one target of more and sort there.');
   end if;
 end $$;
-comment on function gangq.add_notification is
-  'Adds a target, or changes what the target of this name is told of from now on. kinds: see '
-  'gangq.notification_kinds; null: all, with a filter all about jobs and gangs. queue (with those '
-  'below it), submitter, task: only of jobs and gangs of these. max_attempts: deliveries of one '
-  'notification before it is given up. gangq notify run delivers. For gangq_admin. Raises GQ001, '
-  'GQ002 (no such queue), GQ004 (100 targets).';
 
 -- What tell writes for it at this moment stays behind, and trim_outbox deletes it.
+--
+-- Removes a target, with what it has not been told. For gangq_admin. Raises GQ002.
 create function gangq.remove_notification(target text) returns void language plpgsql as $$
 declare
   x gangq.notification_targets := gangq.target_named(remove_notification.target);
@@ -169,9 +166,8 @@ begin
   delete from gangq.outbox o where o.target_id = x.id;
   delete from gangq.notification_targets y where y.id = x.id;
 end $$;
-comment on function gangq.remove_notification is
-  'Removes a target, with what it has not been told. For gangq_admin. Raises GQ002.';
 
+-- Tells a target that this is a test; returns the notification's id. For gangq_admin. Raises GQ002.
 create function gangq.test_notification(target text) returns bigint language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -186,10 +182,9 @@ begin
   perform pg_notify('gangq_notify', '');
   return made;
 end $$;
-comment on function gangq.test_notification is
-  'Tells a target that this is a test; returns the notification''s id. For gangq_admin. Raises '
-  'GQ002.';
 
+-- What was given up for a target is delivered after all, and what waits is tried at once. Returns
+-- how many had been given up. For gangq_admin. Raises GQ002.
 create function gangq.retry_notifications(target text) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -203,12 +198,15 @@ begin
   perform pg_notify('gangq_notify', '');
   return revived;
 end $$;
-comment on function gangq.retry_notifications is
-  'What was given up for a target is delivered after all, and what waits is tried at once. Returns '
-  'how many had been given up. For gangq_admin. Raises GQ002.';
 
 -- For gangq notify run ----------------------------------------------------------------------------
 
+-- The notification that this target is to be told next, one row; id null: none is due, and
+-- next_in_s says when one will be (null: nothing waits; listen on gangq_notify). It is this
+-- caller's for lease_s seconds: deliver the body within them and call acknowledge_notification with
+-- id and delivery, or it is given out again. In the body: id (a repeated delivery has the same),
+-- target, delivery (which one this is), dropped (how many were dropped undelivered so far). For
+-- gangq_notifier. Raises GQ001, GQ002.
 create function gangq.fetch_notification(target text, lease_s real default 60)
 returns table (id bigint, kind text, delivery integer, body jsonb, next_in_s real)
 language plpgsql
@@ -255,14 +253,12 @@ begin
     'dropped', x.dropped);
   return next;
 end $$;
-comment on function gangq.fetch_notification is
-  'The notification that this target is to be told next, one row; id null: none is due, and '
-  'next_in_s says when one will be (null: nothing waits; listen on gangq_notify). It is this '
-  'caller''s for lease_s seconds: deliver the body within them and call acknowledge_notification '
-  'with id and delivery, or it is given out again. In the body: id (a repeated delivery has the '
-  'same), target, delivery (which one this is), dropped (how many were dropped undelivered so '
-  'far). For gangq_notifier. Raises GQ001, GQ002.';
 
+-- How a delivery has ended. error null: delivered, and it is deleted; otherwise why not: it waits
+-- for its next delivery (5 s, doubled each time, an hour at most, half of it random), or after
+-- max_attempts is given up. After a failure nothing else is given out for a moment, a minute at
+-- most. Returns delivered, waiting, dead, or stale (another runner has it by now, or had). For
+-- gangq_notifier. Raises GQ002.
 create function gangq.acknowledge_notification(
   target text, id bigint, delivery integer, error text default null
 ) returns text language plpgsql
@@ -304,15 +300,12 @@ begin
   where y.id = x.id;
   return case when o.dead_at is null then 'waiting' else 'dead' end;
 end $$;
-comment on function gangq.acknowledge_notification is
-  'How a delivery has ended. error null: delivered, and it is deleted; otherwise why not: it waits '
-  'for its next delivery (5 s, doubled each time, an hour at most, half of it random), or after '
-  'max_attempts is given up. After a failure nothing else is given out for a moment, a minute at '
-  'most. Returns delivered, waiting, dead, or stale (another runner has it by now, or had). For '
-  'gangq_notifier. Raises GQ002.';
 
 -- Bounded -----------------------------------------------------------------------------------------
 
+-- Internal, a step of the tick. Of each target the oldest notifications are dropped: those past
+-- retention_short, and those beyond the newest 10,000. Its row says how many; so does the next one
+-- that it is told. Returns how many.
 create function gangq.trim_outbox(most integer default 200, cap integer default 10000)
 returns integer language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
@@ -345,11 +338,11 @@ begin
   end loop;
   return n;
 end $$;
-comment on function gangq.trim_outbox is
-  'Internal, a step of the tick. Of each target the oldest notifications are dropped: those past '
-  'retention_short, and those beyond the newest 10,000. Its row says how many; so does the next '
-  'one that it is told. Returns how many.';
 
+-- Who is told of what, and how far: how many notifications wait and since when the oldest, how many
+-- were given up (dead) and why the last of them, were delivered, and were dropped undelivered
+-- because they were too old or too many. failures: deliveries that failed since the last success;
+-- error: why.
 create view gangq.notifications as
 select x.name as target, x.kinds, x.queue, x.submitter, x.task, x.max_attempts, w.waiting,
   w.oldest_at, w.dead, w.dead_error, x.delivered, x.delivered_at, x.dropped, x.dropped_at,
@@ -362,12 +355,9 @@ cross join lateral (
     (array_agg(o.error order by o.dead_at desc) filter (where o.dead_at is not null))[1]
       as dead_error
   from gangq.outbox o where o.target_id = x.id) w;
-comment on view gangq.notifications is
-  'Who is told of what, and how far: how many notifications wait and since when the oldest, how '
-  'many were given up (dead) and why the last of them, were delivered, and were dropped '
-  'undelivered because they were too old or too many. failures: deliveries that failed since the '
-  'last success; error: why.';
 
+-- What targets have not been told yet, and what was given up (dead), with the reason of the last
+-- failure. body is shown to admins.
 create view gangq.undelivered as
 select x.name as target, o.id, o.kind, o.at,
   case when o.dead_at is null then 'waiting' else 'dead' end as state,
@@ -375,6 +365,3 @@ select x.name as target, o.id, o.kind, o.at,
   (o.body ->> 'gang_id')::bigint as gang_id, o.body ->> 'reason' as reason,
   case when (select gangq.is_admin()) then o.body end as body
 from gangq.outbox o join gangq.notification_targets x on x.id = o.target_id;
-comment on view gangq.undelivered is
-  'What targets have not been told yet, and what was given up (dead), with the reason of the last '
-  'failure. body is shown to admins.';

@@ -13,14 +13,14 @@
 -- through random verbs and finds each token ever given out in the view attempts exactly once.
 -- Takes no locks.
 
+-- Internal. The present attempt of a job, ended by this cause, for record_attempts.
 create function gangq.attempt_of(j gangq.live_jobs, cause text, t timestamptz)
 returns gangq.attempt_history language sql stable as $$
   select (j.id, j.token, j.gang_id, j.incarnation, j.claimed_at, t, j.shape_id, null,
     j.rank, null, null, cause, j.submitter, j.devices)::gangq.attempt_history
 $$;
-comment on function gangq.attempt_of is
-  'Internal. The present attempt of a job, ended by this cause, for record_attempts.';
 
+-- Internal. Records those of these attempts that held devices or did not end done.
 create function gangq.record_attempts(ended gangq.attempt_history[]) returns void language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 begin
@@ -38,10 +38,14 @@ begin
   left join gangq.incarnations i on i.id = e.incarnation
   where s.gpus > 0 or e.cause <> 'done';
 end $$;
-comment on function gangq.record_attempts is
-  'Internal. Records those of these attempts that held devices or did not end done.';
 
 -- The union is of bare tables and everything else is joined above it, as in the view jobs.
+--
+-- Every attempt of every job: where and on which devices it ran, from when to when, and why it
+-- ended (cause: done, or one of gangq.causes; null: it runs). rank: a member's place in its gang at
+-- its largest; epoch: the one that its attempt began in, where it is recorded. Attempts are kept
+-- for retention_long; those that were done without devices as long as their job's history, and the
+-- name of their worker as long as its incarnation.
 create view gangq.attempts as
 select a.job_id, a.token, a.gang_id, a.epoch, a.rank, coalesce(a.worker, i.name) as worker,
   coalesce(a.host, i.host) as host, s.queue, s.task, a.submitter, s.gpus,
@@ -72,13 +76,12 @@ from (
 join gangq.shapes s on s.id = a.shape_id
 left join gangq.incarnations i on i.id = a.incarnation
 where a.recorded or s.gpus = 0;
-comment on view gangq.attempts is
-  'Every attempt of every job: where and on which devices it ran, from when to when, and why it '
-  'ended (cause: done, or one of gangq.causes; null: it runs). rank: a member''s place in its gang '
-  'at its largest; epoch: the one that its attempt began in, where it is recorded. Attempts are '
-  'kept for retention_long; those that were done without devices as long as their job''s history, '
-  'and the name of their worker as long as its incarnation.';
 
+-- GPU hours in the time since, by submitter, queue and task or some of them (null: summed over),
+-- most first: devices held times time, from claim to proven end, of attempts that have ended and of
+-- those that run. wasted_hours of them: attempts that failed or were lost, with the members that
+-- stopped with those. displaced_hours: attempts that were told to stop for others, moved off a
+-- host, or handed back by a worker that stopped. gangq.causes says which is which. Raises GQ001.
 create function gangq.usage(since interval default '30 days', by text[] default '{submitter}')
 returns table (
   submitter text, queue text, task text, attempts bigint, gpu_hours double precision,
@@ -123,10 +126,3 @@ begin
   group by 1, 2, 3
   order by 5 desc, 1, 2, 3;
 end $$;
-comment on function gangq.usage is
-  'GPU hours in the time since, by submitter, queue and task or some of them (null: summed over), '
-  'most first: devices held times time, from claim to proven end, of attempts that have ended and '
-  'of those that run. wasted_hours of them: attempts that failed or were lost, with the members '
-  'that stopped with those. displaced_hours: attempts that were told to stop for others, moved '
-  'off a host, or handed back by a worker that stopped. gangq.causes says which is which. Raises '
-  'GQ001.';

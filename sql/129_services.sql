@@ -42,28 +42,27 @@
 -- the tick does, with skip locked, and what submit_gang locks, for 100 ms at most. report_ready and
 -- report_load lock the replica's own row.
 
+-- The options of set_service. surge: so many gangs more than wanted while one replaces another (1);
+-- with 0 an old one stops first. ready_within_s: a replica that is not ready for so long is
+-- replaced (600). linger_s: how long a gang goes on between leaving the endpoints and being told to
+-- stop (5). health: a path at the port of each replica, or a URL, that its worker polls: it is
+-- ready while that answers with a status below 400; none: the replica says so itself. version: a
+-- text that makes a new revision where nothing else has changed. stopped: no replica is wanted.
+-- source: the program that declares the service: then replicas counts only where it is another
+-- number than source declared before, so that what was scaled by hand stays.
 create type gangq.service_options as (
   surge gangq.up_to_1000, ready_within_s gangq.seconds, linger_s gangq.delay, health gangq.health,
   version gangq.name, stopped boolean, source gangq.name
 );
-comment on type gangq.service_options is
-  'The options of set_service. surge: so many gangs more than wanted while one replaces another '
-  '(1); with 0 an old one stops first. ready_within_s: a replica that is not ready for so long is '
-  'replaced (600). linger_s: how long a gang goes on between leaving the endpoints and being told '
-  'to stop (5). health: a path at the port of each replica, or a URL, that its worker polls: it is '
-  'ready while that answers with a status below 400; none: the replica says so itself. '
-  'version: a text that makes a new revision where nothing else has changed. stopped: no replica '
-  'is wanted. source: the program that declares the service: then replicas counts only where it is '
-  'another number than source declared before, so that what was scaled by hand stays.';
 
+-- The arguments of set_service that are checked like options.
 create type gangq.service_arguments as (
   name gangq.name, task gangq.name, gang gangq.members, work gangq.object
 );
-comment on type gangq.service_arguments is
-  'The arguments of set_service that are checked like options.';
 
 -- Whose it is -------------------------------------------------------------------------------------
 
+-- Internal. The queue that a service submits to.
 create function gangq.service_queue(s gangq.services_table) returns text
 language sql stable as $$
   select coalesce(r.work ->> 'queue',
@@ -71,8 +70,8 @@ language sql stable as $$
   from gangq.service_revisions r
   where r.service = (s).name and r.revision = (s).revision
 $$;
-comment on function gangq.service_queue is 'Internal. The queue that a service submits to.';
 
+-- Internal. Locks and returns a service that the caller may change. Raises GQ002, 42501, 55P03.
 create function gangq.own_service(verb text, name text) returns gangq.services_table
 language plpgsql as $$
 declare
@@ -88,9 +87,8 @@ begin
     gangq.service_queue(s));
   return s;
 end $$;
-comment on function gangq.own_service is
-  'Internal. Locks and returns a service that the caller may change. Raises GQ002, 42501, 55P03.';
 
+-- Internal. Writes a service whose row is locked.
 create function gangq.keep_service(s gangq.services_table) returns void language sql as $$
   update gangq.services_table x
   set (replicas, stopped, deleting, revision, good_revision, halted, surge, ready_within_s,
@@ -101,8 +99,8 @@ create function gangq.keep_service(s gangq.services_table) returns void language
       (s).submitter, (s).login, (s).set_at, (s).source, (s).declared_replicas, (s).undeclared_at)
   where x.name = (s).name
 $$;
-comment on function gangq.keep_service is 'Internal. Writes a service whose row is locked.';
 
+-- Internal. Writes an event about a service.
 create function gangq.log_service(
   kind text, t timestamptz, service text, about jsonb default '{}', reason text default null,
   gang_id bigint default null
@@ -110,15 +108,15 @@ create function gangq.log_service(
   select gangq.log_event(t, kind, gang_id => log_service.gang_id, reason => log_service.reason,
     data => jsonb_build_object('service', service) || about)
 $$;
-comment on function gangq.log_service is 'Internal. Writes an event about a service.';
 
 -- Set, stopped, rolled back, deleted --------------------------------------------------------------
 
+-- Internal. How many replicas are wanted now.
 create function gangq.wanted(s gangq.services_table) returns integer language sql immutable as $$
   select case when (s).stopped or (s).deleting then 0 else (s).replicas end
 $$;
-comment on function gangq.wanted is 'Internal. How many replicas are wanted now.';
 
+-- Internal. The service, without what was held against its revision.
 create function gangq.try_again(s gangq.services_table) returns gangq.services_table
 language plpgsql immutable as $$
 begin
@@ -128,13 +126,12 @@ begin
   s.problem := null;
   return s;
 end $$;
-comment on function gangq.try_again is
-  'Internal. The service, without what was held against its revision.';
 
+-- Internal. So many replicas, rounded up to whole gangs.
 create function gangq.whole_gangs(replicas integer, size integer) returns integer
 language sql immutable as $$ select (replicas + size - 1) / size * size $$;
-comment on function gangq.whole_gangs is 'Internal. So many replicas, rounded up to whole gangs.';
 
+-- Internal. Checks what a service is to run. Raises GQ001, GQ002, GQ007.
 create function gangq.check_revision(r gangq.service_revisions) returns void
 language plpgsql as $$
 declare
@@ -155,9 +152,9 @@ begin
   perform gangq.refuse_larger('the work of a service', pg_column_size(r.work), 262144);
   perform gangq.queue_named(r.work ->> 'queue') where r.work ->> 'queue' is not null;
 end $$;
-comment on function gangq.check_revision is
-  'Internal. Checks what a service is to run. Raises GQ001, GQ002, GQ007.';
 
+-- Internal. Stores a new revision of a service, whose row is locked, and returns its number. Raises
+-- what check_revision raises.
 create function gangq.add_revision(r gangq.service_revisions, old integer, t timestamptz)
 returns integer language plpgsql as $$
 begin
@@ -178,10 +175,17 @@ begin
       where g.service = x.service and g.revision = x.revision);
   return r.revision;
 end $$;
-comment on function gangq.add_revision is
-  'Internal. Stores a new revision of a service, whose row is locked, and returns its number. '
-  'Raises what check_revision raises.';
 
+-- Makes a service, or changes what is given of it: set_service('chat', 'serve', replicas => 4, gang
+-- => 2). replicas of the task, with this payload, are kept running, in gangs of so many members
+-- (1): replicas are rounded up to whole gangs, one gang at least. work: what else submit_gang is
+-- given by name, {"gpus": 1, "priority": 5}: a key that is left out stays, one that is null is
+-- taken away. Its members have no budget and one attempt unless it says so. options: surge,
+-- ready_within_s, linger_s, health, version, stopped; see \dT+ gangq.service_options. Another task,
+-- payload, gang, work, health or version is a new revision: its gangs replace the old ones, one
+-- after the other, each once it is ready. Gangs are submitted by the tick, with the rights of who
+-- stored the service last. Also starts a service that was stopped. Returns made, changed or same.
+-- Raises GQ001, GQ002 (no such queue), GQ007, 42501 (another login stored it), 55P03.
 create function gangq.set_service(
   name text, task text default null, payload jsonb default null, replicas integer default null,
   gang integer default null, work jsonb default null, options jsonb default '{}'
@@ -270,19 +274,8 @@ begin
   perform gangq.wake_tick(true);
   return case when made then 'made' else 'changed' end;
 end $$;
-comment on function gangq.set_service is
-  'Makes a service, or changes what is given of it: set_service(''chat'', ''serve'', replicas => '
-  '4, gang => 2). replicas of the task, with this payload, are kept running, in gangs of so many '
-  'members (1): replicas are rounded up to whole gangs, one gang at least. work: what else '
-  'submit_gang is given by name, {"gpus": 1, "priority": 5}: a key that is left out stays, one '
-  'that is null is taken away. Its members have no budget and one attempt unless it says so. '
-  'options: surge, ready_within_s, linger_s, health, version, stopped; see \dT+ '
-  'gangq.service_options. Another task, payload, gang, work, health or version is a new '
-  'revision: its gangs replace the old ones, one after the other, each once it is ready. Gangs '
-  'are submitted by the tick, with the rights of who stored the service last. Also starts a '
-  'service that was stopped. Returns made, changed or same. Raises GQ001, GQ002 (no such queue), '
-  'GQ007, 42501 (another login stored it), 55P03.';
 
+-- Internal. Raises GQ007 if this login, unless it is an admin, has 200 services.
 create function gangq.check_new_service() returns void language plpgsql stable as $$
 begin
   if (select count(*) from gangq.services_table s where s.login = session_user) >= 200
@@ -292,9 +285,9 @@ begin
       'Each of them is work for every tick. Delete those that are not needed.');
   end if;
 end $$;
-comment on function gangq.check_new_service is
-  'Internal. Raises GQ007 if this login, unless it is an admin, has 200 services.';
 
+-- No replica of a service is wanted from now on, until set_service. Its gangs leave the endpoints
+-- and are told to stop linger_s later. Can be repeated. Raises GQ002, 42501.
 create function gangq.stop_service(name text) returns void language plpgsql as $$
 declare
   s gangq.services_table := gangq.own_service('stop', name);
@@ -307,10 +300,9 @@ begin
   perform gangq.log_service('stop_service', gangq.now(), s.name);
   perform gangq.wake_tick(true);
 end $$;
-comment on function gangq.stop_service is
-  'No replica of a service is wanted from now on, until set_service. Its gangs leave the endpoints '
-  'and are told to stop linger_s later. Can be repeated. Raises GQ002, 42501.';
 
+-- Stops a service; it is forgotten once its last gang has ended. set_service before that keeps it.
+-- Can be repeated. Raises GQ002, 42501.
 create function gangq.delete_service(name text) returns void language plpgsql as $$
 declare
   s gangq.services_table := gangq.own_service('delete', name);
@@ -323,10 +315,10 @@ begin
   perform gangq.log_service('delete_service', gangq.now(), s.name);
   perform gangq.wake_tick(true);
 end $$;
-comment on function gangq.delete_service is
-  'Stops a service; it is forgotten once its last gang has ended. set_service before that keeps '
-  'it. Can be repeated. Raises GQ002, 42501.';
 
+-- A service is to be of another revision again, which replaces the present one as an update does.
+-- to_revision null: the last other one of which all replicas were ready; the present one: an update
+-- that has halted is tried again. Returns the number of the revision. Raises GQ002, 42501.
 create function gangq.roll_back_service(name text, to_revision integer default null)
 returns integer language plpgsql as $$
 declare
@@ -358,11 +350,10 @@ begin
   perform gangq.wake_tick(true);
   return s.revision;
 end $$;
-comment on function gangq.roll_back_service is
-  'A service is to be of another revision again, which replaces the present one as an update does. '
-  'to_revision null: the last other one of which all replicas were ready; the present one: an '
-  'update that has halted is tried again. Returns the number of the revision. Raises GQ002, 42501.';
 
+-- Says that the program source declares the services of these names and no others. Those that it
+-- declared before are marked and returned, and go on: delete_service ends them. For services that
+-- the caller may change. Raises GQ001, GQ007, 55P03.
 create function gangq.declare_services(source text, names text[]) returns setof text
 language plpgsql as $$
 declare
@@ -392,22 +383,18 @@ begin
     return next s.name;
   end loop;
 end $$;
-comment on function gangq.declare_services is
-  'Says that the program source declares the services of these names and no others. Those that it '
-  'declared before are marked and returned, and go on: delete_service ends them. For services that '
-  'the caller may change. Raises GQ001, GQ007, 55P03.';
 
 -- What replicas say -------------------------------------------------------------------------------
 
+-- Internal. Notifies who follows the endpoints of the services of these gangs.
 create function gangq.endpoints_changed(gang_ids bigint[]) returns void language sql as $$
   select pg_notify('gangq_endpoints', s.service)
   from (
     select distinct g.service from gangq.live_gangs g
     where g.id = any (gang_ids) and g.service is not null) s
 $$;
-comment on function gangq.endpoints_changed is
-  'Internal. Notifies who follows the endpoints of the services of these gangs.';
 
+-- Internal. The replica that holds this claim. Raises GQ002, GQ003, GQ004, 42501.
 create function gangq.serving(job_id bigint, token bigint) returns gangq.live_jobs
 language plpgsql stable as $$
 declare
@@ -425,9 +412,12 @@ begin
   perform gangq.check_login(j.incarnation);
   return j;
 end $$;
-comment on function gangq.serving is
-  'Internal. The replica that holds this claim. Raises GQ002, GQ003, GQ004, 42501.';
 
+-- A replica of a service takes requests from now on, or ready => false, does not. port: where, at
+-- the address of its worker; without one it has no endpoint of its own (rank 1 of a model that rank
+-- 0 serves). Its gang is in gangq.endpoints while all its members are ready. Can be repeated.
+-- Raises GQ001, GQ002, GQ003 (not this claim any more, or told to stop), GQ004 (no replica of a
+-- service), 42501.
 create function gangq.report_ready(
   job_id bigint, token bigint, ready boolean default true, port integer default null
 ) returns void language plpgsql as $$
@@ -453,13 +443,9 @@ begin
     perform gangq.wake_tick(true);
   end if;
 end $$;
-comment on function gangq.report_ready is
-  'A replica of a service takes requests from now on, or ready => false, does not. port: where, at '
-  'the address of its worker; without one it has no endpoint of its own (rank 1 of a model that '
-  'rank 0 serves). Its gang is in gangq.endpoints while all its members are ready. Can be '
-  'repeated. Raises GQ001, GQ002, GQ003 (not this claim any more, or told to stop), GQ004 (no '
-  'replica of a service), 42501.';
 
+-- How busy a replica of a service is: any number, 0 or more, of which 1 is as much as a replica
+-- should have. The latest is kept. Raises GQ001, GQ002, GQ003, GQ004, 42501.
 create function gangq.report_load(job_id bigint, token bigint, load numeric) returns void
 language plpgsql as $$
 declare
@@ -480,22 +466,19 @@ begin
     port = case when r.token = excluded.token then r.port end
   where r.token <= excluded.token;
 end $$;
-comment on function gangq.report_load is
-  'How busy a replica of a service is: any number, 0 or more, of which 1 is as much as a replica '
-  'should have. The latest is kept. Raises GQ001, GQ002, GQ003, GQ004, 42501.';
 
 -- Kept --------------------------------------------------------------------------------------------
 
+-- What the tick knows of a gang of a service. state null: it has ended. ready: all its members are.
+-- late: why it is replaced, if a member has not been ready for too long. outdated: another gang is
+-- to take its place.
 create type gangq.service_fact as (
   gang_id bigint, revision integer, size integer, made_at timestamptz, ready_at timestamptz,
   stop_at timestamptz, state text, cancelling boolean, ready boolean, late text, outdated boolean,
   load real
 );
-comment on type gangq.service_fact is
-  'What the tick knows of a gang of a service. state null: it has ended. ready: all its members '
-  'are. late: why it is replaced, if a member has not been ready for too long. outdated: another '
-  'gang is to take its place.';
 
+-- Internal. The gangs of a service, as the tick sees them.
 create function gangq.service_facts(s gangq.services_table, t timestamptz)
 returns setof gangq.service_fact language plpgsql stable
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
@@ -530,11 +513,10 @@ begin
     where j.gang_id = k.gang_id) m
   where k.service = (s).name;
 end $$;
-comment on function gangq.service_facts is
-  'Internal. The gangs of a service, as the tick sees them.';
 
--- One thing that is to be done. Each is done before the next is asked for, so each rule sees what
--- the rules before it have done. busy: gangs that another transaction holds.
+-- Internal. What the tick does next for a service; action null: nothing. One thing that is to be
+-- done. Each is done before the next is asked for, so each rule sees what the rules before it have
+-- done. busy: gangs that another transaction holds.
 create function gangq.service_step(
   s gangq.services_table, t timestamptz, busy bigint[] default '{}',
   out action text, out gang_id bigint, out why text
@@ -613,9 +595,9 @@ begin
   where d.gang_id is null or d.gang_id <> all (busy)
   order by d.rule, d.place, d.gang_id limit 1;
 end $$;
-comment on function gangq.service_step is
-  'Internal. What the tick does next for a service; action null: nothing.';
 
+-- Internal. A gang of a service has failed: the next one waits, and an update halts. Returns the
+-- service.
 create function gangq.note_failure(
   s gangq.services_table, k gangq.service_gangs_table, why text, t timestamptz
 ) returns gangq.services_table language plpgsql as $$
@@ -644,10 +626,9 @@ begin
   end if;
   return s;
 end $$;
-comment on function gangq.note_failure is
-  'Internal. A gang of a service has failed: the next one waits, and an update halts. Returns the '
-  'service.';
 
+-- Internal. Submits a gang of a service as who stored it would. What refuses it is noted as a
+-- failure. Returns the service. Raises 55P03.
 create function gangq.make_service_gang(s gangq.services_table, t timestamptz)
 returns gangq.services_table language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
@@ -687,10 +668,9 @@ exception
   when others then
     return gangq.note_failure(s, k, format('%s (%s)', sqlerrm, sqlstate), t);
 end $$;
-comment on function gangq.make_service_gang is
-  'Internal. Submits a gang of a service as who stored it would. What refuses it is noted as a '
-  'failure. Returns the service. Raises 55P03.';
 
+-- Internal. Does what service_step has said, to a service whose row is locked. Returns the service.
+-- Raises 55P03.
 create function gangq.do_service_step(
   s gangq.services_table, action text, gang bigint, why text, t timestamptz
 ) returns gangq.services_table language plpgsql as $$
@@ -744,10 +724,9 @@ begin
   perform gangq.keep_service(s);
   return s;
 end $$;
-comment on function gangq.do_service_step is
-  'Internal. Does what service_step has said, to a service whose row is locked. Returns the '
-  'service. Raises 55P03.';
 
+-- Internal. The step of the tick that keeps what services want. Returns how many things it did; -1:
+-- some are held up by a lock.
 create function gangq.keep_services(most integer default 200) returns integer
 language plpgsql set lock_timeout = '100ms' set client_min_messages = 'warning' as $$
 declare
@@ -785,12 +764,11 @@ begin
   end loop;
   return case when busy then -1 else done end;
 end $$;
-comment on function gangq.keep_services is
-  'Internal. The step of the tick that keeps what services want. Returns how many things it did; '
-  '-1: some are held up by a lock.';
 
 -- Shown -------------------------------------------------------------------------------------------
 
+-- The gangs of every service. serves: it is in gangq.endpoints; leaves: it is told to stop at
+-- stop_at, and why. state null: it has ended, and the next tick forgets it.
 create view gangq.service_gangs as
 select k.service, k.gang_id, k.revision, g.state, x.members, x.ready_members,
   coalesce(x.ready_members = k.size and k.stop_at is null and g.state = 'running'
@@ -809,10 +787,10 @@ cross join lateral (
   left join gangq.replicas r on r.job_id = j.id and r.token = j.token
   left join gangq.incarnations i on i.id = j.incarnation
   where j.gang_id = k.gang_id) x;
-comment on view gangq.service_gangs is
-  'The gangs of every service. serves: it is in gangq.endpoints; leaves: it is told to stop at '
-  'stop_at, and why. state null: it has ended, and the next tick forgets it.';
 
+-- Where the replicas of services take requests: address and port of each replica of a gang whose
+-- members are all ready, and which does not leave. Of a gang all are here or none. Each change is
+-- notified on the channel gangq_endpoints, with the name of the service.
 create view gangq.endpoints as
 select k.service, k.gang_id, k.revision, j.id as job_id, j.rank, i.name as worker, i.host,
   i.address, r.port, r.load, r.since as ready_since
@@ -822,11 +800,13 @@ join gangq.replicas r on r.job_id = j.id and r.token = j.token
 join gangq.incarnations i on i.id = j.incarnation
 where k.serves and r.port is not null
 order by k.service, k.gang_id, j.rank;
-comment on view gangq.endpoints is
-  'Where the replicas of services take requests: address and port of each replica of a gang whose '
-  'members are all ready, and which does not leave. Of a gang all are here or none. Each change is '
-  'notified on the channel gangq_endpoints, with the name of the service.';
 
+-- Every service. replicas: how many are wanted; ready_replicas: how many are in gangq.endpoints or
+-- serve behind those. state: ready, starting, updating (gangs of another revision are left), halted
+-- (the new revision did not become ready: why), crash_loop (three gangs in a row failed within a
+-- minute of being ready), stopping, stopped, deleting. next_try_at: no gang is made before. load:
+-- what its ready replicas say, on average. revision: the wanted one; good_revision: the last one of
+-- which all replicas were ready. readable: whether payload and work are shown to this session.
 create view gangq.services as
 select s.name, r.task, q.name as queue,
   case
@@ -861,11 +841,3 @@ cross join lateral (
     and s.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])
     or q.name = any ((select gangq.shared_queues())::text[]) as readable) o
 order by s.name;
-comment on view gangq.services is
-  'Every service. replicas: how many are wanted; ready_replicas: how many are in gangq.endpoints '
-  'or serve behind those. state: ready, starting, updating (gangs of another revision are left), '
-  'halted (the new revision did not become ready: why), crash_loop (three gangs in a row failed '
-  'within a minute of being ready), stopping, stopped, deleting. next_try_at: no gang is made '
-  'before. load: what its ready replicas say, on average. revision: the wanted one; good_revision: '
-  'the last one of which all replicas were ready. readable: whether payload and work are shown to '
-  'this session.';

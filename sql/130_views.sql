@@ -3,6 +3,8 @@
 -- Payloads, results, errors, output and evidence are shown to the submitter of a job, to the login
 -- whose live worker holds it, and to admins; in a shared queue to all submitters (readable).
 
+-- Internal, for the view queues: where each queue stands in the tree, what is placed in it and its
+-- children, and what waits there to be placed.
 create function gangq.queue_load()
 returns table (
   queue text, depth integer, paused_by text, running_gangs bigint, running_jobs bigint,
@@ -40,10 +42,12 @@ returns table (
     from waits x
     where gangq.below(x.queue, array[q.name])) w
 $$;
-comment on function gangq.queue_load is
-  'Internal, for the view queues: where each queue stands in the tree, what is placed in it and '
-  'its children, and what waits there to be placed.';
 
+-- Queues as a tree, each parent before its children: the defaults their jobs inherit, what they may
+-- hold, what is placed and what waits there to be placed, children included. paused_by: the nearest
+-- queue on its path that is paused. used_gpus, used_memory_mb, used_cpus, running_jobs count
+-- against maximum. others: who may act on the work of others in it; ceilings: the highest priority
+-- by role.
 create view gangq.queues as
 select q.name, q.paused, q.paused_until, q.policy, q.max_attempts, q.max_crashes, q.max_trips,
   q.backoff_s, q.backoff_max_s, q.budget_s, q.max_payload_bytes, q.retention_done,
@@ -55,13 +59,11 @@ select q.name, q.paused, q.paused_until, q.policy, q.max_attempts, q.max_crashes
   l.waiting_gangs, l.waiting_jobs
 from gangq.queues_table q join gangq.queue_load() l on l.queue = q.name
 order by string_to_array(q.name, '.') collate "C";
-comment on view gangq.queues is
-  'Queues as a tree, each parent before its children: the defaults their jobs inherit, what they '
-  'may hold, what is placed and what waits there to be placed, children included. paused_by: the '
-  'nearest queue on its path that is paused. used_gpus, used_memory_mb, used_cpus, running_jobs '
-  'count against maximum. others: who may act on the work of others in it; ceilings: the highest '
-  'priority by role.';
 
+-- What was set for each task and what has been learned of its beats, one row per class of devices
+-- it ran on; null: the installation's number. declared: the options with which the newest worker
+-- that runs it declares it; submit applies them where a caller says nothing. paused: nothing new of
+-- it starts, until paused_until (null: until resume_task).
 create view gangq.tasks as
 select coalesce(ts.task, b.task, o.task, p.task) as task, ts.budget_s, ts.stall_timeout_s,
   ts.load_grace_s, ts.health_window_s, ts.long_phase_s, ts.notify_only,
@@ -73,14 +75,10 @@ from gangq.task_settings ts
 full join gangq.beat_gaps b on b.task = ts.task
 full join gangq.task_options o on o.task = coalesce(ts.task, b.task)
 full join gangq.task_pauses p on p.task = coalesce(ts.task, b.task, o.task);
-comment on view gangq.tasks is
-  'What was set for each task and what has been learned of its beats, one row per class of devices '
-  'it ran on; null: the installation''s number. declared: the options with which the newest worker '
-  'that runs it declares it; submit applies them where a caller says nothing. paused: '
-  'nothing new of it starts, until paused_until (null: until resume_task).';
 
--- role_of and hosts_of are functions: as subqueries they would raise the estimated cost of a query
--- over many days of history, and PostgreSQL would JIT-compile it, which takes seconds.
+-- Internal, for the view jobs: the role of this rank in a gang, live or ended. role_of and hosts_of
+-- are functions: as subqueries they would raise the estimated cost of a query over many days of
+-- history, and PostgreSQL would JIT-compile it, which takes seconds.
 create function gangq.role_of(gang_id bigint, rank integer) returns text
 language plpgsql stable as $$
 begin
@@ -97,9 +95,8 @@ begin
     order by r.first_rank desc
     limit 1);
 end $$;
-comment on function gangq.role_of is
-  'Internal, for the view jobs: the role of this rank in a gang, live or ended.';
 
+-- Internal, for the view gangs: the hosts where members of a live gang are placed.
 create function gangq.hosts_of(gang_id bigint) returns text[] language sql stable as $$
   -- Not a join: it would read the whole fleet for each gang.
   select array(
@@ -108,11 +105,15 @@ create function gangq.hosts_of(gang_id bigint) returns text[] language sql stabl
     where j.gang_id = hosts_of.gang_id and j.incarnation is not null
     order by host)
 $$;
-comment on function gangq.hosts_of is
-  'Internal, for the view gangs: the hosts where members of a live gang are placed.';
 
 -- The union is of bare tables and everything else is joined above it: so an ORDER BY id LIMIT 50
 -- reads 50 rows.
+--
+-- Every job, live or ended: its live row, else its latest ending. rank: a member's place in its
+-- gang at its largest; epoch_rank: of an elastic gang, its rank in the present epoch, null while it
+-- has no part in it. parent: the job that submitted it. login: the login that submitted it.
+-- step_rate: steps a second, smoothed; null until two steps were seen. readable: whether payload,
+-- result and error are shown to this session; where it is false they are null.
 create view gangq.jobs as
 select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as worker, i.host,
   k.attempts, k.max_attempts, k.crashes, k.trips, k.stops, k.submitted_at, k.due_at, k.claimed_at,
@@ -150,15 +151,10 @@ cross join lateral (
     or s.queue = any ((select gangq.shared_queues())::text[]) as readable) o
 where not exists (
   select 1 from gangq.retried r where r.job_id = k.id and r.finished_at = k.finished_at);
-comment on view gangq.jobs is
-  'Every job, live or ended: its live row, else its latest ending. rank: a member''s place in its '
-  'gang at its largest; epoch_rank: of an elastic gang, its rank in the present epoch, null while '
-  'it has no part in it. parent: the job that submitted it. login: the login that submitted it. '
-  'step_rate: steps a second, smoothed; null until two steps were seen. '
-  'readable: whether payload, result and error are shown to this session; where it is false they '
-  'are null.';
 
 -- As jobs: the union is of bare tables.
+--
+-- Every gang, live or ended.
 create view gangq.gangs as
 select k.id, k.name, s.queue, s.task, k.state, k.size, k.epoch, k.priority, k.attempts,
   k.max_attempts, k.crashes, k.trips, k.placement_misses, k.never_started, k.preemptions,
@@ -184,8 +180,10 @@ from (
 join gangq.shapes s on s.id = k.shape_id
 where not exists (
   select 1 from gangq.retried r where r.gang_id = k.id and r.finished_at = k.finished_at);
-comment on view gangq.gangs is 'Every gang, live or ended.';
 
+-- Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or dead.
+-- quarantined, cordoned (it or its host): why it is given nothing new. login: the login that
+-- registered it. cgroups: whether its host lets it give each command a control group of its own.
 create view gangq.workers as
 select i.name, i.host,
   case when i.ended_at is null and i.flagged_at is not null then 'silent' else i.state end as state,
@@ -214,12 +212,10 @@ cross join lateral (
   where j.incarnation = i.id) b
 where i.id = (
   select n.id from gangq.incarnations n where n.name = i.name order by n.id desc limit 1);
-comment on view gangq.workers is
-  'Every worker by name, its latest incarnation: live, draining, silent (flagged), retired or '
-  'dead. quarantined, cordoned (it or its host): why it is given nothing new. login: the login '
-  'that registered it. cgroups: whether its host lets it give each command a control group of its '
-  'own.';
 
+-- Workers that are heard, hold nothing and are open, although a job that fits them has waited for
+-- waited_s, or that did not claim what was reserved on them. A worker between two jobs may be among
+-- them: ask again a second later.
 create function gangq.idle_beside_work(waited_s real default 60)
 returns table (worker text, host text, why text)
 language sql stable as $$
@@ -261,20 +257,20 @@ language sql stable as $$
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id)
   order by 1
 $$;
-comment on function gangq.idle_beside_work is
-  'Workers that are heard, hold nothing and are open, although a job that fits them has waited for '
-  'waited_s, or that did not claim what was reserved on them. A worker between two jobs may be '
-  'among them: ask again a second later.';
 
+-- Who was displaced for whom: gang (gang_id, epoch), solo job (job_id) or surplus member of a gang
+-- that goes on (both), why, and lost_s: work since the last checkpoint, in seconds times devices.
 create view gangq.preemptions as
 select e.at, (e.data ->> 'for')::bigint as for_gang, e.gang_id, e.epoch, e.job_id, e.reason,
   (e.data ->> 'lost_s')::real as lost_s, e.data ->> 'digest' as digest
 from gangq.events e where e.kind = 'preempt' and e.data ? 'for';
-comment on view gangq.preemptions is
-  'Who was displaced for whom: gang (gang_id, epoch), solo job (job_id) or surplus member of a '
-  'gang that goes on (both), why, and lost_s: work since the last checkpoint, in seconds times '
-  'devices.';
 
+-- Every device: free, held by one job, quarantined, or withdrawn (offered by no live worker). link:
+-- of the devices of its worker that NVLink or XGMI joins with it, the index of the first; null:
+-- none, or nobody knows. health: ok, degraded (its latest reading shows it throttled, with memory
+-- errors, or its driver asking for an action), exiting (withheld until the worker that tripped on
+-- it is proven gone), or quarantined. trips_day: jobs that tripped on it within a day, as its
+-- quarantine counts them. reading: the latest one a worker brought.
 create view gangq.devices as
 select r.uuid, r.host, r.index, r.vram_mb, r.model, r.source, l.index as link, i.name as worker,
   case
@@ -298,24 +294,20 @@ left join gangq.device_readings d on d.device_id = r.id
 left join (
   select x.uuid, count(distinct x.job_id) as trips from gangq.device_trips x group by x.uuid) t
     on t.uuid = r.uuid;
-comment on view gangq.devices is
-  'Every device: free, held by one job, quarantined, or withdrawn (offered by no live worker). '
-  'link: of the devices of its worker that NVLink or XGMI joins with it, the index of the first; '
-  'null: none, or nobody knows. health: ok, degraded (its latest reading shows it throttled, with '
-  'memory errors, or its driver asking for an action), exiting (withheld until the worker that '
-  'tripped on it is proven gone), or quarantined. trips_day: jobs that tripped on it within a day, '
-  'as its quarantine counts them. reading: the latest one a worker brought.';
 
 -- The case hides the chunk from a reader's own condition: PostgreSQL may evaluate that before
 -- `readable`, and the error message of a condition quotes what it reads.
+--
+-- Output of jobs that this session may read, by attempt (token) and in order (seq). Filter by
+-- job_id.
 create view gangq.job_logs as
 select l.job_id, l.token, l.seq, l.at, case when j.readable then l.chunk end as chunk
 from gangq.jobs j join gangq.logs l on l.job_id = j.id
 where j.readable;
-comment on view gangq.job_logs is
-  'Output of jobs that this session may read, by attempt (token) and in order (seq). Filter by '
-  'job_id.';
 
+-- What was seen at trips and suspicions of jobs that this session may read; and how workers were
+-- proven dead or stuck, for the login that registered them, gangq_host and admins. Filter by
+-- job_id.
 create view gangq.job_evidence as
 select v.at, v.kind, v.job_id, v.token, v.incarnation, case when j.readable then v.data end as data
 from gangq.jobs j join gangq.evidence v on v.job_id = j.id
@@ -327,11 +319,10 @@ cross join lateral (
   select (select gangq.is_admin()) or i.login = session_user
     or (select gangq.may_act_as('gangq_host')) as readable) o
 where v.job_id is null and o.readable;
-comment on view gangq.job_evidence is
-  'What was seen at trips and suspicions of jobs that this session may read; and how workers were '
-  'proven dead or stuck, for the login that registered them, gangq_host and admins. Filter by '
-  'job_id.';
 
+-- Every trip of a watchdog, by code, task, device and host; outcome notify and held: it would have
+-- tripped, and nothing was stopped. Evidence is shown to those who may read the payload of its job.
+-- Give a range of at: it reads only those days.
 create view gangq.trips as
 select e.at, n.code, e.data ->> 'class' as class, e.reason, e.data ->> 'outcome' as outcome,
   e.data ->> 'task' as task, e.data ->> 'queue' as queue, e.job_id, e.gang_id, e.epoch, n.rank,
@@ -353,11 +344,10 @@ cross join lateral (
     case when e.data ->> 'rank' ~ '^[0-9]{1,9}$' then (e.data ->> 'rank')::integer end as rank,
     case when e.data ->> 'trips' ~ '^[0-9]{1,9}$' then (e.data ->> 'trips')::integer end as trips) n
 where e.kind in ('trip', 'notify', 'held');
-comment on view gangq.trips is
-  'Every trip of a watchdog, by code, task, device and host; outcome notify and held: it would '
-  'have tripped, and nothing was stopped. Evidence is shown to those who may read the payload of '
-  'its job. Give a range of at: it reads only those days.';
 
+-- What the live workers of each queue offer and have free, by host. A worker of several queues
+-- counts in each. cordoned: how many of these workers are given nothing new, whatever they have
+-- free.
 create view gangq.capacity as
 select q.name as queue, i.host, count(*) as workers, sum(i.slots) as slots,
   sum(greatest(f.slots, 0)) as free_slots,
@@ -374,11 +364,9 @@ cross join lateral gangq.capacity_of(array[i.id]) f
 cross join lateral (
   select count(*) as gpus from gangq.device_registry r where r.offered_by = i.id) d
 group by q.name, i.host;
-comment on view gangq.capacity is
-  'What the live workers of each queue offer and have free, by host. A worker of several queues '
-  'counts in each. cordoned: how many of these workers are given nothing new, whatever they have '
-  'free.';
 
+-- A gang's life in order: submit, reserve, claim, go, replace, shrink, drain, ack, drained, end.
+-- Filter by gang_id.
 create view gangq.timeline as
 select e.gang_id, e.epoch, e.at, e.kind as what, e.job_id,
   (e.data ->> 'rank')::integer as rank, e.worker, coalesce(i.host, e.data ->> 'host') as host,
@@ -386,10 +374,9 @@ select e.gang_id, e.epoch, e.at, e.kind as what, e.job_id,
 from gangq.events e left join gangq.incarnations i on i.id = e.incarnation
 where e.gang_id is not null
 order by e.id;
-comment on view gangq.timeline is
-  'A gang''s life in order: submit, reserve, claim, go, replace, shrink, drain, ack, drained, end. '
-  'Filter by gang_id.';
 
+-- One row per drain: what caused it, how many members were told to stop, how many acknowledged,
+-- were forced, or ended with their worker, and how it ended.
 create view gangq.drains as
 select d.gang_id, d.epoch, d.data ->> 'cause' as cause, d.job_id as trigger_job,
   (d.data ->> 'told')::integer as moved,
@@ -409,11 +396,12 @@ cross join lateral (
   from gangq.events a
   where a.gang_id = d.gang_id and a.epoch = d.epoch) n
 where d.kind = 'drain' and d.gang_id is not null;
-comment on view gangq.drains is
-  'One row per drain: what caused it, how many members were told to stop, how many acknowledged, '
-  'were forced, or ended with their worker, and how it ended.';
 
 -- Names of partitions and sizes of files: no table is read.
+--
+-- What is kept of what has ended, by class (short, long, forever) and table: in how many partitions
+-- of a day each, how large with indexes, the oldest day, and when that is dropped. missing: today
+-- and tomorrow, if they lack a partition; no_default: true if nothing would catch their rows then.
 create view gangq.retention as
 select k.class, k.name as part_of, k.keep, count(d.day)::integer as partitions,
   coalesce(sum(pg_total_relation_size(f.oid)), 0)::bigint as bytes, min(d.day) as oldest,
@@ -441,16 +429,13 @@ cross join lateral (
     then to_date(right(b.relname, 8), 'YYYYMMDD') end as day) d
 group by k.class, k.name, k.keep, c.t
 order by array_position(array['short', 'long', 'forever'], k.class), k.name;
-comment on view gangq.retention is
-  'What is kept of what has ended, by class (short, long, forever) and table: in how many '
-  'partitions of a day each, how large with indexes, the oldest day, and when that is dropped. '
-  'missing: today and tomorrow, if they lack a partition; no_default: true if nothing would catch '
-  'their rows then.';
 
 -- Each rule with the condition that breaks it; the numbers of a row that breaks one tell how. The
 -- rules of jobs are arrays, so that one filter leaves out a job that breaks none: as rows of VALUES
 -- they took 4 us a job, 3 s for 640,000. They use joins instead of subqueries: the planner counts a
 -- subquery for every job, and then compiles the query, which takes seconds more.
+--
+-- Broken invariants. Always empty; a row is a bug worth reporting.
 create view gangq.violations as
 select r.rule, 'gang ' || g.id as subject,
   format('%s, epoch %s, size %s, world size %s, %s members: %s in the epoch, %s outside, ranks %s, '
@@ -594,9 +579,10 @@ from (values ('settings', (select count(*) from gangq.settings)),
   ('sequence_base', (select count(*) from gangq.sequence_base)),
   ('decider', (select count(*) from gangq.decider))) as n(name, rows)
 where n.rows = 0;
-comment on view gangq.violations is
-  'Broken invariants. Always empty; a row is a bug worth reporting.';
 
+-- Where single jobs may start, by decision: on which worker, for jobs of which queue and task, with
+-- which devices. job_id: who sits there; until: nobody fills it after that, unless a pass renews
+-- it.
 create view gangq.places_open as
 select p.id, i.name as worker, i.host, s.queue, s.task,
   array(
@@ -606,7 +592,3 @@ select p.id, i.name as worker, i.host, s.queue, s.task,
 from gangq.places p
 join gangq.incarnations i on i.id = p.incarnation
 join gangq.shapes s on s.id = p.shape_id;
-comment on view gangq.places_open is
-  'Where single jobs may start, by decision: on which worker, for jobs of which queue and task, '
-  'with which devices. job_id: who sits there; until: nobody fills it after that, unless a pass '
-  'renews it.';

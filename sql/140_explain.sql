@@ -4,12 +4,12 @@
 -- Of placed work the answer repeats what the last pass found (gangq.verdicts), and how long ago.
 -- A light job is taken by any worker with room, so explain_claim counts what a claim would find.
 
+-- One row of an explanation, with its numbers; ok false marks what holds the job or gang.
 create type gangq.reason as (gate text, ok boolean, detail text, numbers jsonb);
-comment on type gangq.reason is
-  'One row of an explanation, with its numbers; ok false marks what holds the job or gang.';
 
 -- Workers -----------------------------------------------------------------------------------------
 
+-- Internal. How many live workers may take jobs of this shape now, and what rules out the others.
 create function gangq.explain_workers(s gangq.shapes, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   -- Each worker falls to the first condition that it does not meet.
@@ -50,11 +50,10 @@ language sql stable as $$
     from workers w) n
   cross join others o cross join lacking l
 $$;
-comment on function gangq.explain_workers is
-  'Internal. How many live workers may take jobs of this shape now, and what rules out the others.';
 
--- One request is varied at a time: the largest value with which that many members fit on idle
--- workers.
+-- Internal. members: how many fit on idle workers. gpus, vram_mb, memory_mb, cpus: the most that
+-- each may ask for, all else unchanged, so that all members fit. One request is varied at a time:
+-- the largest value with which that many members fit on idle workers.
 create function gangq.nearest_feasible(s gangq.shapes, members integer) returns jsonb
 language sql stable as $$
   with idle as (
@@ -97,25 +96,22 @@ language sql stable as $$
     where z.asked = 'members' or z.room >= nearest_feasible.members
     group by z.asked) r
 $$;
-comment on function gangq.nearest_feasible is
-  'Internal. members: how many fit on idle workers. gpus, vram_mb, memory_mb, cpus: the most that '
-  'each may ask for, all else unchanged, so that all members fit.';
 
-create function gangq.explain_hardware(s gangq.shapes, members integer)
+-- Internal. The workers for so many members of this shape; if they could not hold them when idle,
+-- why, and what they could hold; and the devices that it avoids (ok: they could hold it without
+-- these).
+create function gangq.explain_needs(s gangq.shapes, members integer, t timestamptz)
 returns setof gangq.reason language sql stable as $$
+  select * from gangq.explain_workers(s, t)
+  union all
   select 'hardware', false, w.why || coalesce('; it would fit with ' || (
       select string_agg(format('%s %s', n.key, n.value), ' or ' order by n.key)
       from jsonb_each_text(f.near) n where n.key <> 'members' or n.value::integer > 0), ''),
-    jsonb_build_object('members', explain_hardware.members, 'feasible', coalesce(f.near, '{}'))
-  from gangq.infeasible(s.id, explain_hardware.members) as w(why)
-  cross join lateral (select gangq.nearest_feasible(s, explain_hardware.members) as near) f
+    jsonb_build_object('members', explain_needs.members, 'feasible', coalesce(f.near, '{}'))
+  from gangq.infeasible(s.id, explain_needs.members) as w(why)
+  cross join lateral (select gangq.nearest_feasible(s, explain_needs.members) as near) f
   where w.why is not null
-$$;
-comment on function gangq.explain_hardware is
-  'Internal. If idle workers could not hold so many members: why, and what they could hold.';
-
-create function gangq.explain_avoided(s gangq.shapes, members integer)
-returns setof gangq.reason language sql stable as $$
+  union all
   select 'avoids', gangq.infeasible(s.id, members) is null, string_agg(
       format('avoids device %s (%s) after a trip there: ', r.uuid, r.host) || case
         when h.device_id is not null
@@ -129,20 +125,8 @@ returns setof gangq.reason language sql stable as $$
   where r.id = any (s.avoid)
   having s.avoid is not null
 $$;
-comment on function gangq.explain_avoided is
-  'Internal. The devices that it avoids. ok: idle workers could hold it without these.';
 
-create function gangq.explain_needs(s gangq.shapes, members integer, t timestamptz)
-returns setof gangq.reason language sql stable as $$
-  select * from gangq.explain_workers(s, t)
-  union all
-  select * from gangq.explain_hardware(s, members)
-  union all
-  select * from gangq.explain_avoided(s, members)
-$$;
-comment on function gangq.explain_needs is
-  'Internal. The workers for so many members of this shape, and what is lacking.';
-
+-- Internal. explain_needs for the minimum of each role of a kind of gang.
 create function gangq.explain_roles(kind_id integer, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   select x.gate, x.ok, case when r.several then format('role %s: ', r.name) else '' end || x.detail,
@@ -153,27 +137,25 @@ language sql stable as $$
     where k.kind_id = explain_roles.kind_id order by k.ordinal) r
   cross join lateral gangq.explain_needs(r.s, r.min_members, explain_roles.t) x
 $$;
-comment on function gangq.explain_roles is
-  'Internal. explain_needs for the minimum of each role of a kind of gang.';
 
 -- What was decided --------------------------------------------------------------------------------
 
+-- Internal. Whole seconds from t to this moment, rounded up.
 create function gangq.in_s(at timestamptz, t timestamptz) returns numeric
 language sql immutable
 return ceil(extract(epoch from at - t));
-comment on function gangq.in_s is 'Internal. Whole seconds from t to this moment, rounded up.';
 
+-- Internal. The verdict of the last pass on this ask; without one, that on the first ask of its
+-- kind.
 create function gangq.verdict_of(kind_id integer, ask text) returns gangq.verdicts
 language sql stable as $$
   select v from gangq.verdicts v
   where v.kind_id = verdict_of.kind_id and v.ask in (verdict_of.ask, '')
   order by v.ask desc limit 1
 $$;
-comment on function gangq.verdict_of is
-  'Internal. The verdict of the last pass on this ask; without one, that on the first ask of its '
-  'kind.';
 
--- since: when it could first have been judged.
+-- Internal. A verdict in words, with its age. v null: there is none. since: when it could first
+-- have been judged.
 create function gangq.explain_verdict(v gangq.verdicts, since timestamptz, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select coalesce((v).gate, 'verdict'), (v).gate is null and n.fresh,
@@ -199,9 +181,8 @@ returns setof gangq.reason language sql stable as $$
       coalesce(t - d.decided_at <= interval '10 s', false) as fresh
     from gangq.decider d) n
 $$;
-comment on function gangq.explain_verdict is
-  'Internal. A verdict in words, with its age. v null: there is none.';
 
+-- Internal. For ends that are estimates: from how many runs they come, and how old these are.
 create function gangq.told_by_history(ends jsonb, t timestamptz) returns text
 language sql stable as $$
   select string_agg(format('; %s: 90%% of %s of task %s took %s s at most, learned %s s ago',
@@ -216,9 +197,8 @@ language sql stable as $$
   join gangq.shapes s on s.id = j.shape_id
   join gangq.runtimes r on r.queue = s.queue and r.task = s.task
 $$;
-comment on function gangq.told_by_history is
-  'Internal. For ends that are estimates: from how many runs they come, and how old these are.';
 
+-- Internal. When it is planned to start, which ends that depends on, and what would help.
 create function gangq.explain_start(v gangq.verdicts, ask text, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select 'start', true, case
@@ -241,9 +221,8 @@ returns setof gangq.reason language sql stable as $$
       then format(' (in %s s)', ceil(((v).numbers ->> 'may_stop_at')::float8 - gangq.seconds(t)))
       else '' end, 'the next pass'), null
 $$;
-comment on function gangq.explain_start is
-  'Internal. When it is planned to start, which ends that depends on, and what would help.';
 
+-- Internal. The place of a gang in the order of its queue, among the gangs that could start now.
 create function gangq.explain_line(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   with line as materialized (
@@ -277,11 +256,10 @@ language sql stable as $$
     jsonb_build_object('place', count(l.id) + 1, 'policy', l.policy)
   from line l group by l.name, l.policy
 $$;
-comment on function gangq.explain_line is
-  'Internal. The place of a gang in the order of its queue, among the gangs that could start now.';
 
 -- The answers -------------------------------------------------------------------------------------
 
+-- Internal. Which jobs this one waits for, and for which outcome of each.
 create function gangq.explain_awaited(job_id bigint) returns text language sql stable as $$
   select 'waits for ' || string_agg(format('%s %s to %s',
       case when w.jobs = 1 then 'job' else 'jobs' end,
@@ -296,9 +274,8 @@ create function gangq.explain_awaited(job_id bigint) returns text language sql s
       from gangq.dependencies x where x.job_id = explain_awaited.job_id) d
     group by d.wants) w
 $$;
-comment on function gangq.explain_awaited is
-  'Internal. Which jobs this one waits for, and for which outcome of each.';
 
+-- Internal. The state of a gang, and since when.
 create function gangq.explain_state(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   select 'state', (g).state = 'running',
@@ -332,8 +309,8 @@ language sql stable as $$
       min(j.id) filter (where j.state = 'waiting') as waiting
     from gangq.live_jobs j where j.gang_id = (g).id) n
 $$;
-comment on function gangq.explain_state is 'Internal. The state of a gang, and since when.';
 
+-- Internal. Why a gang backs off, and until when.
 create function gangq.explain_backoff(g gangq.live_gangs, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select 'backoff', n.ok,
@@ -352,9 +329,9 @@ returns setof gangq.reason language sql stable as $$
   where (g).state in ('blocked', 'waiting')
     and (not n.ok or (g).placement_misses + (g).timeouts + (g).never_started > 0)
 $$;
-comment on function gangq.explain_backoff is 'Internal. Why a gang backs off, and until when.';
 
--- The other members run, but wait at a barrier: to its submitter the gang seems to stand still.
+-- Internal. Which members a running gang lacks, and what happens next. The other members run, but
+-- wait at a barrier: to its submitter the gang seems to stand still.
 create function gangq.explain_missing(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   select 'missing', false,
@@ -377,9 +354,8 @@ language sql stable as $$
     where j.gang_id = (g).id and j.state in ('blocked', 'reserved') and gangq.in_epoch(j, g)) h
   where (g).missing_since is not null
 $$;
-comment on function gangq.explain_missing is
-  'Internal. Which members a running gang lacks, and what happens next.';
 
+-- Internal. How a gang or job that is not live has ended. Raises GQ002.
 create function gangq.explain_ended(what text, id bigint) returns setof gangq.reason
 language plpgsql stable as $$
 begin
@@ -398,9 +374,13 @@ begin
     perform gangq.refuse_missing(what, id::text);
   end if;
 end $$;
-comment on function gangq.explain_ended is
-  'Internal. How a gang or job that is not live has ended. Raises GQ002.';
 
+-- Why is this gang not running, row by row, with numbers; ok false marks what holds it: state,
+-- missing (it runs, and lacks a member that is to be replaced), backoff, what the last pass found
+-- (its gate: paused, quota, room, workers, apart, planned_start, stopping ...; verdict where
+-- nothing) and how long ago that was, workers by role, hardware, avoids, line (its place in its
+-- queue). Then start (when, and what that rests on) and unblock (what would help). Decides nothing:
+-- gangq explain --now does. Raises GQ002.
 create function gangq.explain_gang(gang_id bigint) returns setof gangq.reason
 language plpgsql stable as $$
 declare
@@ -442,15 +422,8 @@ begin
     ('unblock', true, case g.state when 'waiting' then 'the end of those jobs'
       else format('%s s more', gangq.in_s(g.not_before, t)) end)) r;
 end $$;
-comment on function gangq.explain_gang is
-  'Why is this gang not running, row by row, with numbers; ok false marks what holds it: state, '
-  'missing (it runs, and lacks a member that is to be replaced), backoff, what the last pass found '
-  '(its gate: paused, quota, room, workers, apart, planned_start, stopping ...; verdict where '
-  'nothing) and how long ago that was, workers by role, hardware, avoids, line (its place in its '
-  'queue). Then start (when, and what that rests on) and unblock (what would help). Decides '
-  'nothing: gangq explain --now does. Raises GQ002.';
 
--- Light jobs: what a claim would find.
+-- Internal. What a claim of this light job needs: who serves it, free light slots, its place.
 create function gangq.explain_claim(j gangq.live_jobs, s gangq.shapes, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   with n as materialized (
@@ -495,9 +468,9 @@ returns setof gangq.reason language sql stable as $$
     else 'nothing: it is claimable' end, null
   from n
 $$;
-comment on function gangq.explain_claim is
-  'Internal. What a claim of this light job needs: who serves it, free light slots, its place.';
 
+-- Why is this job not running, row by row, with numbers, as explain_gang says it; for a member: its
+-- gang. Of a job that nobody decides about: what a claim needs. Raises GQ002.
 create function gangq.explain_job(job_id bigint) returns setof gangq.reason
 language plpgsql stable as $$
 declare
@@ -545,11 +518,9 @@ begin
       else format('%s s more', gangq.in_s(j.due_at, t)) end, null::jsonb;
   end if;
 end $$;
-comment on function gangq.explain_job is
-  'Why is this job not running, row by row, with numbers, as explain_gang says it; for a member: '
-  'its gang. Of a job that nobody decides about: what a claim needs. Raises GQ002.';
 
--- Without sequential scans: the rows are read from indexes, however many there are.
+-- Internal, for the view waiting: solo jobs that are due later or wait for others, by shape and
+-- priority. Without sequential scans: the rows are read from indexes, however many there are.
 create function gangq.waiting_later()
 returns table (
   shape_id integer, state text, priority smallint, jobs integer, since timestamptz, due timestamptz)
@@ -561,10 +532,10 @@ language sql stable set enable_seqscan = off as $$
   from gangq.live_jobs j where j.state = 'waiting' and j.gang_id is null
   group by j.shape_id, j.state, j.priority
 $$;
-comment on function gangq.waiting_later is
-  'Internal, for the view waiting: solo jobs that are due later or wait for others, by shape and '
-  'priority.';
 
+-- What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many;
+-- since: when the first of them was submitted). gate: what the last pass found; starts_at: its
+-- planned start, if it has one. explain_gang and explain_job say more.
 create view gangq.waiting as
 select 'gang' as kind, g.id, s.queue, s.task, g.priority, g.size, g.state, g.submitted_at as since,
   case
@@ -614,13 +585,8 @@ from (
 cross join lateral (select z.queue, z.task from gangq.shapes z where z.id = x.shape_id offset 0) s
 left join lateral (select gangq.infeasible(x.shape_id, 1) as why) h on x.state = 'pending'
 left join gangq.verdicts v on x.state = 'pending' and v.kind_id = -x.shape_id and v.ask = '';
-comment on view gangq.waiting is
-  'What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many; '
-  'since: when the first of them was submitted). gate: what the last pass found; starts_at: its '
-  'planned start, if it has one. explain_gang and explain_job say more.';
 
+-- The newest migration applied; the library refuses to work with another.
 create function gangq.schema_version() returns text language sql stable as $$
   select max(m.name) from gangq.migrations m where m.name <> 'code'
 $$;
-comment on function gangq.schema_version is
-  'The newest migration applied; the library refuses to work with another.';

@@ -3,23 +3,23 @@
 -- work that new workers would serve, preview_change what else a change touches. Takes no locks and
 -- writes nothing, so it works on a standby, too.
 
+-- One change: submit (the parameters of submit_gang), remove_host, priority ({"gang", "value"}),
+-- cancel ({"gang"} or {"job"}), quota ({"queue", ...}) or add_workers: so many, like another one
+-- where nothing else is said; without like they serve every queue and any task, with much memory,
+-- many CPUs and no device.
 create type gangq.board_change as (
   submit jsonb, remove_host text, priority jsonb, cancel jsonb, quota jsonb, add_workers gangq.few,
   "like" text, gpus gangq.gpus, vram_mb gangq.vram_mb, slots gangq.members,
   memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object, queues text[], tasks text[],
   taints text[], host text, name text
 );
-comment on type gangq.board_change is
-  'One change: submit (the parameters of submit_gang), remove_host, priority ({"gang", "value"}), '
-  'cancel ({"gang"} or {"job"}), quota ({"queue", ...}) or add_workers: so many, like another one '
-  'where nothing else is said; without like they serve every queue and any task, with much memory, '
-  'many CPUs and no device.';
 
+-- What a change of a priority, or a cancellation, is about.
 create type gangq.changed_work as (gang bigint, job bigint, value gangq.priority);
-comment on type gangq.changed_work is 'What a change of a priority, or a cancellation, is about.';
 
--- The gang that submit_gang would make, behind all that wait. No sequence reaches the numbers that
--- its kind and new workers get.
+-- Internal. The gang of this spec as a board would show it. serves: the workers that serve each
+-- role. Raises what read_gang raises. The gang that submit_gang would make, behind all that wait.
+-- No sequence reaches the numbers that its kind and new workers get.
 create function gangq.preview_gang(
   spec jsonb, nth integer, out kind jsonb, out ask jsonb, out shapes gangq.shapes[]
 ) language plpgsql stable as $$
@@ -58,10 +58,8 @@ begin
       select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, m.budget_s))::float8
       from unnest(shapes) s));
 end $$;
-comment on function gangq.preview_gang is
-  'Internal. The gang of this spec as a board would show it. serves: the workers that serve each '
-  'role. Raises what read_gang raises.';
 
+-- Internal. Checks a change to existing work. Of a cancelled job it returns which lane it holds.
 create function gangq.preview_change(c gangq.board_change, nth integer) returns jsonb
 language plpgsql stable as $$
 declare
@@ -121,9 +119,10 @@ begin
   end if;
   return answer;
 end $$;
-comment on function gangq.preview_change is
-  'Internal. Checks a change to existing work. Of a cancelled job it returns which lane it holds.';
 
+-- Checks changes that gangq plan makes to a board (see Client.plan), and says of each what the
+-- board lacks: of {"submit"} its "kind" and "ask", of {"add_workers"} its "workers" and what each
+-- serves, of {"cancel"} the "unit". kinds: those on the board. Raises GQ001, GQ002.
 create function gangq.preview(changes jsonb, kinds integer[]) returns jsonb
 language plpgsql stable as $$
 declare
@@ -177,11 +176,8 @@ begin
     select coalesce(jsonb_agg(a.value - 'n' order by (a.value ->> 'n')::integer), '[]')
     from jsonb_array_elements(answers) a);
 end $$;
-comment on function gangq.preview is
-  'Checks changes that gangq plan makes to a board (see Client.plan), and says of each what the '
-  'board lacks: of {"submit"} its "kind" and "ask", of {"add_workers"} its "workers" and what each '
-  'serves, of {"cancel"} the "unit". kinds: those on the board. Raises GQ001, GQ002.';
 
+-- Internal. The new workers as a board would show them, and which (kind, role) each serves.
 create function gangq.preview_workers(w gangq.board_change, nth integer, asked jsonb) returns jsonb
 language plpgsql stable as $$
 declare
@@ -231,5 +227,3 @@ begin
   end loop;
   return found;
 end $$;
-comment on function gangq.preview_workers is
-  'Internal. The new workers as a board would show them, and which (kind, role) each serves.';

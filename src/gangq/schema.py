@@ -57,7 +57,7 @@ class SqlFile:
 
     @property
     def statements(self) -> str:
-        """The text, with a `comment on` for each comment right above or beside a table, a column or a domain."""
+        """The text, with a `comment on` for each comment right above what it makes, or above or beside a column."""
         return "\n".join(_commented(self.text.splitlines())) + "\n"
 
 
@@ -280,13 +280,14 @@ def _read(folder: Path, *, migration: bool) -> list[SqlFile]:
 
 
 _TABLE = re.compile(r"create table (gangq\.\w+) \($")
-_DOMAIN = re.compile(r"create domain (gangq\.\w+) ")
+_OTHER = re.compile(r"create ((?:domain|function|type|view) gangq\.\w+)")
 _COLUMN = re.compile(r'  (?!check |constraint |primary |unique |like )(\w+|"\w+") ')
 
 
 def _commented(lines: list[str]) -> Iterator[str]:
-    """The lines, and after the statement that makes a table or a domain what is said of it."""
+    """The lines, and after each statement that makes something what is said of that."""
     table = None
+    in_body = False
     said: list[str] = []
     comments: list[str] = []
     for line in lines:
@@ -299,14 +300,15 @@ def _commented(lines: list[str]) -> Iterator[str]:
         if found := _TABLE.match(line):
             table = found[1]
             what = f"table {table}"
-        elif found := _DOMAIN.match(line):
-            what = f"domain {found[1]}"
+        elif found := _OTHER.match(line):
+            what = found[1]
         elif table and (found := _COLUMN.match(line)):
             what = f"column {table}.{found[1]}"
         if what and said:
             text = " ".join(said).replace("'", "''")
             comments.append(f"comment on {what} is '{text}';")
-        if code.rstrip().endswith(";"):
+        in_body ^= line.count("$$") == 1
+        if code.rstrip().endswith(";") and not in_body:
             yield from comments
             table, comments = None, []
         said = []

@@ -258,4 +258,4 @@ def test_a_runner_may_be_started_before_its_database_and_does_not_stay_where_its
         client.remove_notification(target="oncall")
         db.execute("select pg_notify('gangq_notify', '')")
         assert run.code() == 2
-        assert "no notification target 'oncall'" in run.err
+        assert "notification target 'oncall' does not exist" in run.err

@@ -95,9 +95,13 @@ def test_no_line_of_sql_is_wider_than_a_hundred_columns() -> None:
     assert wide == []
 
 
-def test_a_comment_right_above_or_beside_a_table_column_or_domain_is_its_comment(
-    empty_dsn: str, lib: Path
-) -> None:
+def test_a_comment_right_above_or_beside_what_is_made_is_its_comment(empty_dsn: str, lib: Path) -> None:
+    (lib / "200_more.sql").write_text(
+        "-- Why it is so.\n--\n-- Internal. What it's\n-- for.\ncreate function gangq.made_so() returns int\n"
+        "language sql as $$\n  -- Not this.\n  select 1;\n$$;\n-- Of 'em.\ncreate view gangq.seen as select 1;\n"
+        "-- A pair.\ncreate type gangq.pair as (a int, b int);\n\n-- Of nothing.\n\n"
+        "create function gangq.bare() returns int language sql as 'select 1';\n"
+    )
     (lib / "migrations" / "0002_more.sql").write_text(
         "-- About nothing.\n\n-- Somebody's\n-- table.\ncreate table gangq.more (\n  -- Key.\n  id bigint,\n"
         "  -- About the rule below.\n  check (id > 0),\n  bare text,\n  said text -- It's said;\n"
@@ -114,6 +118,11 @@ def test_a_comment_right_above_or_beside_a_table_column_or_domain_is_its_comment
     assert more == [("Somebody's table.", ["Key.", None, "It's said;", None])]
     domains = "select obj_description('gangq.beside'::regtype), obj_description('gangq.above'::regtype)"
     assert run(empty_dsn, domains) == [("Beside.", "Above.")]
+    code = (
+        "select obj_description('gangq.made_so'::regproc), obj_description('gangq.seen'::regclass), "
+        "obj_description('gangq.pair'::regtype), obj_description('gangq.bare'::regproc)"
+    )
+    assert run(empty_dsn, code) == [("Internal. What it's for.", "Of 'em.", "A pair.", None)]
 
 
 def test_changed_code_is_rebuilt_and_data_stays(dsn: str, lib: Path) -> None:

@@ -37,7 +37,9 @@ def test_the_estimate_settles_where_nine_of_ten_ends_are_shorter(q: Q) -> None:
     shape = q.value("select max(id) from gangq.shapes")
     # 1 to 100 seconds, each as often, in an order that mixes them.
     q.sql(
-        "select gangq.learn_runtimes(array[%(shape)s::integer], array[1 + (n * 37) %% 100]::float8[], now()) "
+        "select gangq.learn_runtimes(array[jsonb_populate_record(null::gangq.attempt_history, jsonb_build_object("
+        "  'shape_id', %(shape)s::integer, 'started_at', now(), "
+        "  'ended_at', now() + make_interval(secs => 1 + (n * 37) %% 100)))], now()) "
         "from generate_series(1, 3000) n",
         shape=shape,
     )

@@ -233,7 +233,7 @@ def test_what_makes_no_sense_is_refused_with_what_does(untouched: Q) -> None:
     with refused(MISSING):
         target(q, queue="nowhere")
     for verb in ("remove_notification", "test_notification", "retry_notifications", "fetch_notification"):
-        with refused(MISSING, "no notification target"):
+        with refused(MISSING, "notification target 'nobody' does not exist"):
             q.call(verb, target="nobody")
 
 

@@ -228,6 +228,17 @@ def test_a_job_that_was_told_to_stop_and_is_done_leaves_its_room_to_others(q: Q)
     assert held(q) == []
 
 
+def test_beside_a_job_that_was_told_to_stop_another_that_is_done_leaves_its_place_vacant(q: Q) -> None:
+    first, second, _ = q.submit(count=3, gpus=1)
+    worker = q.worker(slots=2, devices=gpus(8000, 8000))
+    opened(q, worker, first)
+    opened(q, worker, second)
+    stopping, done = filled(worker)
+    q.call("displace_job", job_id=stopping.job_id)
+    q.call("complete", job_ids=[stopping.job_id, done.job_id], tokens=[stopping.token, done.token])
+    assert held(q) == ["place"]
+
+
 def test_a_submitter_limit_holds_at_once_also_for_what_waited_before_it(q: Q) -> None:
     first, second = q.submit(count=2, gpus=1)
     worker = q.worker(devices=gpus(8000, 8000))

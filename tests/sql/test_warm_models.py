@@ -290,16 +290,18 @@ def test_a_repeated_request_returns_the_same_claims_with_a_model_too(q: Q) -> No
 
 def avoid(q: Q, *uuids: str) -> None:
     """Every job and gang avoids these devices from now on, as one does after a trip there."""
-    q.sql(
-        "with ids as (select array_agg(id) as ids from gangq.device_registry where uuid = any (%(uuids)s)), "
-        "new as materialized (select x.shape_id as old, gangq.shape_avoiding(x.shape_id, ids.ids) as new "
-        "from ids, (select shape_id from gangq.live_jobs union select shape_id from gangq.live_gangs) x), "
-        "g as (update gangq.live_gangs t set shape_id = new.new, "
-        "kind_id = gangq.kind_avoiding(t.kind_id, new.old, new.new) "
-        "from new where new.old = t.shape_id) "
-        "update gangq.live_jobs t set shape_id = new.new from new where new.old = t.shape_id",
-        uuids=list(uuids),
+    avoided = q.value(
+        "select array_agg(id) from gangq.device_registry where uuid = any (%(uuids)s)", uuids=list(uuids)
     )
+    for row in q.sql("select shape_id from gangq.live_jobs union select shape_id from gangq.live_gangs"):
+        old = row["shape_id"]
+        new = q.value("select gangq.shape_avoiding(%(old)s, %(avoided)s)", old=old, avoided=avoided)
+        q.sql(
+            "select gangq.change_shape(array(select id from gangq.live_gangs), %(old)s, %(new)s)",
+            old=old,
+            new=new,
+        )
+        q.sql("update gangq.live_jobs set shape_id = %(new)s where shape_id = %(old)s", old=old, new=new)
 
 
 def held(claim: Any) -> list[str]:
