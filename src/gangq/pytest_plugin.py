@@ -52,12 +52,14 @@ def gangq_database(_gangq_databases: Databases, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def gangq_app(gangq_database: str, pytestconfig: pytest.Config) -> Iterator[App]:  # noqa: ARG001 - it sets GANGQ_DSN
+def gangq_app(request: pytest.FixtureRequest) -> Iterator[App]:
     """The App that the ini setting `gangq_app` names, or a new one, on the test's own database."""
     from gangq import App
 
-    named = str(pytestconfig.getini(_INI))
+    named = str(request.config.getini(_INI))
     app = _find(named) if named else App()
+    # Only now: where the setting cannot be used, no server is started to say so.
+    request.getfixturevalue("gangq_database")
     with _fresh(app):
         yield app
 

@@ -197,7 +197,8 @@ def test_a_setting_that_cannot_be_used_is_said(tmp_path: Path, setting: str, sai
         "pyproject.toml": PROJECT.replace("jobs:app", setting),
         "test_it.py": "def test_it(gangq_app): ...\n",
     }
-    shown = run_pytest(tmp_path, files)
+    # Without a PostgreSQL: what is wrong is said before one would be started.
+    shown = run_pytest(tmp_path, files, GANGQ_PG_BINDIR=str(tmp_path))
     assert outcomes(shown) == {"test_it": "ERROR"}
     assert said in shown
 
