@@ -13,7 +13,7 @@ from gangq.client import Client
 from gangq.notify import signature
 
 Db = psycopg.Connection[dict[str, Any]]
-MANUAL = (Path(__file__).parents[2] / "docs" / "notifications.md").read_text()
+MANUAL = (Path(__file__).parents[2] / "docs/manual/notifications.md").read_text()
 
 
 def outbox(dsn: str) -> dict[str, Any]:

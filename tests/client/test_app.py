@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 import pytest
@@ -29,6 +29,7 @@ from gangq.errors import (
     NotAllowed,
     NotFound,
     NotSerializable,
+    Snoozed,
     Stopped,
     UnknownTask,
 )
@@ -584,6 +585,9 @@ class Pretend(Context):
     def save_checkpoint(self, step: int, data: bytes) -> None: ...
 
     def complete(self, connection: object, result: Any = None) -> None: ...
+
+    def snooze(self, delay: Any) -> NoReturn:
+        raise Snoozed(0)
 
     def submit_child(self, verb: str, arguments: Any) -> dict[str, Any]:
         return {}

@@ -60,7 +60,9 @@ def test_the_sql_knows_the_same_classes_may_be_held() -> None:
 
 
 def test_the_sql_knows_the_same_classes_of_suspicions_and_trips() -> None:
-    suspicions, trips = listed(r"class(?:, ''\))? not in \(((?:'\w+',?\s*)+)\)", TRIPS)
+    lists = listed(r"class(?:, ''\))? not in \(((?:'\w+',?\s*)+)\)", TRIPS)
+    # Those of two are about what may be held.
+    suspicions, trips = (words for words in lists if len(words) > 2)
     assert suspicions == {code.word for code in ExitCode if code.reporter} | {"gang"}
     assert trips == WORDS - {"lost", "unfit"} | {"gang"}
     (watches,) = listed(

@@ -34,7 +34,7 @@ log = logging.getLogger("gangq.worker.report")
 
 _CALL_S = 2.0
 _AGAIN_S = 0.25
-_TO_END_S = 0.25
+_TO_END_S = 0.5
 """What this process keeps of its time to say that it failed, and to exit."""
 _RUNNER = os.path.join("worker", "runner_inline.py")
 
