@@ -38,6 +38,7 @@ WORKER = (
     *WATCHDOGS,
     "gangq.client",
     "gangq.decider",
+    "gangq.hooks",
     "gangq.embedded",
     "gangq.gpu",
     "gangq.schema",
