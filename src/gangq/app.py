@@ -22,9 +22,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from gangq.client import Client
+from gangq.client.verb import Steps
 from gangq.context import Context, find_current
 from gangq.durations import Duration
-from gangq.errors import InvalidInput, UnknownTask
+from gangq.errors import GangqError, InvalidInput, UnknownTask
 from gangq.handle_steps import member_ids
 from gangq.handles import AsyncGang, AsyncJob, Gang, Job
 from gangq.hooks import EndHook, Hooks, StartHook, WorkerHook, require_hook
@@ -370,7 +371,10 @@ class App:
         """
         from gangq import schedules
 
-        refused, undeclared = self.client.execute(schedules.store(self._schedules.values(), source))
+        return self._store(schedules.store(self._schedules.values(), source))
+
+    def _store(self, steps: Steps[tuple[dict[str, GangqError], list[str]]]) -> list[str]:
+        refused, undeclared = self.client.execute(steps)
         for problem in refused.values():
             raise problem
         return undeclared
@@ -447,10 +451,7 @@ class App:
         """
         from gangq import services
 
-        refused, undeclared = self.client.execute(services.store(self._services.values(), source))
-        for problem in refused.values():
-            raise problem
-        return undeclared
+        return self._store(services.store(self._services.values(), source))
 
     # Work
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from psycopg.rows import tuple_row
-
+from gangq import declarations
 from gangq.client.encoding import as_object
 from gangq.client.rows import ScheduleRow
-from gangq.client.verb import Query, Steps
+from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
 from gangq.durations import Duration, seconds
-from gangq.errors import GangqError, InvalidInput, NotAllowed, NotFound
+from gangq.errors import GangqError, InvalidInput, NotFound
 from gangq.handles import Gang, Job
 from gangq.task_options import ONCE, arguments
 
@@ -163,31 +162,10 @@ def _submission(
 
 
 def store(schedules: Iterable[Schedule], source: str) -> Steps[tuple[dict[str, GangqError], list[str]]]:
-    """Store the schedules that the program `source` declares; return those that were refused, with why, and the
-    names of those that it does not declare any more.
-
-    Raises `NotAllowed` where there are some and this login is no submitter, and what is no answer to one of them.
-    """
-    listed: Sequence[Schedule] = [*schedules]
-    may = yield Query(
-        "gangq.may_act_as",
-        "select gangq.may_act_as('gangq_submitter') or gangq.is_admin()",
-        {},
-        lambda found: found[0][0],
-        factory=tuple_row,
+    """Store the schedules that the program `source` declares: see `gangq.declarations.store`."""
+    return declarations.store(
+        "schedule",
+        schedules,
+        lambda schedule: Verbs.set_schedule(**schedule.arguments),
+        lambda names: Verbs.declare_schedules(source=source, names=names),
     )
-    if not may and not listed:
-        return {}, []
-    if not may:
-        raise NotAllowed("only a submitter stores schedules: grant gangq_submitter to this login")
-    refused: dict[str, GangqError] = {}
-    for schedule in listed:
-        try:
-            yield from Verbs.set_schedule(**schedule.arguments)
-        except GangqError as problem:
-            if problem.retryable:
-                raise
-            refused[schedule.name] = problem
-    names = [schedule.name for schedule in listed]
-    undeclared = yield from Verbs.declare_schedules(source=source, names=names)
-    return refused, undeclared

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from psycopg.rows import tuple_row
-
+from gangq import declarations
 from gangq.client.encoding import as_object
 from gangq.client.rows import EndpointRow, ServiceRow
-from gangq.client.verb import Query, Steps
+from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
 from gangq.durations import Duration, seconds
-from gangq.errors import GangqError, InvalidInput, NotAllowed, NotFound
+from gangq.errors import GangqError, InvalidInput, NotFound
 from gangq.task_options import ONCE, arguments
 
 if TYPE_CHECKING:
@@ -138,30 +137,10 @@ def make(
 
 
 def store(services: Iterable[Service], source: str) -> Steps[tuple[dict[str, GangqError], list[str]]]:
-    """Store the services that the program `source` declares; return those that were refused, with why, and the names
-    of those that it does not declare any more.
-
-    Raises `NotAllowed` where there are some and this login is no submitter, and what is no answer to one of them.
-    """
-    listed: Sequence[Service] = [*services]
-    may = yield Query(
-        "gangq.may_act_as",
-        "select gangq.may_act_as('gangq_submitter') or gangq.is_admin()",
-        {},
-        lambda found: found[0][0],
-        factory=tuple_row,
+    """Store the services that the program `source` declares: see `gangq.declarations.store`."""
+    return declarations.store(
+        "service",
+        services,
+        lambda service: Verbs.set_service(**service.arguments, source=source),
+        lambda names: Verbs.declare_services(source=source, names=names),
     )
-    if not may and not listed:
-        return {}, []
-    if not may:
-        raise NotAllowed("only a submitter stores services: grant gangq_submitter to this login")
-    refused: dict[str, GangqError] = {}
-    for service in listed:
-        try:
-            yield from Verbs.set_service(**service.arguments, source=source)
-        except GangqError as problem:
-            if problem.retryable:
-                raise
-            refused[service.name] = problem
-    undeclared = yield from Verbs.declare_services(source=source, names=[service.name for service in listed])
-    return refused, undeclared

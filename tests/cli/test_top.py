@@ -241,3 +241,11 @@ def test_in_a_real_terminal_of_80_columns_it_draws_and_q_ends_it(dsn: str, fleet
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", drawn).decode(errors="replace")
     assert "1 Work" in text
     assert "25%" in text
+
+
+@pytest.mark.parametrize(
+    "words", [("top", "--every", "0"), ("ls", "--watch", "0"), ("explain", "1", "--watch", "0.1")]
+)
+def test_no_look_is_repeated_without_a_pause(dsn: str, words: tuple[str, ...]) -> None:
+    refused = gangq(dsn, *words)
+    assert (refused.exit_code, "0.5s or more" in refused.stderr) == (2, True)

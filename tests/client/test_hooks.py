@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gangq import App, Context, Outcome
-from gangq.errors import Fail, HookFailed, InvalidInput, RetryLater, Stopped
+from gangq.errors import Fail, HookFailed, InvalidInput, RetryLater, Snoozed, Stopped
 from gangq.retry import Retry
 from gangq.testing import FakeContext, drain, run
 
@@ -95,6 +95,8 @@ def test_a_hook_that_raises_before_the_handler_is_its_error_and_after_it_nothing
         (Fail("bad input"), 1, "failed", True),
         (RetryLater(1), 1, "later", False),
         (RetryLater(1), 3, "failed", True),
+        (Snoozed(1), 1, "later", False),
+        (Snoozed(1), 3, "later", False),
         (Stopped("left"), 1, "failed", False),
         (KeyboardInterrupt(), 1, "failed", False),
     ],

@@ -16,7 +16,8 @@ from gangq.cli.session import Session, common_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_LEAST_S = 0.5
+LEAST_S = 0.5
+"""No look is repeated sooner: each asks the database."""
 _CLEAR = output.Coloured("\x1b[H\x1b[2J")
 
 
@@ -25,6 +26,8 @@ def watch_option(command: F) -> F:
 
     @functools.wraps(command)
     def watching(*args: Any, watch_s: float | None, **given: Any) -> None:
+        if watch_s is not None and watch_s < LEAST_S:
+            raise click.UsageError(f"--watch: {LEAST_S:g}s or more; each look asks the database")
         while True:
             if watch_s is not None and sys.stdout.isatty():
                 output.write(_CLEAR, nl=False)
@@ -32,7 +35,7 @@ def watch_option(command: F) -> F:
             if watch_s is None:
                 return
             sys.stdout.flush()
-            time.sleep(max(_LEAST_S, watch_s))
+            time.sleep(watch_s)
 
     return click.option(
         "--watch", "watch_s", type=Seconds(), metavar="DURATION", help="Look again so often, until Ctrl-C."

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from gangq.cli.listing import LEAST_S
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session
 
@@ -25,6 +26,8 @@ def top(session: Session, every_s: float) -> None:
         from gangq.top.app import Top, answer_of
     except ModuleNotFoundError as missing:
         raise click.ClickException(f"{missing}: pip install 'gangq[top]'") from None
+    if every_s < LEAST_S:
+        raise click.UsageError(f"--every: {LEAST_S:g}s or more; each look asks the database")
     if session.json:
         raise click.UsageError("--json: what top shows, `gangq ls`, `workers` and `devices` answer in JSON")
     dsn = session.dsn()
