@@ -7,6 +7,7 @@ rest runs on the newest. `GANGQ_TEST_PG_BINDIR` chooses one (a directory with in
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
@@ -118,6 +119,25 @@ def _mutate(dsn: str, function: str, condition: str, without: str) -> None:
         db.execute(row[0].replace(condition, without).encode())
 
 
+def _prepared(binaries: Binaries) -> Path:
+    """The data directory of a stopped server with the template. The first process of the session that asks makes it,
+    and the others copy it: initdb and the schema cost 2 s of a processor.
+    """
+    home = Path(os.environ["XDG_RUNTIME_DIR"]) / f"{binaries.source}{binaries.major}"
+    home.mkdir(mode=0o755, exist_ok=True)
+    ready = home / "ready"
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ready.exists():
+            with Server(home / "pg", binaries=binaries, durable=False) as server:
+                dsn = server.create_database(_TEMPLATE)
+                schema.migrate(dsn, log=lambda _: None)
+                if mutation := os.environ.get("GANGQ_MUTATION"):
+                    _mutate(dsn, *json.loads(mutation))
+            ready.touch()
+    return home / "pg"
+
+
 class Running:
     """Throwaway servers, without fsync, each started when first asked for and kept to the end of the session.
 
@@ -127,7 +147,6 @@ class Running:
     def __init__(self) -> None:
         self._open = ExitStack()
         self._servers: dict[Path, Server] = {}
-        self._with_template: set[Path] = set()
         self._databases: dict[Path, Databases] = {}
 
     def get(self, binaries: Binaries) -> Server:
@@ -138,22 +157,15 @@ class Running:
                 "max_prepared_transactions": "5",
                 "autovacuum_naptime": "1h",
             }
-            throwaway = Server.temporary(binaries=binaries, settings=settings)
             with pytest.MonkeyPatch.context() as patch:
                 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
                     # Hundreds of databases are made and dropped: on a disk that is most of the time spent.
                     patch.setattr(tempfile, "tempdir", str(MEMORY))
+                throwaway = Server.temporary(
+                    binaries=binaries, settings=settings, copy_of=_prepared(binaries)
+                )
                 self._servers[binaries.bindir] = self._open.enter_context(throwaway)
         return self._servers[binaries.bindir]
-
-    def template(self, server: Server) -> str:
-        if server.binaries.bindir not in self._with_template:
-            dsn = server.create_database(_TEMPLATE)
-            schema.migrate(dsn, log=lambda _: None)
-            if mutation := os.environ.get("GANGQ_MUTATION"):
-                _mutate(dsn, *json.loads(mutation))
-            self._with_template.add(server.binaries.bindir)
-        return _TEMPLATE
 
     def databases(self, server: Server) -> Databases:
         """Who makes the databases of this server."""
@@ -191,9 +203,9 @@ def server(request: pytest.FixtureRequest, running: Running) -> Server:
 
 
 @pytest.fixture(scope="session")
-def template(server: Server, running: Running) -> str:
+def template(server: Server) -> str:
     """Name of a database with the schema, to be copied and never connected to."""
-    return running.template(server)
+    return _TEMPLATE
 
 
 @pytest.fixture

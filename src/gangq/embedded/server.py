@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -125,8 +126,10 @@ class Server:
         port: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
         durable: bool = False,
+        copy_of: Path | None = None,
     ) -> Iterator[Server]:
-        """Yield a started throwaway server (fsync off unless `durable`) in a temp directory of its own.
+        """Yield a started throwaway server (fsync off unless `durable`) in a temp directory of its own: a new one,
+        or one that begins with a copy of the data directory `copy_of`, whose server is stopped.
 
         It is stopped and its files removed on exit. One whose owner was killed is removed by the next
         `temporary()` of the same user.
@@ -137,6 +140,8 @@ class Server:
         with flocked(home):
             if os.geteuid() == 0:
                 home.chmod(0o711)  # ours and new; the server may have to run as nobody
+            if copy_of is not None:
+                subprocess.run(["cp", "-a", "--", str(copy_of), str(home / "pg")], check=True)
             server = cls(home / "pg", binaries=binaries, port=port, settings=settings, durable=durable)
             try:
                 yield server.start()

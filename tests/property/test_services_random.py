@@ -1,17 +1,28 @@
-"""Random verbs around a service: never more gangs than wanted and its surge, never a partial gang in endpoints."""
+"""Random verbs around a service: never more gangs than wanted and its surge, never a partial gang in endpoints.
+
+The walks of `make test` are always the same; GANGQ_SOAK=1 walks more ways.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+from typing import Any
 
+import psycopg
 import pytest
 
 from sql.drive import Q
 from sql.services import Replicas, gangs, put, service, whole
 
+SEEDS = 100 if os.environ.get("GANGQ_SOAK") == "1" else 3
 
-@pytest.mark.parametrize("seed", range(6))
-def test_what_is_wanted_is_kept_whatever_happens(q: Q, seed: int) -> None:
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_what_is_wanted_is_kept_whatever_happens(
+    db: psycopg.Connection[dict[str, Any]], clock: Any, seed: int
+) -> None:
+    q = Q(db, clock)
     rng = random.Random(seed)
     fleet = Replicas.of_hosts(q, 5, slots=3)
     surge = rng.choice([0, 1, 2])
