@@ -130,7 +130,8 @@ def test_a_watchdog_only_reports(gangq_app):
     job = slow.submit()
     drain(app)
     assert job.result(1) == "slow"
-    assert [trip.outcome for trip in app.client.trips()] == ["notify"]
+    # One for each budget that it runs over, so on a busy machine there may be two.
+    assert {trip.outcome for trip in app.client.trips()} == {"notify"}
 
 
 def test_async(gangq_app):
