@@ -299,7 +299,8 @@ begin
     -- After what could be placed has been: a gang whose planned start is now does not time out.
     perform gangq.tick_step('time_out', decides => true);
     perform gangq.forget_old_plans(apply.pass + 1, t);
-    again := gangq.end_turn((apply.seen ->> 'asked')::bigint, t);
+    again := gangq.end_turn((apply.seen ->> 'asked')::bigint,
+      (apply.seen ->> 'now')::float8, t);
   end if;
   again := again
     or exists (select 1 from jsonb_each_text(outcomes) o where o.value in ('busy', 'stale'));
@@ -365,12 +366,16 @@ begin
 end $$;
 
 -- Internal. Ends the turn; true: somebody has asked since the board was read, and it goes on.
-create function gangq.end_turn(asked bigint, t timestamptz) returns boolean language plpgsql as $$
+create function gangq.end_turn(asked bigint, began float8, t timestamptz) returns boolean
+language plpgsql as $$
 declare
   more boolean;
 begin
   select d.asked is distinct from end_turn.asked into more from gangq.decider d for update;
-  update gangq.decider d set decided_at = t, until = case when more then t + interval '1 s' end;
+  update gangq.decider d set decided_at = t, until = case when more then t + interval '1 s' end,
+    -- began is what a worker says.
+    pass_s = case when end_turn.began is not null
+      then greatest(0, least(1e6, extract(epoch from gangq.now()) - end_turn.began)) end;
   return more;
 exception when lock_not_available then
   return true;  -- a tick that is left open has it: the turn ends by itself

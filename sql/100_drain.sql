@@ -351,7 +351,8 @@ begin
       array(select j.id from gangq.live_jobs j where j.gang_id = g.id), t);
   end if;
   perform gangq.log_event(t, 'drained', g.id, g.epoch, reason => coalesce(why, g.drain_cause),
-    data => jsonb_build_object('outcome', outcome, 'not_before', resumes_at));
+    data => jsonb_build_object('outcome', outcome, 'not_before', resumes_at,
+      'cause', g.drain_cause, 'seconds', extract(epoch from t - g.drain_started_at)));
   if outcome <> 'blocked' then
     perform gangq.end_gang(g.id, outcome, why, t);
     return outcome;

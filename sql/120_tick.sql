@@ -27,7 +27,7 @@ begin
         select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t)),
       ('judge_progress', false), ('lift_avoided', false), ('move_away', false),
       ('part_submitters', false), ('raise_idle_lows', false), ('trim_outbox', false),
-      ('keep_partitions', false)) as s(name, due)
+      ('count_ended', false), ('keep_partitions', false)) as s(name, due)
     where s.due or not not_all);
 end $$;
 
@@ -142,6 +142,7 @@ begin
     when 'time_out' then return gangq.time_out();
     when 'move_away' then return gangq.move_away();
     when 'trim_outbox' then return gangq.trim_outbox();
+    when 'count_ended' then return gangq.count_ended();
     when 'keep_partitions' then return gangq.keep_partitions();
   end case;
 exception

@@ -147,6 +147,7 @@ begin
   -- What a transaction wrote while its target was being removed.
   delete from gangq.outbox o
   where o.target_id <> all (array(select x.id from gangq.notification_targets x));
+  perform gangq.forget_counters(t - cfg.retention_long);
   delete from gangq.checkpoints c
   where c.saved_at < t - cfg.retention_long
     and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);

@@ -81,7 +81,7 @@ begin
       ('add_notification remove_notification test_notification retry_notifications', '', '2s'),
       ('fetch_notification acknowledge_notification', 'notifier', '2s'),
       ('schema_version', every || ' notifier', '2s'),
-      ('explain_gang explain_job board preview usage', every, '2s'),
+      ('explain_gang explain_job board preview usage metrics', every, '2s'),
       -- What views call.
       ('shared_queues role_of hosts_of capacity_of queue_load waiting_later', every, '2s'),
       ('key_usage idle_beside_work infeasible kept_by_day', every, '2s')

@@ -952,7 +952,9 @@ create table gangq.history (
   submitter text not null, login text not null, payload jsonb, awaited bigint[], wants text[],
   unmet bigint, -- The awaited job whose end cancelled it; of a gang only one member has it
   result jsonb, -- What it returned
-  error jsonb
+  error jsonb,
+  -- The transaction that wrote this row: the tick counts each row once
+  written_in xid8 not null default pg_current_xact_id()
 ) partition by list (retention);
 create table gangq.history_short partition of gangq.history for values in ('short')
   partition by range (finished_at);
@@ -965,6 +967,7 @@ comment on table gangq.history_forever is 'History that is never dropped.';
 create index history_job on gangq.history (job_id);
 create index history_gang on gangq.history (gang_id, rank) where gang_id is not null;
 create index history_not_done on gangq.history (job_id) where state <> 'done';
+create index history_written on gangq.history (written_in);
 create index history_unmet on gangq.history using gin (awaited) with (fastupdate = off)
   where unmet is not null;
 
@@ -1045,10 +1048,12 @@ create table gangq.attempt_history (
   host text, -- Its host
   cause text not null, -- done, or one of gangq.causes
   submitter text not null, -- Whose
-  devices bigint[] -- Which devices it was given; null: none
+  devices bigint[], -- Which devices it was given; null: none
+  written_in xid8 not null default pg_current_xact_id() -- As in history
 ) partition by range (ended_at);
 create index attempt_history_job on gangq.attempt_history (job_id);
 create index attempt_history_gang on gangq.attempt_history (gang_id) where gang_id is not null;
+create index attempt_history_written on gangq.attempt_history (written_in);
 
 -- Every abnormal transition and every step of a gang. Append-only.
 create table gangq.events (
@@ -1063,7 +1068,8 @@ create table gangq.events (
   worker text, -- The worker's name
   actor text, -- The login that wrote this ("login as role"); of ticks, who ticked
   reason text, -- Why, for people
-  data jsonb -- Numbers and evidence
+  data jsonb, -- Numbers and evidence
+  written_in xid8 not null default pg_current_xact_id() -- As in history
 ) partition by range (at);
 create index events_gang on gangq.events (gang_id, id) where gang_id is not null;
 create index events_job on gangq.events (job_id, id) where job_id is not null;
@@ -1073,6 +1079,8 @@ create index events_trips on gangq.events (at) where kind in ('trip', 'notify', 
 create index events_drains on gangq.events (at) where kind = 'drain';
 create index events_displaced on gangq.events (at) where kind = 'preempt';
 create index events_lost on gangq.events (at) where kind = 'lost';
+create index events_counted on gangq.events (written_in)
+  where kind in ('drain', 'drained', 'force', 'trip', 'notify', 'held');
 
 -- What a watchdog saw: stacks, readings, log tail. Not in events: a viewer must not see all of it.
 create table gangq.evidence (
@@ -1148,9 +1156,22 @@ create table gangq.tick_state (
   judged_gang bigint not null default 0, -- The last one whose progress was judged; 0: all
   judged_at timestamptz, -- When progress was last judged
   interrupted_at timestamptz, -- Last restart, failover or clock set back: leases start anew
-  requests_turned_at timestamptz -- When the tick last exchanged requests and requests_before
+  requests_turned_at timestamptz, -- When the tick last exchanged requests and requests_before
+  -- What was written by transactions below this one is in counters, but for those in uncounted
+  counted_below xid8 not null default '0',
+  uncounted xid8[] not null default '{}', -- These had not ended then
+  counted_from timestamptz -- What ended before is not counted any more; null: nothing was counted
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 insert into gangq.tick_state default values;
+
+-- How much has ended and happened so far, whatever is still on record: see 128_metrics.sql.
+create table gangq.counters (
+  name text not null, -- The metric, as gangq.metrics() names it
+  labels jsonb not null, -- Of what: queue, task, outcome, ...
+  value double precision not null, -- How much
+  changed_at timestamptz not null, -- When that last grew
+  primary key (name, labels)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- Where claims of light jobs begin: see 070_claim.sql.
 create table gangq.lows (
@@ -1175,7 +1196,8 @@ create table gangq.decider (
   singleton boolean primary key default true check (singleton), -- Always true: there is one row
   asked bigint not null default 0, -- Ticks that found something to be placed
   until timestamptz, -- Until when somebody has the turn; null: nobody
-  decided_at timestamptz -- When the last pass ended
+  decided_at timestamptz, -- When the last pass ended
+  pass_s real -- How long it took since its board was read, seconds
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 insert into gangq.decider default values;
 

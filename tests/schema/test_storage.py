@@ -46,6 +46,7 @@ REWRITTEN = {
     "verdicts",
     "runtimes",
     "beat_gaps",
+    "counters",
     "notification_targets",
     "outbox",
     "tick_state",

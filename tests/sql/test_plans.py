@@ -73,6 +73,8 @@ def full(server: Server, template: str) -> Iterator[str]:
         for statement in FILL.split(";\n"):
             if statement.strip():
                 conn.execute(statement.encode())
+        # As ticks have done while all this ended.
+        conn.execute("select gangq.count_ended()")
     yield dsn
     server.drop_database("plans")
 
@@ -232,6 +234,7 @@ def _asked(request_id: str, **more: Any) -> str:
         ("select * from gangq.time_out()", 200),
         ("select * from gangq.move_away()", 50),
         ("select * from gangq.trim_outbox()", 10000),
+        ("select * from gangq.count_ended()", 400),
         ("select * from gangq.fetch_notification('oncall')", 60),
         ("select gangq.tell('trip', gangq.now(), null, null, {job}, {busy}, 'r', '{{}}')", 60),
         ("select * from gangq.tick(true)", 11000),
@@ -285,6 +288,8 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq trips", queries.trips(since=datetime.now(UTC) - timedelta(days=7), limit=50), 300),
     ("trips of one job", Verbs.trips(job_id=100), 60),
     ("gangq notify list", Verbs.notifications(), 1000),
+    # A million live jobs are counted. What has ended is not read.
+    ("gangq metrics", Verbs.metrics(), 300000),
     ("what was not delivered", Verbs.undelivered(limit=50), 200),
     (
         "what can be told",
@@ -429,3 +434,27 @@ def test_a_trip_that_blames_eight_devices_reads_little_of_what_else_tripped_toda
 def test_the_guard_sees_a_sequential_scan(idle: str) -> None:
     _, scanned = cost(idle, "select count(*) from gangq.live_jobs where submitter <> 'nobody'")
     assert scanned["live_jobs"] > MANY
+
+
+def test_metrics_cost_as_much_after_a_year_of_history_and_little_beside_20_000_waiting_jobs(
+    dsn: str, client: Client
+) -> None:
+    client.register_worker(name="w", host="h", queues=["default"])
+    for _ in range(4):
+        client.submit(task="t", payloads=[{}] * 5000)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("vacuum analyze gangq.live_jobs")
+    few, _ = measured(dsn, Verbs.metrics().text)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "insert into gangq.history (job_id, token, submitted_at, claimed_at, finished_at, incarnation, shape_id, "
+            "priority, attempts, max_attempts, crashes, max_crashes, trips, max_trips, stops, state, retention, "
+            "submitter, login) select 1e9 + n, n, now(), now(), now(), 1, s.id, 0, 1, 3, 0, 3, 0, 3, 0, 'done', "
+            "'short', 'me', 'me' from generate_series(1, 50000) n, gangq.shapes s"
+        )
+        conn.execute("select gangq.count_ended()")
+        conn.execute("vacuum analyze gangq.history")
+    many, scanned = measured(dsn, Verbs.metrics().text)
+    assert not {t: n for t, n in scanned.items() if t != "live_gangs"}
+    assert few <= 2500
+    assert many <= few + 100

@@ -351,4 +351,5 @@ def test_to_add_up_a_month_reads_each_attempt_once_and_no_history(q: Q, db: psyc
     pages = q.value(
         "select sum(pg_relation_size(c.oid)) / 8192 from pg_class c where relname ~ '^attempt_history_[0-9r]'"
     )
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= pages + 300
+    # Beside those pages, the planner looks at each of the indexes of every day.
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= pages + 350

@@ -149,6 +149,10 @@ class OperatorVerbs:
         """
 
     @verb
+    def metrics(self) -> list[rows.MetricRow]:
+        """The numbers that `gangq metrics` serves (docs/manual/metrics.md), which outlive history."""
+
+    @verb
     def add_notification(
         self,
         *,

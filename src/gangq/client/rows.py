@@ -764,6 +764,14 @@ class UsageRow(NamedTuple):
     displaced_hours: float
 
 
+class MetricRow(NamedTuple):
+    """One number of the installation: a sample of a metric, as Prometheus has them."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
 class NotificationRow(NamedTuple):
     """A notification target: what it is told of, and how far. `waiting`: notifications not delivered yet, since
     `oldest_at`; `dead`: given up, the last for `dead_error`; `dropped`: too old or too many. `failures`: deliveries

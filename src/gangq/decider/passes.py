@@ -57,7 +57,11 @@ def run_pass() -> Steps[Passed]:
     text = yield from Verbs.board()
     seen = Board.from_json(json.loads(text))
     decided = decide(seen)
-    about: dict[str, Any] = {"digest": hashlib.md5(text.encode()).hexdigest(), "asked": seen.asked}
+    about: dict[str, Any] = {
+        "digest": hashlib.md5(text.encode()).hexdigest(),
+        "asked": seen.asked,
+        "now": seen.now,
+    }
     outcomes: dict[str, str] = {}
     again = _sees_more(seen, decided)
     parts = list(_parts(decided))
