@@ -169,6 +169,7 @@ CASES: list[tuple[str, set[str]]] = [
     ),
     ("devices", {"uuid", "host", "index", "vram_mb", "state", "job_id", "reason", "health", "reading"}),
     ("usage --by user,queue,task --since 90d", _USAGE),
+    ("metrics --once", {"name", "labels", "value"}),
     ("trips", _TRIP),
     ("trips --evidence", _TRIP),
     ("quarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),

@@ -60,6 +60,7 @@ SECTIONS = {
         "taint": "operate",
         "usage": "usage",
         "notify": "notify",
+        "metrics": "metrics",
         "tick": "ticker",
         "bounce": "bounce",
     },

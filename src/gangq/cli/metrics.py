@@ -1,0 +1,80 @@
+"""gangq metrics: numbers for a Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import click
+
+from gangq import private
+from gangq.cli import output
+from gangq.cli.interrupts import Interrupts
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.client import Client
+from gangq.errors import DatabaseUnreachable
+from gangq.metrics import Collector, MetricsServer, exposition
+
+_CONNECT_S = 2.0
+_ANSWER_S = 5.0
+"""Both together are less than the 10 s after which a Prometheus gives up: one that hangs is seen as `gangq_up 0`."""
+_ADDRESS = re.compile(r"(?:(?P<host>[^\s:\[\]]+)|\[(?P<six>[0-9A-Fa-f:.]+)\])?:(?P<port>[0-9]{1,5})")
+
+
+@click.command()
+@click.option(
+    "--listen",
+    default="127.0.0.1:9187",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to serve /metrics; [::1]:9187 for IPv6.",
+)
+@click.option("--once", is_flag=True, help="Print the metrics and end.")
+@common_options
+@pass_session
+def metrics(session: Session, listen: str, once: bool) -> None:
+    """Serve numbers for a Prometheus over HTTP, until SIGTERM or Ctrl-C.
+
+    Depths and waits of queues, jobs by outcome, preemptions, drains, trips, leases, devices, the tick and the outbox:
+    docs/manual/metrics.md. The login needs the role gangq_viewer and nothing else. Without the database it serves
+    gangq_up 0. Anybody who reaches the address may read them: names of queues, tasks and device models, no payload.
+
+    With --once and --json an object per number: {"name", "labels", "value"}.
+    """
+    found = _ADDRESS.fullmatch(listen)
+    if found is None or int(found["port"]) > 65535:
+        raise click.UsageError(
+            f"--listen is {listen!r}: write 127.0.0.1:9187, [::1]:9187 or :9187 (any address)"
+        )
+    private.close()
+    if once:
+        rows = session.client().metrics()
+        if session.json:
+            for row in rows:
+                output.write(output.to_json(row))
+        else:
+            text, _ = exposition(Collector(lambda: rows))
+            output.write(text.decode(), nl=False)
+        return
+    with Client(session.dsn(), max_size=1, connect_s=_CONNECT_S, timeout_s=_ANSWER_S) as client:
+        # It may be started before its database. A login that may not read them is told at once.
+        with contextlib.suppress(DatabaseUnreachable):
+            session.check_schema(client)
+            client.metrics()
+        collector = Collector(client.metrics, failed=lambda problem: say(str(problem)))
+        server = MetricsServer(collector, found["host"] or found["six"] or "0.0.0.0", int(found["port"]))
+        say(f"serves http://{_written(found, server.port)}/metrics")
+        try:
+            with Interrupts() as interrupts:
+                while not interrupts.count:
+                    interrupts.wait(3600)
+        finally:
+            server.close()
+
+
+def _written(found: re.Match[str], port: int) -> str:
+    host = f"[{found['six']}]" if found["six"] else found["host"] or "0.0.0.0"
+    return f"{host}:{port}"
+
+
+__all__ = ["metrics"]

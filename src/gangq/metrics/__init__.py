@@ -1,0 +1,9 @@
+"""Numbers for machines: what `gangq metrics` serves to a Prometheus (extra `gangq[metrics]`)."""
+
+from __future__ import annotations
+
+from gangq.metrics.catalogue import METRICS, Metric
+from gangq.metrics.collector import Collector
+from gangq.metrics.serve import MetricsApp, MetricsServer, exposition
+
+__all__ = ["METRICS", "Collector", "Metric", "MetricsApp", "MetricsServer", "exposition"]
