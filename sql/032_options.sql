@@ -16,14 +16,16 @@
 -- that must have failed (if one is done or cancelled, this job is cancelled; a member of a gang has
 -- failed when its gang has). wake: commit (notify at commit; right in a transaction, the default),
 -- sleepers (only if a worker sleeps; right in autocommit), never. parent, parent_token: the claim
--- that submit_child submits for. What is absent or null is as the workers declare the task, then
--- the queue's default or no need.
+-- that submit_child submits for. trace: the span in which it is submitted, which its attempts
+-- continue (W3C traceparent). What is absent or null is as the workers declare the task, then the
+-- queue's default or no need.
 create type gangq.job_options as (
   vram_mb gangq.vram_mb, memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object,
   selector jsonb, tolerates text[], model gangq.name, limit_key gangq.name, "limit" gangq.count,
   wait_for_hardware boolean, budget_s gangq.budget, max_attempts gangq.few,
   max_crashes gangq.few, max_trips gangq.few, max_snoozes gangq.few,
-  after_any bigint[], after_failed bigint[], wake gangq.wake, parent bigint, parent_token bigint
+  after_any bigint[], after_failed bigint[], wake gangq.wake, parent bigint, parent_token bigint,
+  trace gangq.traceparent
 );
 
 -- The options of submit_gang. payloads: an array, one for each rank, in place of payload. roles, in
@@ -32,8 +34,8 @@ create type gangq.job_options as (
 -- memory_mb, cpus, labels, selector, tolerates, model, limit_key: what each member needs, as in
 -- job_options, as are wait_for_hardware, budget_s, max_attempts, max_crashes, max_trips,
 -- max_snoozes (of single jobs that its members become: timeout_style), after_any, after_failed,
--- parent and parent_token. request_id: as in submit. strategy: pack (the default),
--- spread, strict_pack, strict_spread, linked (as pack, all GPUs of each member joined by NVLink or
+-- parent, parent_token and trace. request_id: as in submit. strategy: pack (the default), spread,
+-- strict_pack, strict_spread, linked (as pack, all GPUs of each member joined by NVLink or
 -- XGMI). require, prefer: a topology level of which all must, or should, share one domain.
 -- balanced: evenly many on each host used. apart: gangs of one such name never share a host.
 -- failure_policy: restart_gang (the default), restart_member, shrink, fail. completion: the role
@@ -52,7 +54,7 @@ create type gangq.gang_options as (
   failure_policy gangq.failure_policy, completion text, checkpoint_mode gangq.checkpoint_mode,
   claim_deadline_s gangq.seconds, timeout_s gangq.seconds, timeout_style gangq.timeout_style,
   preemptible boolean, after_any bigint[], after_failed bigint[], request_id uuid, parent bigint,
-  parent_token bigint
+  parent_token bigint, trace gangq.traceparent
 );
 
 -- The everyday arguments of submit and submit_gang, where they are checked like options.

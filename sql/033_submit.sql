@@ -440,11 +440,11 @@ begin
   return query
   insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on,
     priority, max_attempts, max_crashes, max_trips, max_snoozes, state, submitter, login, parent,
-    awaited, wants, payload)
+    awaited, wants, payload, trace)
   select coalesce(s.ids[p.n], s.base + nextval('gangq.job_ids'::regclass)),
     gangq.order_key(s.priority, gangq.next_pos(s.base)), t, submit.due_at, s.shape, s.budget_s,
     s.waits_on, s.priority, s.max_attempts, s.max_crashes, s.max_trips, s.max_snoozes, s.state,
-    submitter, login, o.parent, s.awaited, s.wants, p.payload
+    submitter, login, o.parent, s.awaited, s.wants, p.payload, o.trace
   from unnest(payloads) with ordinality as p(payload, n)
   returning id;
   -- 7.

@@ -325,12 +325,12 @@ begin
     select coalesce(o.timeout_s, q.placement_timeout_s, c.placement_timeout_s) as timeout_s) w;
   insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id, budget_s,
     waits_on, priority, max_attempts, max_crashes, max_trips, max_snoozes, state, submitter, login,
-    parent, awaited, wants, payload)
+    parent, awaited, wants, payload, trace)
   select job_ids[i.rank + 1], x.order_key, x.id, i.rank, k.ordinal, x.submitted_at, k.shape_id,
     coalesce(r.budget_s, q.budget_s), write_gang.waits_on, x.priority, x.max_attempts,
     x.max_crashes, x.max_trips, coalesce(o.max_snoozes, 100), x.state, x.submitter, x.login,
     o.parent, write_gang.awaited, write_gang.wants,
-    coalesce(o.payloads -> i.rank, r.payloads -> i.rank - k.first_rank, r.payload)
+    coalesce(o.payloads -> i.rank, r.payloads -> i.rank - k.first_rank, r.payload), o.trace
   from gangq.live_gangs x
   join gangq.kind_roles k on k.kind_id = x.kind_id
   join unnest(m.roles) with ordinality r on r.ordinality = k.ordinal

@@ -10,7 +10,8 @@ create type gangq.claim_row as (
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb,
   attempt integer, max_attempts integer, priority integer, budget_s real,
   gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
-  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text, light boolean
+  checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text, light boolean,
+  trace text
 );
 
 -- Internal. Refuses what no claim can ask for. Raises GQ001, GQ007, GQ008.

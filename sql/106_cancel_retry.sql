@@ -317,7 +317,7 @@ begin
   end if;
   insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id,
     budget_s, waits_on, priority, max_attempts, max_crashes, max_trips, max_snoozes, state,
-    submitter, login, parent, payload, awaited, wants, final_token, taken_token)
+    submitter, login, parent, payload, awaited, wants, final_token, taken_token, trace)
   select h.job_id, coalesce(g.order_key, gangq.order_key(h.priority, gangq.next_pos(base))), g.id,
     h.rank, (
       select max(r.ordinal) from gangq.kind_roles r
@@ -325,7 +325,7 @@ begin
     t, gangq.shape_for(h.shape_id, o.submitter, o.login), h.budget_s, w.jobs, h.priority,
     h.max_attempts, h.max_crashes, h.max_trips, h.max_snoozes,
     case when w.jobs > 0 then 'waiting' when g.id is null then 'pending' else 'blocked' end,
-    o.submitter, o.login, h.parent, h.payload, h.awaited, h.wants, h.token, h.taken_token
+    o.submitter, o.login, h.parent, h.payload, h.awaited, h.wants, h.token, h.taken_token, h.trace
   from unnest(taken, ended_at) as c(id, ended_at)
   join gangq.history h on h.job_id = c.id and h.finished_at = c.ended_at
   cross join lateral (

@@ -69,6 +69,9 @@ create domain gangq.bytes as integer check (value > 0); -- A number of bytes, mo
 create domain gangq.members as integer check (value between 1 and 100000);
 -- A whole number, 0 or more; null: no limit.
 create domain gangq.count as integer check (value >= 0);
+-- W3C trace context: "00-<32 hexadecimal digits>-<16>-<2>", as OpenTelemetry has it.
+create domain gangq.traceparent as text
+  check (value ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$');
 -- -1000 to 1000; higher runs first, and the default is 0.
 create domain gangq.priority as integer check (value between -1000 and 1000);
 -- 0 to 1024 whole devices, never shared; a MIG instance counts as a device.
@@ -609,7 +612,8 @@ create table gangq.live_jobs (
   wants text[],
   unmet bigint, -- The awaited job that ended otherwise than wanted: that cancels this one
   result jsonb, -- What a done member returned
-  error jsonb -- The last error: type, message, traceback, host, log tail
+  error jsonb, -- The last error: type, message, traceback, host, log tail
+  trace text -- The span in which it was submitted; null: none
 ) with (
   fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
   autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2
@@ -953,6 +957,7 @@ create table gangq.history (
   unmet bigint, -- The awaited job whose end cancelled it; of a gang only one member has it
   result jsonb, -- What it returned
   error jsonb,
+  trace text,
   -- The transaction that wrote this row: the tick counts each row once
   written_in xid8 not null default pg_current_xact_id()
 ) partition by list (retention);

@@ -55,6 +55,11 @@ _LINES_KEPT = 1000
 _TRACEBACKS = logging.Formatter()
 
 
+def is_own_thread() -> bool:
+    """Whether this is a thread of the library's, and not one of a handler."""
+    return threading.current_thread().name.startswith(_OWN_THREADS)
+
+
 class LogQueue:
     """Writes the lines of some loggers in a thread of its own. Thread-safe. :meth:`put` takes no lock.
 
@@ -138,7 +143,7 @@ class _QueueHandler(QueueHandler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Queue it, without the lock that other handlers take here; the lines of a handler are written at once."""
-        if context.runs_handler() and not threading.current_thread().name.startswith(_OWN_THREADS):
+        if context.runs_handler() and not is_own_thread():
             self._write(record)
         else:
             self.emit(record)

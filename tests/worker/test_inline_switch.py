@@ -55,7 +55,7 @@ def told(ctx):
     assert ctx.stopping
 
 first = boottime() + 0.4
-session = SimpleNamespace(kill_at=first, lapsing=lambda: False, directory=Path("/"), table=JobTable(),
+session = SimpleNamespace(name="w", kill_at=first, lapsing=lambda: False, directory=Path("/"), table=JobTable(),
     ended=Event(), wake=lambda: None, model=None)
 switch = Deadman()
 unwatched = SimpleNamespace(begin=lambda *_: None, end=lambda: None, job=lambda *_: None)

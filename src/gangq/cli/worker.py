@@ -7,13 +7,14 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gangq import private
+from gangq import context, logqueue, names, private
 from gangq.cli import output
 from gangq.cli.cordons import WORKER_VERBS
 from gangq.cli.group import exit_code
@@ -29,11 +30,14 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class LogFormat(logging.Formatter):
-    """Log records as lines of text with key=value behind, or as JSON objects."""
+    """Log records as lines of text with key=value behind, or as JSON objects, which name the worker and the job that
+    a handler's line is of.
+    """
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, worker: str | None = None) -> None:
         super().__init__()
         self._as_json = as_json
+        self._of_worker = {} if worker is None else {"worker": worker}
 
     def format(self, record: logging.LogRecord) -> str:
         """One record. A traceback follows as text, or is a key of the object."""
@@ -48,12 +52,20 @@ class LogFormat(logging.Formatter):
                 "logger": record.name,
                 "message": record.getMessage(),
             }
-            return output.to_json({**fields, **extra, **({"traceback": trace} if trace else {})})
+            about = self._of_worker if "job" in extra else {**self._of_worker, **_of_job()}
+            return output.to_json({**fields, **about, **extra, **({"traceback": trace} if trace else {})})
         words = [
             f"{key}={json.dumps(value, default=str)}" for key, value in extra.items() if value is not None
         ]
         line = " ".join([at.astimezone().isoformat(" ", "milliseconds"), record.levelname, record.name])
         return " ".join([line, record.getMessage(), *words]) + (f"\n{trace}" if trace else "")
+
+
+def _of_job() -> dict[str, Any]:
+    """The job whose handler logs in this thread: lines of the library say theirs themselves."""
+    if not context.runs_handler() or logqueue.is_own_thread():
+        return {}
+    return dict(context.current().log.extra or {})
 
 
 class _OrVerb(click.Command):
@@ -182,7 +194,7 @@ def worker(
 
     SIGTERM or Ctrl-C: running jobs finish or are handed back, which counts a stop and no attempt; a second one
     skips the grace. It logs to standard error; with --json to standard output, one object per record:
-    {"at", "level", "logger", "message", ...}.
+    {"at", "level", "logger", "message", "worker", ...}, and of a job "job", "token", "gang", "epoch", "rank".
     """
     _into_environment(options)
     private.close()
@@ -193,7 +205,7 @@ def worker(
     if session.json and isinstance(sys.stdout, io.TextIOWrapper):
         # Before the first record: who changes it later waits for those that are being written.
         sys.stdout.reconfigure(line_buffering=True)
-    handler.setFormatter(LogFormat(session.json))
+    handler.setFormatter(LogFormat(session.json, _name(options)))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     for library in ("psycopg", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
@@ -217,6 +229,12 @@ def worker(
         raise
     end_soon(code)
     click.get_current_context().exit(code)
+
+
+def _name(options: Mapping[str, Any]) -> str:
+    from gangq.worker.options import default_name
+
+    return options["name"] or default_name(options["host"] or names.host_name(), os.environ)
 
 
 def _into_environment(options: dict[str, Any]) -> None:

@@ -126,7 +126,8 @@ class Predecessor(NamedTuple):
 
 class Claim(NamedTuple):
     """One claimed job. `devices` lists objects with uuid, index, vram_mb and source; gang fields are None for
-    a solo job, `master_port` for every rank but 0. `light`: it has a light slot. `model`: what it needs loaded."""
+    a solo job, `master_port` for every rank but 0. `light`: it has a light slot. `model`: what it needs loaded.
+    `trace`: the span in which it was submitted (W3C traceparent)."""
 
     job_id: int
     token: int
@@ -148,6 +149,7 @@ class Claim(NamedTuple):
     submitted_at: datetime
     light: bool
     model: Annotated[str | None, "model_needed"]
+    trace: str | None
 
 
 class WatchTerms(NamedTuple):

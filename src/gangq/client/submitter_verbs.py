@@ -17,6 +17,7 @@ from uuid import UUID
 
 from psycopg.rows import tuple_row
 
+from gangq import tracing
 from gangq.client import rows
 from gangq.client.options import ScheduleOptions, ServiceOptions, SubmitGangOptions, SubmitOptions
 from gangq.client.verb import (
@@ -56,15 +57,23 @@ def new_request_id() -> str:
     return f"{time.time_ns() // 1_000_000:012x}7{drawn[:3]}8{drawn[3:]}"
 
 
+def _note_span(options: dict[str, Any]) -> None:
+    trace = tracing.active()
+    if trace is not None:
+        options["trace"] = trace
+
+
 def _before_submit(given: dict[str, Any], options: dict[str, Any], connection: object) -> None:
     # Our own connection commits at once: notify only if somebody sleeps now. In a caller's transaction that look
     # would be stale by the time it commits, and the transaction itself says what came of it.
+    _note_span(options)
     if connection is None:
         options["wake"] = "sleepers"
         given["request_id"] = given.get("request_id") or new_request_id()
 
 
 def _before_submit_gang(given: dict[str, Any], options: dict[str, Any], connection: object) -> None:
+    _note_span(options)
     roles = options.get("roles")
     if given.get("payload") is not None and options.get("payloads") is not None:
         raise InvalidInput(

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gangq import tracing
 from gangq.app import App, variables
 from gangq.context import set_current
 from gangq.coroutines import run_to_end
@@ -128,7 +129,9 @@ def run(find: Callable[[], Any], task: str) -> int:
         app.hooks.worker_started(child=True)
     except BaseException as problem:
         return _report(context, None, problem, what_follows(problem, None, None, context.attempt))
-    code = _report(context, *_attempt(app.hooks, handler, context))
+    with tracing.continued(os.environ.get("TRACEPARENT")):
+        ended = _attempt(app.hooks, handler, context)
+    code = _report(context, *ended)
     app.hooks.worker_stopped(child=True)
     return code
 

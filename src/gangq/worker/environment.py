@@ -14,6 +14,9 @@ from gangq.context import Checkpoint, GangInfo
 from gangq.gpu import Detection, Device
 from gangq.worker.jobs import ActiveJob
 
+_OF_THE_WORKERS_TRACE = {"TRACEPARENT", "TRACESTATE", "BAGGAGE"}
+"""What an environment says of the trace that the worker was started in, which is none of a job's."""
+
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     """What a child may inherit: no DSN, no password, nothing of another job's."""
@@ -43,13 +46,18 @@ def for_child(
     gang: GangInfo | None,
     checkpoint: Checkpoint | None,
     socket_path: Path,
+    traceparent: str | None,
 ) -> dict[str, str]:
     """The whole environment of a job's command.
 
     ``base`` is the worker's own environment, ``own`` what the job was submitted with; what gangq says wins
-    over both. ``GANGQ_MARK`` is added by :class:`gangq.worker.child.Child`.
+    over both. ``traceparent``: the span that it continues. ``GANGQ_MARK`` is added by
+    :class:`gangq.worker.child.Child`.
     """
-    env = {"PYTHONUNBUFFERED": "1", **scrubbed(base), **own, **devices}
+    inherited = {name: value for name, value in scrubbed(base).items() if name not in _OF_THE_WORKERS_TRACE}
+    env = {"PYTHONUNBUFFERED": "1", **inherited, **own, **devices}
+    if traceparent is not None:
+        env["TRACEPARENT"] = traceparent
     env |= {
         "GANGQ_JOB_ID": str(job.id),
         "GANGQ_TOKEN": str(job.token),

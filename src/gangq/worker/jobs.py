@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -50,6 +51,7 @@ class ActiveJob:
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
+        self.claimed_at_ns = time.time_ns()
         self.id = claim.job_id
         self.token = claim.token
         self.lane: Lane = "light" if claim.light else "placed"

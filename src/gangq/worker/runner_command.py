@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gangq import tracing
 from gangq.context import GangInfo
 from gangq.errors import CommandStartError, GangqError
 from gangq.gpu import Detection
@@ -200,6 +201,7 @@ class CommandRunner:
                 None if job.replica is None else job.replica.service,
             ),
         )
+        spans = tracing.begin(job, session.name)
         env = for_child(
             job,
             base=self._surroundings.environ,
@@ -208,6 +210,7 @@ class CommandRunner:
             gang=gang,
             checkpoint=checkpoint,
             socket_path=self._server.path,
+            traceparent=spans.traceparent,
         )
         for port in job.ports:
             self._ports.release(port)
@@ -216,6 +219,7 @@ class CommandRunner:
         try:
             child = self._start(job, command, env, directory, self._forks if forked else None)
         except CommandStartError as problem:
+            spans.end(str(problem))
             job.end_work()
             if problem.stage == "deadline":
                 job.stop_reason = job.stop_reason or "lease"
@@ -233,6 +237,8 @@ class CommandRunner:
                 tail = clean(child.log_tail(_TAIL_BYTES).decode("utf-8", "replace"))
         finally:
             over()
+        handed_back = job.stop_reason is not None or (job.outcome or {}).get("kind") in ("stopped", "snoozed")
+        spans.end(None if ended.code == 0 or handed_back else _how(ended))
         if tripped.trip is None and _out_of_memory(ended, oom_kills):
             tripped.trip = Trip(
                 ExitCode.MEMORY,

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gangq import logqueue
+from gangq import logqueue, tracing
 from gangq.context import GangInfo, set_current
 from gangq.coroutines import Interrupt, run_to_end
 from gangq.errors import GangqError, Snoozed
@@ -271,26 +271,32 @@ class InlineRunner:
         self._capture.begin(job)
         result: Any = None
         problem: BaseException | None = None
+        # Where its spans are sent at once, that may wait: it counts as the handler's time.
+        spans = tracing.begin(job, session.name)
         hooks = hooks_of(handler)
-        try:
+        with spans.active():
+            try:
+                if hooks is not None:
+                    hooks.started(context)
+                result = handler(context, **claim.payload) if claim.payload else handler(context)
+                if isinstance(handler, CoroutineTask):
+                    result = run_to_end(result, work.interruptible)
+            except BaseException as raised:
+                # SystemExit and KeyboardInterrupt too: nothing that a handler raises may end the worker.
+                problem = raised
+            else:
+                if result is not None and (why := unfinished(result)) is not None:
+                    result, problem = None, HandlerUnfit(why)
+            again = None if problem is None else what_follows(problem, handler, claim.payload, claim.attempt)
+            if os.getpid() != self._pid:
+                # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
+                # either, the connections belong to its parent.
+                os._exit(
+                    problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1
+                )
             if hooks is not None:
-                hooks.started(context)
-            result = handler(context, **claim.payload) if claim.payload else handler(context)
-            if isinstance(handler, CoroutineTask):
-                result = run_to_end(result, work.interruptible)
-        except BaseException as raised:
-            # SystemExit and KeyboardInterrupt too: nothing that a handler raises may end the worker.
-            problem = raised
-        else:
-            if result is not None and (why := unfinished(result)) is not None:
-                result, problem = None, HandlerUnfit(why)
-        again = None if problem is None else what_follows(problem, handler, claim.payload, claim.attempt)
-        if os.getpid() != self._pid:
-            # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
-            # either, the connections belong to its parent.
-            os._exit(problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1)
-        if hooks is not None:
-            hooks.ended(context, result, problem, again)
+                hooks.ended(context, result, problem, again)
+        spans.end(problem)
         set_current(None)
         output = self._capture.end()
         # From here on no watchdog ends this process for it; where one was about to, this does not return.
