@@ -217,6 +217,8 @@ _WITHOUT = {
     "service endpoints",
     "ready",
     "load",
+    "completion install",
+    "completion show",
     "systemd install",
     "systemd show",
     "systemd report-death",

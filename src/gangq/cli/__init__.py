@@ -69,6 +69,7 @@ SECTIONS = {
         "db": "database",
         "systemd": "systemd",
         "doctor": "doctor",
+        "completion": "completion",
         "bench": "bench",
         "demo": "operate",
     },

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gangq import names, private
-from gangq.cli import output
+from gangq.cli import output, stored
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
@@ -30,7 +30,9 @@ _OUTAGE_S = 60.0
 @click.command()
 @click.option("--once", is_flag=True, help="Look once, act, see it through, and end: for cron.")
 @click.option("--loop", is_flag=True, help="Go on until SIGTERM or Ctrl-C.")
-@click.option("--host", help="Whose workers, as they registered [this host's name].")
+@click.option(
+    "--host", shell_complete=stored.hosts, help="Whose workers, as they registered [this host's name]."
+)
 @click.option(
     "--map",
     "maps",

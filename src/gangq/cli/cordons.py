@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import click
 
-from gangq.cli import options, queries
+from gangq.cli import options, queries, stored
 from gangq.cli.group import EXIT_INTERRUPTED, EXIT_REFUSED
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import when
@@ -32,7 +32,7 @@ _draining = options.chained(
 
 
 @click.command()
-@click.argument("host")
+@click.argument("host", shell_complete=stored.hosts)
 @options.reason
 @common_options
 @pass_session
@@ -45,7 +45,7 @@ def cordon(session: Session, host: str, reason: str | None) -> None:
 
 
 @click.command()
-@click.argument("host")
+@click.argument("host", shell_complete=stored.hosts)
 @common_options
 @pass_session
 def uncordon(session: Session, host: str) -> None:
@@ -54,7 +54,7 @@ def uncordon(session: Session, host: str) -> None:
 
 
 @click.command()
-@click.argument("host")
+@click.argument("host", shell_complete=stored.hosts)
 @_draining
 @common_options
 @pass_session
@@ -68,7 +68,7 @@ def drain_host(session: Session, host: str, deadline: float | None, reason: str 
 
 
 @click.command()
-@click.argument("host")
+@click.argument("host", shell_complete=stored.hosts)
 @common_options
 @pass_session
 def undrain(session: Session, host: str) -> None:
@@ -77,7 +77,7 @@ def undrain(session: Session, host: str) -> None:
 
 
 @click.command(name="off")
-@click.argument("name")
+@click.argument("name", shell_complete=stored.workers)
 @options.reason
 @common_options
 @pass_session
@@ -90,7 +90,7 @@ def worker_off(session: Session, name: str, reason: str | None) -> None:
 
 
 @click.command(name="on")
-@click.argument("name")
+@click.argument("name", shell_complete=stored.workers)
 @common_options
 @pass_session
 def worker_on(session: Session, name: str) -> None:
@@ -99,7 +99,7 @@ def worker_on(session: Session, name: str) -> None:
 
 
 @click.command(name="drain")
-@click.argument("name")
+@click.argument("name", shell_complete=stored.workers)
 @_draining
 @common_options
 @pass_session

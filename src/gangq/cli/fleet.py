@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gangq.cli import queries
+from gangq.cli import queries, stored
 from gangq.cli.listing import table_options
 from gangq.cli.output import known, megabytes, seconds, words
 from gangq.cli.session import Session, pass_session
@@ -20,8 +20,8 @@ STALE_S = 60.0
 
 
 @click.command()
-@click.option("--host", help="Only workers of this host.")
-@click.option("--name", help="Only this worker.")
+@click.option("--host", shell_complete=stored.hosts, help="Only workers of this host.")
+@click.option("--name", shell_complete=stored.workers, help="Only this worker.")
 @table_options
 @pass_session
 def workers(session: Session, host: str | None, name: str | None) -> None:
@@ -90,7 +90,7 @@ def why(worker: WorkerRow) -> str:
 
 
 @click.command()
-@click.option("--host", help="Only devices of this host.")
+@click.option("--host", shell_complete=stored.hosts, help="Only devices of this host.")
 @click.option(
     "--state", type=click.Choice(["free", "held", "quarantined", "withdrawn"]), help="Only this state."
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from gangq.cli import output
 
@@ -56,17 +60,43 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands in their sections."""
-        found = {name: self.get_command(ctx, name) for name in self._commands_in}
+        del ctx
+        found = self._unloaded()
         longest = max(map(len, found), default=0)
         for section, names in self._sections.items():
             with formatter.section(section):
                 formatter.write_dl(
                     [
-                        (name.ljust(longest), command.get_short_help_str(formatter.width - longest - 6))
+                        (name.ljust(longest), found[name].get_short_help_str(formatter.width - longest - 6))
                         for name in names
-                        if (command := found[name]) is not None
                     ]
                 )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands, and the options of the group itself."""
+        commands = [
+            CompletionItem(name, help=command.get_short_help_str())
+            for name, command in self._unloaded().items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def _unloaded(self) -> dict[str, click.Command]:
+        """The commands, of which only the help is known. It is read from the source of their modules: to import them
+        all takes half a second, and most of them need psycopg.
+        """
+        docs: dict[tuple[str, str], str | None] = {}
+        for module in set(self._commands_in.values()):
+            spec = importlib.util.find_spec(f"gangq.cli.{module}")
+            assert spec is not None
+            assert spec.origin is not None
+            for node in ast.parse(Path(spec.origin).read_bytes()).body:
+                if isinstance(node, ast.FunctionDef):
+                    docs[module, node.name] = ast.get_docstring(node)
+        return {
+            name: click.Command(name, help=docs[module, name.replace("-", "_")])
+            for name, module in self._commands_in.items()
+        }
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error of ours becomes one message and an exit code."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gangq.cli import stored
 from gangq.cli.listing import table_options
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import columns
@@ -22,7 +23,7 @@ def limit() -> None:
 
 
 @limit.command(name="list")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=stored.limits)
 @table_options
 @pass_session
 def list_(session: Session, name: str | None) -> None:
@@ -31,7 +32,7 @@ def list_(session: Session, name: str | None) -> None:
 
 
 @limit.command(name="set")
-@click.argument("name")
+@click.argument("name", shell_complete=stored.limits)
 @click.argument("most", type=int)
 @common_options
 @pass_session

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import options, output, queries
+from gangq.cli import options, output, queries, stored
 from gangq.cli.listing import table_options, watch_option
 from gangq.cli.output import gang, megabytes, seconds, when, words
 from gangq.cli.session import Session, common_options, pass_session, say
@@ -84,9 +84,9 @@ _STATES = (
     metavar="STATE",
     help=f"Only this state; may be repeated: {', '.join(_STATES)}.",
 )
-@click.option("--queue", help="Only this queue.")
-@click.option("--task", help="Only jobs of this task.")
-@click.option("--worker", help="Only jobs of this worker.")
+@click.option("--queue", shell_complete=stored.queues, help="Only this queue.")
+@click.option("--task", shell_complete=stored.tasks, help="Only jobs of this task.")
+@click.option("--worker", shell_complete=stored.workers, help="Only jobs of this worker.")
 @click.option(
     "--gang", "gang_id", type=WhichType(gangs_only=True), metavar="gN", help="Only members of this gang."
 )

@@ -10,6 +10,7 @@ import click
 import psycopg
 
 from gangq import private
+from gangq.cli import stored
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
 from gangq.cli.listing import table_options
@@ -50,13 +51,15 @@ def notify() -> None:
 
 
 @notify.command()
-@click.argument("target")
+@click.argument("target", shell_complete=stored.targets)
 @click.option(
     "--on", "kinds", multiple=True, metavar="KIND", help="What it is told of; may be repeated [everything]."
 )
-@click.option("--queue", help="Only of jobs and gangs of this queue and those below it.")
+@click.option(
+    "--queue", shell_complete=stored.queues, help="Only of jobs and gangs of this queue and those below it."
+)
 @click.option("--user", "submitter", metavar="NAME", help="Only of this submitter's.")
-@click.option("--task", help="Only of this task.")
+@click.option("--task", shell_complete=stored.tasks, help="Only of this task.")
 @click.option(
     "--max-attempts",
     type=click.IntRange(1, 1000),
@@ -103,7 +106,7 @@ def list_(session: Session) -> None:
 
 
 @notify.command()
-@click.argument("target")
+@click.argument("target", shell_complete=stored.targets)
 @common_options
 @pass_session
 def rm(session: Session, target: str) -> None:
@@ -113,7 +116,7 @@ def rm(session: Session, target: str) -> None:
 
 
 @notify.command()
-@click.argument("target")
+@click.argument("target", shell_complete=stored.targets)
 @click.option(
     "--wait", "wait_s", type=Seconds(), default=0, help="Wait so long for its delivery; exit code 1 if none."
 )
@@ -142,7 +145,7 @@ def test(session: Session, target: str, wait_s: float) -> None:
 
 
 @notify.command()
-@click.argument("target")
+@click.argument("target", shell_complete=stored.targets)
 @common_options
 @pass_session
 def retry(session: Session, target: str) -> None:
@@ -155,7 +158,7 @@ def retry(session: Session, target: str) -> None:
 
 
 @notify.command()
-@click.argument("target")
+@click.argument("target", shell_complete=stored.targets)
 @click.option("--url", help="POST there. Others on this machine can read command lines: see --url-file.")
 @click.option("--url-file", type=click.Path(path_type=Path), help="The same, with the address in a file.")
 @click.option("--exec", "program", metavar="PROGRAM", help="Run this program, which reads standard input.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gangq.cli import options
+from gangq.cli import options, stored
 from gangq.cli.session import Session, common_options, json_option, pass_session
 from gangq.errors import GangqError
 
@@ -49,7 +49,7 @@ def unquarantine(session: Session, device: str | None, worker: str | None) -> No
 
 
 @click.command()
-@click.argument("worker")
+@click.argument("worker", shell_complete=stored.workers)
 @click.argument("taints", nargs=-1, metavar="[K[=V]...]")
 @common_options
 @pass_session

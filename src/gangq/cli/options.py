@@ -7,6 +7,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import click
 
+from gangq.cli import stored
 from gangq.cli.parsing import ParamType, Resources, Seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,7 +29,12 @@ limit = click.option(
 )
 reason = click.option("--reason", help="Whoever lifts it will want to know [operator].")
 device = click.option("--device", metavar="UUID", help="A device, as gangq devices shows it.")
-worker = click.option("--worker", metavar="NAME", help="A worker by name, also after its restarts.")
+worker = click.option(
+    "--worker",
+    shell_complete=stored.workers,
+    metavar="NAME",
+    help="A worker by name, also after its restarts.",
+)
 
 TIMEOUT_STYLE = click.Choice(["requeue", "hard", "soft"])
 THEN = (

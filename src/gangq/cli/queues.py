@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gangq.cli import options
+from gangq.cli import options, stored
 from gangq.cli.listing import table_options
 from gangq.cli.output import seconds, when
 from gangq.cli.parsing import Ceilings, Due
@@ -149,7 +149,7 @@ def queue(ctx: click.Context, session: Session) -> None:
 
 
 @queue.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.queues)
 @_settings
 @common_options
 @pass_session
@@ -162,7 +162,7 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
 
 
 @queue.command(name="set")
-@click.argument("name")
+@click.argument("name", shell_complete=stored.queues)
 @_settings
 @click.option(
     "--reset",
@@ -186,7 +186,7 @@ def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any
 
 
 @queue.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.queues)
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq queue resume].")
 @common_options
 @pass_session
@@ -203,7 +203,7 @@ def pause(session: Session, name: str, until: datetime | timedelta | None) -> No
 
 
 @queue.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.queues)
 @common_options
 @pass_session
 def resume(session: Session, name: str) -> None:
@@ -213,7 +213,7 @@ def resume(session: Session, name: str) -> None:
 
 
 @queue.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.queues)
 @common_options
 @pass_session
 def drain(session: Session, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gangq.app import COMMAND, command_payload
-from gangq.cli import output, queries
+from gangq.cli import output, queries, stored
 from gangq.cli.listing import table_options
 from gangq.cli.output import when
 from gangq.cli.parsing import Due, Seconds, payload_of
@@ -63,7 +63,7 @@ def schedule() -> None:
 
 
 @schedule.command()
-@click.argument("schedule_name", metavar="NAME")
+@click.argument("schedule_name", metavar="NAME", shell_complete=stored.schedules)
 @click.argument("words", nargs=-1, metavar="[CRON] TASK [PAYLOAD]")
 @click.option("--every", type=Seconds(), metavar="DURATION", help="An interval, in place of CRON.")
 @click.option("--tz", metavar="ZONE", help="The time zone of CRON, as Europe/Oslo [UTC].")
@@ -127,7 +127,7 @@ def add(
 
 
 @schedule.command(name="list")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=stored.schedules)
 @table_options
 @pass_session
 def list_(session: Session, name: str | None) -> None:
@@ -140,7 +140,7 @@ def list_(session: Session, name: str | None) -> None:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.schedules)
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq schedule resume].")
 @common_options
 @pass_session
@@ -152,7 +152,7 @@ def pause(session: Session, name: str, until: datetime | timedelta | None) -> No
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.schedules)
 @common_options
 @pass_session
 def resume(session: Session, name: str) -> None:
@@ -162,7 +162,7 @@ def resume(session: Session, name: str) -> None:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.schedules)
 @common_options
 @pass_session
 def run_now(session: Session, name: str) -> None:
@@ -173,7 +173,7 @@ def run_now(session: Session, name: str) -> None:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.schedules)
 @common_options
 @pass_session
 def rm(session: Session, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gangq.app import COMMAND, command_payload
-from gangq.cli import output
+from gangq.cli import output, stored
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
 from gangq.cli.output import gang, when, words
@@ -50,9 +50,9 @@ def service() -> None:
 
 
 @service.command(name="set")
-@click.argument("service_name", metavar="NAME")
+@click.argument("service_name", metavar="NAME", shell_complete=stored.services)
 @click.argument("program", nargs=-1, metavar="[-- PROGRAM ARGS]")
-@click.option("--task", help="What each replica runs; or a PROGRAM after --.")
+@click.option("--task", shell_complete=stored.tasks, help="What each replica runs; or a PROGRAM after --.")
 @click.option(
     "--payload", "payload", multiple=True, metavar="JSON|K=V", help="Its arguments; K=V may be repeated."
 )
@@ -135,7 +135,7 @@ def list_(session: Session) -> None:
 
 
 @service.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.services)
 @common_options
 @pass_session
 def show(session: Session, name: str) -> None:
@@ -172,7 +172,7 @@ def show(session: Session, name: str) -> None:
 
 
 @service.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.services)
 @click.option("-f", "--follow", is_flag=True, help="Print all of them again at every change, until Ctrl-C.")
 @common_options
 @pass_session
@@ -221,7 +221,7 @@ def _print(session: Session, name: str, found: list[EndpointRow]) -> None:
 
 
 @service.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.services)
 @common_options
 @pass_session
 def stop(session: Session, name: str) -> None:
@@ -232,7 +232,7 @@ def stop(session: Session, name: str) -> None:
 
 
 @service.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.services)
 @click.option("--to", "to_revision", type=int, metavar="REVISION", help="[the last other one that was ready]")
 @common_options
 @pass_session
@@ -244,7 +244,7 @@ def rollback(session: Session, name: str, to_revision: int | None) -> None:
 
 
 @service.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.services)
 @common_options
 @pass_session
 def delete(session: Session, name: str) -> None:

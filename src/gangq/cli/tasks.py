@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gangq.cli import options
+from gangq.cli import options, stored
 from gangq.cli.listing import table_options
 from gangq.cli.output import seconds, when
 from gangq.cli.parsing import Due
@@ -69,7 +69,7 @@ def task() -> None:
 
 
 @task.command(name="set")
-@click.argument("name")
+@click.argument("name", shell_complete=stored.tasks)
 @options.settings(
     TaskSettings,
     {
@@ -110,7 +110,7 @@ def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, 
 
 
 @task.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.tasks)
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq task resume].")
 @click.option("--reason", help="Why: explain says it.")
 @common_options
@@ -126,7 +126,7 @@ def pause(session: Session, name: str, until: datetime | timedelta | None, reaso
 
 
 @task.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stored.tasks)
 @common_options
 @pass_session
 def resume(session: Session, name: str) -> None:

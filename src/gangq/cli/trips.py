@@ -7,7 +7,7 @@ from datetime import timedelta
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import options, output, queries
+from gangq.cli import options, output, queries, stored
 from gangq.cli.listing import table_options
 from gangq.cli.output import words
 from gangq.cli.parsing import Seconds
@@ -39,9 +39,9 @@ def code_and_word(code: int | None, word: str | None) -> str:
     "--code", type=int, help="Only this exit code: 75 to 88, as the manual's page of hangs lists them."
 )
 @click.option("--class", "class_", type=click.Choice(CLASSES), help="Only this class.")
-@click.option("--task", help="Only jobs of this task.")
+@click.option("--task", shell_complete=stored.tasks, help="Only jobs of this task.")
 @click.option("--device", metavar="UUID", help="Only jobs that held this device.")
-@click.option("--host", help="Only on this host.")
+@click.option("--host", shell_complete=stored.hosts, help="Only on this host.")
 @click.option("--since", "within_s", type=Seconds(), default="7d", show_default=True, help="How far back.")
 @options.limit
 @click.option("--evidence", is_flag=True, help="With what was seen, as gangq show JOB prints it.")

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gangq.cli import stored
 from gangq.cli.parsing import ParamType
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from gangq.client import Client
     from gangq.client.rows import EventRow, JobRow, Reason, StateChange
 
@@ -81,6 +84,13 @@ class WhichType(ParamType):
         if match is None:
             self.fail(f"{value!r} is no id: a job is written 12, a gang g12", param, ctx)
         return Which(int(match[2]), bool(match[1]) or self._gangs_only)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The newest ids."""
+        complete = stored.gang_ids if self._gangs_only else stored.ids
+        return complete(ctx, param, incomplete)
 
 
 _gang = functools.partial(

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import click
 
-from gangq.cli import parsing
+from gangq.cli import parsing, stored
 from gangq.cli.options import THEN, TIMEOUT_STYLE, chained
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
@@ -32,7 +32,11 @@ def _waits_for(name: str, help: str) -> Callable[[Any], Any]:
 
 
 recurring_options = chained(
-    click.option("--queue", help="Where it waits [as its task is declared, else default]."),
+    click.option(
+        "--queue",
+        shell_complete=stored.queues,
+        help="Where it waits [as its task is declared, else default].",
+    ),
     click.option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
     click.option("--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."),
     click.option("--vram-mb", type=int, help="Memory needed on each device, MiB [as declared]."),
@@ -266,7 +270,7 @@ def _over(spec: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("task", required=False)
+@click.argument("task", required=False, shell_complete=stored.tasks)
 @click.argument("payload", nargs=-1)
 @click.option(
     "--count",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gangq import context, logqueue, names, private
-from gangq.cli import output
+from gangq.cli import output, stored
 from gangq.cli.cordons import WORKER_VERBS
 from gangq.cli.group import exit_code
 from gangq.cli.parsing import KeyValue, Seconds
@@ -86,7 +86,13 @@ class _OrVerb(click.Command):
 
 @click.command(cls=_OrVerb)
 @click.argument("app", required=False, metavar="[MODULE:APP]")
-@click.option("--queue", "queues", multiple=True, help="A queue to serve [default]; may be repeated.")
+@click.option(
+    "--queue",
+    "queues",
+    shell_complete=stored.queues,
+    multiple=True,
+    help="A queue to serve [default]; may be repeated.",
+)
 @click.option("--name", help="Unique among live workers, the same over restarts [the host's name].")
 @click.option("--host", help="The host as others see it [this host's name].")
 @click.option("--address", help="Where members of a gang reach this host [the host].")
