@@ -324,7 +324,10 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("who is charged", Query("gangq.causes", "select * from gangq.causes", {}, list), 0),
     ("who was displaced", Query("gangq.preemptions", "select * from gangq.preemptions", {}, list), 100),
     ("which devices tripped", Query("gangq.device_trips", "select * from gangq.device_trips", {}, list), 300),
-    # These two say what each worker has free, so they read what runs: every job of it, in every place it is told of.
+    ("gangq web: the fleet", Query("gangq.fleet", "select * from gangq.fleet", {}, list), 7000),
+    ("gangq web: planned starts", Query("gangq.planned", "select * from gangq.planned", {}, list), 7000),
+    # These say what each worker has free, or what is placed, so they read what runs: every job of it, in every place.
+    ("gangq web: what runs", Query("gangq.running", "select * from gangq.running", {}, list), 130000),
     ("gangq workers", Verbs.workers(), 850000),
     (
         "capacity",

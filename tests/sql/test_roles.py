@@ -173,6 +173,9 @@ VIEWS = (
     "notifications",
     "undelivered",
     "notification_kinds",
+    "fleet",
+    "planned",
+    "running",
 )
 FUNCTIONS = (
     "select p.oid, p.proname, p.oid::regprocedure::text as signature, p.prosecdef, p.proconfig, l.lanname, "

@@ -1,0 +1,74 @@
+-- The fleet as a whole, for a page or a wall: every GPU with one state, what is placed, and the
+-- planned starts. The views cost as much as the fleet is large. They take no locks.
+
+-- A row for each device, and one (uuid null) for each live worker without devices. state: free,
+-- held, reserved (for a member or an open place, not claimed yet), kept (free now, for the planned
+-- start kept_for: g7 a gang, k7/5 the single jobs of shape 7 with priority 5), quarantined, silent
+-- (its worker is not heard), or unknown (no live worker offers it). cordoned: why its worker is
+-- given nothing new; slots: how many placed jobs that worker runs. The plans are few: the devices
+-- of their seats are read once.
+create view gangq.fleet as
+select coalesce(w.host, r.host) as host, w.name as worker, r.uuid, r.index, r.vram_mb, r.model,
+  case
+    when h.kind = 'quarantine' or w.quarantined is not null then 'quarantined'
+    when w.id is null then 'unknown'
+    when w.silent then 'silent'
+    when h.kind = 'place' or j.state = 'reserved' then 'reserved'
+    when h.kind = 'job' then 'held'
+    when k.ask is not null then 'kept'
+    else 'free' end as state,
+  h.job_id, j.gang_id, j.rank, k.ask as kept_for, h.since,
+  coalesce(h.reason, w.quarantined) as reason, w.cordoned, w.state as worker_state, w.renewed_at,
+  w.slots
+from (
+  select i.id, i.name, i.host, i.state, i.slots, i.quarantined, l.renewed_at,
+    i.flagged_at is not null or l.renewed_at <= c.heard_since as silent, (
+      select x.reason from gangq.cordons x
+      where (x.kind, x.name) in (('host', i.host), ('worker', i.name))
+      order by x.kind limit 1) as cordoned
+  from gangq.incarnations i
+  join gangq.leases l on l.incarnation = i.id
+  cross join (
+    select gangq.now() - make_interval(secs => s.candidate_silence_s) as heard_since
+    from gangq.settings s offset 0) c
+  where i.ended_at is null) w
+full join gangq.device_registry r on r.offered_by = w.id
+left join gangq.device_holds h on h.device_id = r.id
+left join gangq.live_jobs j on j.id = h.job_id
+left join (
+  select (d.value #>> '{}')::bigint as device_id, min(p.ask) as ask
+  from gangq.plans p
+  cross join lateral jsonb_path_query(p.seats, '$[*].devices[*]') as d(value)
+  group by (d.value #>> '{}')::bigint) k on k.device_id = r.id;
+
+-- What has a planned start, a gang (gang_id) or single jobs of one shape and priority: with how
+-- many seats, when, and whose end that follows. kept: others were told to stop for it, and its
+-- seats are kept until they have.
+create view gangq.planned as
+select p.ask, p.place, p.kept, p.starts_at, g.id as gang_id, s.queue, s.task,
+  jsonb_array_length(p.seats) as seats, coalesce(o.why, v.why) as why,
+  coalesce(o.follows, v.follows) as follows
+from gangq.plans p
+left join gangq.live_gangs g on p.ask = 'g' || g.id
+join gangq.shapes s on s.id = coalesce(g.shape_id, case when left(p.ask, 1) = 'k'
+  then substr(split_part(p.ask, '/', 1), 2)::integer end)
+left join gangq.verdicts v on v.kind_id = coalesce(g.kind_id, -s.id) and v.ask = ''
+left join gangq.verdicts o on o.kind_id = coalesce(g.kind_id, -s.id) and o.ask = p.ask;
+
+-- What is placed: a row for each gang with members on workers, and one for the single jobs of each
+-- shape. jobs, gpus, hosts: how many; since: the first claim of those; first_job: the oldest. It
+-- reads the index of what is held, so its cost grows with what runs, and not with what waits.
+create view gangq.running as
+select x.gang_id, s.queue, s.task, coalesce(g.state, 'running') as state, x.jobs, x.gpus, x.hosts,
+  x.since, x.first_job, g.name, g.size, g.epoch
+from (
+  select j.gang_id, min(j.shape_id) as shape_id, count(*)::integer as jobs,
+    sum(z.gpus)::integer as gpus, count(distinct i.host)::integer as hosts,
+    min(j.claimed_at) as since, min(j.id) as first_job
+  from gangq.live_jobs j
+  join gangq.shapes z on z.id = j.shape_id
+  join gangq.incarnations i on i.id = j.incarnation
+  where j.incarnation is not null
+  group by j.gang_id, case when j.gang_id is null then j.shape_id end) x
+join gangq.shapes s on s.id = x.shape_id
+left join gangq.live_gangs g on g.id = x.gang_id;
