@@ -223,6 +223,7 @@ _WITHOUT = {
     "systemd show",
     "systemd report-death",
     "top",
+    "web",
 }
 
 

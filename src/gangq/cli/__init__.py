@@ -59,6 +59,7 @@ SECTIONS = {
         "undrain": "cordons",
         "taint": "operate",
         "usage": "usage",
+        "web": "web",
         "notify": "notify",
         "metrics": "metrics",
         "tick": "ticker",

@@ -1,0 +1,47 @@
+"""gangq web: the page."""
+
+from __future__ import annotations
+
+import logging
+
+import click
+
+from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.worker import LogFormat
+from gangq.errors import GangqError
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=8088, show_default=True, help="On 127.0.0.1.")
+@click.option("--base-path", default="", metavar="PATH", help="The path that a proxy has in front: /gangq.")
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name that a proxy asks by.")
+@click.option("--login", is_flag=True, help="Ask for a PostgreSQL login, and act with its rights.")
+@common_options
+@pass_session
+def web(session: Session, port: int, base_path: str, hosts: tuple[str, ...], login: bool) -> None:
+    """Serve a page of the fleet, what runs, what waits and why.
+
+    Read-only, it shows what the DSN's login may read: give it one of gangq_viewer. With --login people give a
+    PostgreSQL login for the DSN's database, and may cancel, retry, pause and cordon where it may. It binds 127.0.0.1;
+    a proxy with https brings it to others. Logins and what people do are logged to standard error.
+    """
+    try:
+        import uvicorn
+
+        from gangq.web import asgi
+    except ModuleNotFoundError as missing:
+        raise GangqError(f"there is no {missing.name}: pip install 'gangq[web]'") from None
+    if not login:
+        session.client()
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormat(session.json))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("gangq.web").setLevel(logging.INFO)
+    say(f"http://127.0.0.1:{port}{base_path}/")
+    uvicorn.run(
+        asgi(session.dsn(), login=login, base_path=base_path, hosts=hosts),
+        host="127.0.0.1",
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+    )

@@ -1,0 +1,264 @@
+"""Routes and templates. Every page is read in a transaction that cannot write."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from gangq.client import AsyncClient
+from gangq.errors import Busy, GangqError, InvalidInput, NotAllowed, NotFound, WrongState
+from gangq.web.actions import ACTIONS, Action, Target, find_target
+from gangq.web.gate import (
+    FORM_COOKIE,
+    SESSION_COOKIE,
+    Gate,
+    Refused,
+    cookie_path,
+    read_form,
+    set_cookie,
+)
+from gangq.web.queries import Row
+from gangq.web.sessions import IDLE_S, MOST_S, LoginRefused, Sessions
+from gangq.web.timeline import timeline
+from gangq.web.viewer import Viewer, viewer_of
+
+log = logging.getLogger("gangq.web")
+
+_HERE = Path(__file__).parent
+_MEMBERS = (1, 2, 4, 8)
+_STATUS = ((NotFound, 404), (NotAllowed, 403), (InvalidInput, 400), (WrongState, 409), (Busy, 409))
+
+
+def asgi(
+    dsn: str | None = None,
+    *,
+    login: bool = False,
+    base_path: str = "",
+    hosts: Sequence[str] = (),
+    idle_s: float = IDLE_S,
+    most_s: float = MOST_S,
+) -> Gate:
+    """Return the page as an ASGI app: read-only, with the rights of the DSN's login.
+
+    `login`: ask for a PostgreSQL login, and act with its rights on the DSN's database; a session ends when it is not
+    used for `idle_s`, and after `most_s`. `base_path`: the path that a proxy has in front of it, e.g. "/gangq".
+    `hosts`: names that the Host header may have beside 127.0.0.1, localhost and [::1].
+
+    An app that it is mounted in closes its connections by `await app.close()`; a server of its own does so itself.
+    """
+    sessions = Sessions(dsn, idle_s=idle_s, most_s=most_s) if login else None
+    viewer = None if login else Viewer(AsyncClient(dsn, max_size=4))
+    web = _Web(sessions)
+    routes: list[BaseRoute] = [
+        Route("/", web.fleet),
+        Route("/usage", web.usage),
+        Route("/gangs/{id:int}", web.gang),
+        Route("/jobs/{id:int}", web.job),
+        Route("/live", web.live),
+        Mount("/static", StaticFiles(directory=_HERE / "static")),
+    ]
+    if login:
+        routes += [
+            Route("/login", web.ask_login, methods=["GET"]),
+            Route("/login", web.log_in, methods=["POST"]),
+            Route("/logout", web.log_out, methods=["POST"]),
+            Route("/do/{action}", web.ask_action, methods=["GET"]),
+            Route("/do/{action}", web.act, methods=["POST"]),
+        ]
+    handlers = {GangqError: web.failed, NotFound: web.failed, Refused: web.failed, LoginRefused: web.failed}
+    inner = Starlette(routes=routes, exception_handlers=handlers)
+    return Gate(inner, base_path.rstrip("/"), hosts, sessions=sessions, viewer=viewer)
+
+
+class _Web:
+    def __init__(self, sessions: Sessions | None) -> None:
+        self._sessions = sessions
+        self._templates = Environment(
+            loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined
+        )
+        self._templates.filters["at"] = lambda at: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
+
+    def _page(
+        self, request: Request, name: str, status: int = 200, *, live: bool = False, **values: Any
+    ) -> Response:
+        base = request.scope.get("root_path", "")
+        here = base + request.url.path.removeprefix(base)
+        partial = request.headers.get("hx-request") == "true"
+        viewer: Viewer | None = request.scope["gangq.viewer"]
+        text = self._templates.get_template(name).render(
+            base=base, here=here, partial=partial, viewer=viewer, live=live, **values
+        )
+        return HTMLResponse(text, status)
+
+    async def failed(self, request: Request, problem: Exception) -> Response:
+        status = next((status for kind, status in _STATUS if isinstance(problem, kind)), 503)
+        if isinstance(problem, Refused | LoginRefused):
+            status = problem.status
+        return self._page(request, "problem.html", status, said=str(problem))
+
+    async def fleet(self, request: Request) -> Response:
+        async with viewer_of(request).reading() as read:
+            fleet, queues = await read.fleet(), await read.queues()
+            running, waiting, planned = await read.running(), await read.waiting(), await read.planned()
+        hosts: dict[str, list[Row]] = {}
+        for row in fleet:
+            hosts.setdefault(row["host"], []).append(row)
+        counts = Counter(row["state"] for row in fleet if row["uuid"] is not None)
+        return self._page(
+            request, "fleet.html", live=True, hosts=hosts, counts=counts, queues=queues, running=running,
+            waiting=waiting, planned=planned, rooms=_rooms(fleet), sizes=_MEMBERS,
+        )  # fmt: skip
+
+    async def usage(self, request: Request) -> Response:
+        async with viewer_of(request).reading() as read:
+            used, trips = await read.usage(), await read.trips()
+            quarantined = [row for row in await read.fleet() if row["state"] == "quarantined"]
+        return self._page(request, "usage.html", live=True, used=used, trips=trips, quarantined=quarantined)
+
+    async def gang(self, request: Request) -> Response:
+        id, viewer = request.path_params["id"], viewer_of(request)
+        async with viewer.reading() as read:
+            gang = _found(await read.one("gangs", id), f"gang g{id}")
+            members, steps, attempts, now = await read.gang_parts(id)
+            why, owns = await read.explained("explain_gang", id), await viewer.owns(read, gang)
+        drawn = Markup(timeline(steps, attempts, now, gang["finished_at"]))
+        return self._page(
+            request,
+            "gang.html",
+            live=True,
+            gang=gang,
+            members=members,
+            steps=steps,
+            why=why,
+            drawn=drawn,
+            owns=owns,
+        )
+
+    async def job(self, request: Request) -> Response:
+        id, viewer = request.path_params["id"], viewer_of(request)
+        async with viewer.reading() as read:
+            job = _found(await read.one("jobs", id), f"job {id}")
+            attempts, events, evidence, output = await read.job_parts(id)
+            why, owns = await read.explained("explain_job", id), await viewer.owns(read, job)
+        return self._page(
+            request, "job.html", live=True, job=job, attempts=attempts, events=events, evidence=evidence,
+            output=output, why=why, owns=owns,
+        )  # fmt: skip
+
+    async def live(self, request: Request) -> Response:
+        viewer = viewer_of(request)
+
+        async def told() -> AsyncIterator[str]:
+            yield ": open\n\n"
+            async for _ in viewer.live.changes():
+                yield "event: changed\ndata: 1\n\n"
+
+        return StreamingResponse(told(), media_type="text/event-stream")
+
+    # With --login
+
+    async def ask_login(self, request: Request) -> Response:
+        return self._login_page(request, 200, "")
+
+    def _login_page(self, request: Request, status: int, said: str) -> Response:
+        token = secrets.token_urlsafe(32)
+        page = self._page(request, "login.html", status, said=said, token=token)
+        set_cookie(request, page, FORM_COOKIE, token)
+        return page
+
+    async def log_in(self, request: Request) -> Response:
+        assert self._sessions is not None
+        form = await read_form(request, request.cookies.get(FORM_COOKIE, ""))
+        address = request.client.host if request.client else ""
+        try:
+            name = await self._sessions.open(form.get("login", ""), form.get("password", ""), address)
+        except LoginRefused as refused:
+            return self._login_page(request, refused.status, str(refused))
+        await self._sessions.end(request.cookies.get(SESSION_COOKIE, ""))
+        answer = RedirectResponse(request.scope.get("root_path", "") + "/", 303)
+        set_cookie(request, answer, SESSION_COOKIE, name)
+        return answer
+
+    async def log_out(self, request: Request) -> Response:
+        assert self._sessions is not None
+        await read_form(request, viewer_of(request).form_token)
+        await self._sessions.end(request.cookies.get(SESSION_COOKIE, ""))
+        answer = RedirectResponse(request.scope.get("root_path", "") + "/login", 303)
+        answer.delete_cookie(SESSION_COOKIE, path=cookie_path(request))
+        return answer
+
+    async def ask_action(self, request: Request) -> Response:
+        action, target = await self._asked(request, request.query_params.get("what", ""))
+        return self._page(request, "confirm.html", action=action, target=target)
+
+    async def act(self, request: Request) -> Response:
+        viewer = viewer_of(request)
+        form = await read_form(request, viewer.form_token)
+        action, target = await self._asked(request, form.get("what", ""))
+        await action.call(viewer.client, target.key, form.get("reason") or None)
+        log.info("action", extra={"action": action.name, "target": target.key, "login": viewer.login})
+        return RedirectResponse(request.scope.get("root_path", "") + target.path, 303)
+
+    async def _asked(self, request: Request, what: str) -> tuple[Action, Target]:
+        viewer = viewer_of(request)
+        action = ACTIONS.get(request.path_params["action"])
+        if action is None:
+            raise NotFound("there is no such action")
+        if action.verb not in viewer.verbs:
+            raise NotAllowed(f"{viewer.login} may not {action.verb}")
+        target = await find_target(viewer, action, what)
+        if not target.allowed:
+            raise NotAllowed(f"{viewer.login} may not {action.verb} {target.title}")
+        return action, target
+
+
+def _found(row: Row | None, what: str) -> Row:
+    if row is None:
+        raise NotFound(f"{what} does not exist, or is older than its retention")
+    return row
+
+
+def _rooms(fleet: Sequence[Row]) -> list[tuple[str, int, list[int]]]:
+    """By kind of GPU: how many are free, and how many members of 1, 2, 4 or 8 GPUs could start on them now."""
+    free: dict[str, Counter[tuple[str, int]]] = {}
+    busy: Counter[str] = Counter()
+    for row in fleet:
+        kind = (
+            free.setdefault(f"{row['model'] or 'GPU'} {row['vram_mb'] // 1024} GiB", Counter())
+            if row["uuid"]
+            else None
+        )
+        if row["state"] == "held" or row["state"] == "reserved":
+            busy[row["worker"]] += 1
+        if (
+            kind is not None
+            and row["state"] == "free"
+            and not row["cordoned"]
+            and row["worker_state"] == "live"
+        ):
+            kind[row["worker"], row["slots"]] += 1
+    return [
+        (
+            kind,
+            sum(workers.values()),
+            [
+                sum(
+                    min(count // size, max(slots - busy[name], 0)) for (name, slots), count in workers.items()
+                )
+                for size in _MEMBERS
+            ],
+        )
+        for kind, workers in sorted(free.items())
+    ]

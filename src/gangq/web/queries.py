@@ -1,0 +1,114 @@
+"""What the pages read. Each page reads in one read-only transaction, so what it shows belongs together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from gangq.client import AsyncClient
+
+Row = dict[str, Any]
+
+_WAITING = """
+    select * from (
+      select w.*, row_number() over (partition by w.queue order by w.priority desc, w.since, w.id) as place
+      from gangq.waiting w) x
+    where x.place <= 20 order by x.queue, x.place"""
+
+
+class Reader:
+    """Queries on one connection, in one transaction."""
+
+    def __init__(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        self._conn = conn
+
+    async def rows(self, text: str, **values: Any) -> list[Row]:
+        """The rows of a statement, as dicts."""
+        async with self._conn.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(text.encode(), values or None)
+            return await cursor.fetchall()
+
+    async def fleet(self) -> list[Row]:
+        """A row for each device, and one for each worker without devices."""
+        return await self.rows("select * from gangq.fleet order by host, worker, index, uuid")
+
+    async def queues(self) -> list[Row]:
+        """Queues with what they hold and have waiting."""
+        return await self.rows(
+            "select name, depth, paused, paused_by, running_gangs, running_jobs, used_gpus, maximum, waiting_gangs, "
+            "waiting_jobs from gangq.queues"
+        )
+
+    async def running(self) -> list[Row]:
+        """Gangs, and single jobs by shape, that are placed."""
+        return await self.rows("select * from gangq.running order by queue, gpus desc, since limit 200")
+
+    async def waiting(self) -> list[Row]:
+        """The first 20 of each queue that wait, and why."""
+        return await self.rows(_WAITING)
+
+    async def planned(self) -> list[Row]:
+        """The planned starts."""
+        return await self.rows("select * from gangq.planned order by kept desc, place")
+
+    async def usage(self) -> list[Row]:
+        """GPU hours of the last 30 days."""
+        return await self.rows("select * from gangq.usage('30 days', '{submitter,queue}') limit 100")
+
+    async def trips(self) -> list[Row]:
+        """The newest trips of a week."""
+        return await self.rows(
+            "select at, code, class, reason, outcome, job_id, gang_id, task, worker, host from gangq.trips "
+            "where at > gangq.now() - interval '7 days' order by at desc limit 100"
+        )
+
+    async def one(self, view: str, id: int) -> Row | None:
+        """The row of the view `jobs` or `gangs` with this id."""
+        found = await self.rows(f"select * from gangq.{view} where id = %(id)s", id=id)  # noqa: S608 - of this module
+        return found[0] if found else None
+
+    async def explained(self, verb: str, id: int) -> list[Row]:
+        """The rows of `explain_job` or `explain_gang`."""
+        return await self.rows(f"select * from gangq.{verb}(%(id)s)", id=id)  # noqa: S608 - of this module
+
+    async def gang_parts(self, id: int) -> tuple[list[Row], list[Row], list[Row], Any]:
+        """A gang's members, timeline and attempts, and the database's time."""
+        members = await self.rows(
+            "select id, rank, state, host, worker, attempts, crashes, trips from gangq.jobs "
+            "where gang_id = %(id)s order by rank",
+            id=id,
+        )
+        steps = await self.rows("select * from gangq.timeline where gang_id = %(id)s", id=id)
+        tried = await self.rows(
+            "select job_id, epoch, rank, worker, host, started_at, ended_at, cause from gangq.attempts "
+            "where gang_id = %(id)s order by started_at",
+            id=id,
+        )
+        return members, steps, tried, (await self.rows("select gangq.now() as at"))[0]["at"]
+
+    async def job_parts(self, id: int) -> tuple[list[Row], list[Row], list[Row], str]:
+        """A job's attempts, events and evidence, and the end of its output."""
+        tried = await self.rows(
+            "select * from gangq.attempts where job_id = %(id)s order by started_at", id=id
+        )
+        events = await self.rows("select * from gangq.events where job_id = %(id)s order by id", id=id)
+        seen = await self.rows("select * from gangq.job_evidence where job_id = %(id)s order by at", id=id)
+        pieces = await self.rows(
+            "select chunk from gangq.job_logs where job_id = %(id)s order by token desc, seq desc limit 200",
+            id=id,
+        )
+        return tried, events, seen, "".join(row["chunk"] for row in reversed(pieces))[-100_000:]
+
+
+@asynccontextmanager
+async def reading(client: AsyncClient) -> AsyncIterator[Reader]:
+    """A transaction that cannot write."""
+    async with client.connection("web") as conn, conn.transaction():
+        await conn.execute("set transaction isolation level repeatable read read only")
+        await conn.execute("set local jit = off")
+        await conn.execute("set local statement_timeout = '10s'")
+        yield Reader(conn)

@@ -1,0 +1,153 @@
+"""The page over HTTP against a real database: what it shows, escaping, headers, the base path, and live events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import httpx
+import psycopg
+import pytest
+from browsing import Shown, serving
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from gangq.client import AsyncClient
+from gangq.web import asgi
+from gangq.web.live import PACE_S, Live
+
+
+def get(dsn: str, *paths: str, host: str = "127.0.0.1", **options: str) -> list[httpx.Response]:
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=asgi(dsn, **options))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as web:
+            return [await web.get(path) for path in paths]
+
+    return asyncio.run(ask())
+
+
+def test_the_fleet_is_shown_with_what_runs_and_what_waits(dsn: str, shown: Shown) -> None:
+    (page,) = get(dsn, "/")
+    assert page.status_code == 200
+    assert page.text.count('class="gpu held" href="/gangs/') == 2
+    assert "alpha" in page.text
+    assert f'href="/gangs/{shown.gang}"' in page.text
+    assert "hostile" in page.text
+
+
+def test_a_gang_has_a_lane_for_each_rank_and_its_wait_by_owner(dsn: str, shown: Shown) -> None:
+    (page,) = get(dsn, f"/gangs/{shown.gang}")
+    assert page.text.count('class="bar runs"') == 3, "two lanes, and the legend"
+    assert '<rect class="bar placement"' in page.text
+    assert "rank 1" in page.text
+
+
+def test_text_of_others_is_escaped_and_no_script_is_inline(dsn: str, shown: Shown) -> None:
+    for page in get(dsn, "/", f"/gangs/{shown.gang}", f"/jobs/{shown.job}", "/usage"):
+        assert page.status_code == 200
+        assert "<script>" not in page.text
+        policy = page.headers["content-security-policy"]
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+
+
+def test_an_unknown_host_and_an_unknown_job_are_refused(dsn: str) -> None:
+    assert get(dsn, "/", host="evil.example")[0].status_code == 400
+    assert get(dsn, "/jobs/99999999")[0].status_code == 404
+
+
+def test_links_have_the_base_path(dsn: str, shown: Shown) -> None:
+    stripped, kept = get(dsn, f"/jobs/{shown.job}", f"/q/jobs/{shown.job}", base_path="/q")
+    for page in (stripped, kept):
+        assert page.status_code == 200
+        assert f'hx-get="/q/jobs/{shown.job}"' in page.text
+        assert 'href="/q/static/style.css"' in page.text
+
+
+def test_a_page_cannot_write(dsn: str) -> None:
+    async def write() -> None:
+        from gangq.web.queries import reading
+
+        async with AsyncClient(dsn) as client, reading(client) as read:
+            await read.rows("select gangq.set_queue('x')")
+
+    with pytest.raises(Exception, match="read-only"):
+        asyncio.run(write())
+
+
+def within(seconds: float, dsn: str, change: Callable[[], Awaitable[object]]) -> None:
+    async def hear() -> None:
+        async with AsyncClient(dsn) as client:
+            changes = Live(client).changes()
+            await asyncio.wait_for(anext(changes), 4)  # It listens.
+            told = asyncio.ensure_future(anext(changes))
+            await change()
+            await asyncio.wait_for(told, seconds)
+            await changes.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(hear())
+
+
+def test_a_page_is_told_of_a_gang_within_a_second(dsn: str) -> None:
+    async def submit() -> None:
+        async with AsyncClient(dsn) as client:
+            await client.submit_gang(task="a", size=2, wait_for_hardware=True)
+
+    within(1, dsn, submit)
+
+
+def test_mounted_in_another_app_its_links_lead_to_it(dsn: str, shown: Shown) -> None:
+    async def ask() -> httpx.Response:
+        page = asgi(dsn)
+        whole = Starlette(routes=[Mount("/ops", page)])
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=whole), base_url="http://127.0.0.1"
+        ) as web:
+            answer = await web.get(f"/ops/gangs/{shown.gang}")
+        await page.close()
+        return answer
+
+    page = asyncio.run(ask())
+    assert page.status_code == 200
+    assert f'hx-get="/ops/gangs/{shown.gang}"' in page.text
+    assert 'href="/ops/static/style.css"' in page.text
+
+
+def test_no_connection_outlives_the_server(dsn: str) -> None:
+    others = (
+        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    with psycopg.connect(dsn, autocommit=True) as db:
+
+        def connections() -> int:
+            row = db.execute(others).fetchone()
+            assert row is not None
+            return int(row[0])
+
+        with serving(asgi(dsn)) as at:
+            assert httpx.get(at).status_code == 200
+            assert connections() > 0
+        began = time.monotonic()
+        while connections():
+            assert time.monotonic() < began + 5
+            time.sleep(0.05)
+
+
+def test_who_comes_as_the_last_one_leaves_is_told_too(dsn: str) -> None:
+    async def hear() -> None:
+        async with AsyncClient(dsn) as client:
+            live = Live(client)
+            first, second = live.changes(), live.changes()
+            await anext(first)
+            leaves = asyncio.ensure_future(first.aclose())  # type: ignore[attr-defined]
+            await asyncio.gather(leaves, asyncio.ensure_future(anext(second)))
+            told = asyncio.ensure_future(anext(second))
+            await asyncio.sleep(PACE_S)
+            await client.submit_gang(task="a", size=2, wait_for_hardware=True)
+            # Sooner than the 5 s in which it is told all the same.
+            await asyncio.wait_for(told, 3)
+            await second.aclose()  # type: ignore[attr-defined]
+            await live.close()
+
+    asyncio.run(hear())
