@@ -75,7 +75,8 @@ def test_every_page_is_in_the_navigation_and_the_list_for_programs() -> None:
 def test_the_glossary_is_short_and_each_word_of_it_is_used() -> None:
     page = MANUAL / "glossary.md"
     words = re.findall(r"^\| ([a-z ]+) \|", page.read_text(encoding="utf-8"), re.MULTILINE)[1:]
-    assert words == sorted(words) and len(words) <= 40
+    assert words == sorted(words)
+    assert len(words) <= 40
     others = "".join(other.read_text(encoding="utf-8").lower() for other in PAGES if other != page)
     assert [word for word in words if not re.search(rf"\b{word}", others)] == []
 
