@@ -4,7 +4,8 @@
 -- (lock_limited in 028). Then it counts, then it places.
 
 -- Internal. Makes a limit key that is named for the first time. Raises GQ001 for another limit than
--- it has, unless an administrator has set that, and GQ002 where nobody has said its limit.
+-- it has, unless an administrator has set that, and for the key of a batch, and GQ002 where nobody
+-- has said its limit.
 create function gangq.name_limit(key text, most integer, login text) returns void
 language plpgsql as $$
 declare
@@ -16,6 +17,9 @@ begin
         'Pass limit_key, or limit the queue: gangq queue set.');
     end if;
     return;
+  elsif key ~ '^batch b[0-9]+$' then
+    perform gangq.refuse('GQ001', format('limit key %L is that of a batch', key),
+      'Submit the jobs in one call, with at_most; or name the key otherwise.');
   end if;
   select k.* into known from gangq.limit_keys k where k.name = key;
   if not found and most is not null then
@@ -109,9 +113,12 @@ create function gangq.limited_by(hit jsonb) returns text language sql immutable
 return coalesce('queue ' || (hit ->> 'queue'), 'limit key ' || (hit ->> 'key'));
 
 -- Limit keys: at most so many jobs that name one are placed at once. used: how many are, open
--- places included. pinned: an administrator has set the limit. login: who made it.
+-- places included. pinned: an administrator has set the limit. login: who made it. Those of batches
+-- (at_most) are in gangq.batches.
 create view gangq.limits as
 select k.name, k.most, coalesce(u.jobs, 0) as used, k.pinned, k.login, k.made_at
 from gangq.limit_keys k
-left join gangq.key_usage(array(select x.name from gangq.limit_keys x)) u on u.name = k.name
+left join gangq.key_usage(array(select x.name from gangq.limit_keys x where x.batch_id is null)) u
+  on u.name = k.name
+where k.batch_id is null
 order by k.name;

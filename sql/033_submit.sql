@@ -239,12 +239,13 @@ end $$;
 -- could run it has been known. light: its jobs are known to be light. special: the shape, the queue
 -- or the payloads want more checks (check_submission). Then what its rows have: priority, limits,
 -- state, what they wait for (see gangq.await), their ids if those are drawn already (base: see
--- gangq.id_base). asked: what its jobs need.
+-- gangq.id_base), their batch. asked: what its jobs need.
 create type gangq.submission as (
   queue text, shape integer, fits boolean, light boolean, special boolean, priority integer,
   budget_s real, max_attempts smallint, max_crashes smallint, max_trips smallint,
   max_snoozes smallint, base bigint,
-  state text, awaited bigint[], wants text[], waits_on integer, ids bigint[], asked gangq.shapes
+  state text, awaited bigint[], wants text[], waits_on integer, ids bigint[], batch_id bigint,
+  asked gangq.shapes
 );
 
 -- Internal. A submission; what it leaves open is as its task is declared, then its queue. One
@@ -254,6 +255,7 @@ create function gangq.read_submission(
 ) returns setof gangq.submission language sql stable as $$
   select x.name, z.id, z.fits, z.light and not v.special,
     v.special or z.id is null or (n.asked).limit_key is not null or (o)."limit" is not null
+      or num_nonnulls((o).name, (o).tags, (o).at_most) > 0
       or not (z.fits or coalesce((o).wait_for_hardware, false)
         or not gangq.known_workers(x.name)),
     coalesce(read_submission.priority, d.priority, 0),
@@ -263,7 +265,7 @@ create function gangq.read_submission(
     coalesce((o).max_trips, d.max_trips, x.max_trips)::smallint,
     coalesce((o).max_snoozes, d.max_snoozes, 100)::smallint,
     (select b.base from gangq.id_base() b), 'pending', null::bigint[], null::text[], 0,
-    null::bigint[], n.asked
+    null::bigint[], null::bigint, n.asked
   from (select 1) as one
   left join gangq.task_options d on d.task = read_submission.task
   left join gangq.task_settings ts on ts.task = read_submission.task
@@ -311,6 +313,9 @@ begin
   perform gangq.name_limit((s.asked).limit_key, coalesce(o."limit", (
     select d."limit" from gangq.task_options d
     where d.task = (s.asked).task and d.limit_key = (s.asked).limit_key)), login);
+  if num_nonnulls(o.name, o.tags, o.at_most) > 0 then
+    s := gangq.draw_batch(s, o, login);
+  end if;
   if s.shape is null then
     s.shape := gangq.keep_shape(gangq.check_shape(s.asked), login);
   end if;
@@ -342,7 +347,7 @@ $$;
 --    because what has changed since is no reason to refuse it; then check, and set the state.
 -- 4. Draw this transaction's number: only then may it draw places (gangq.lows).
 -- 5. With a request_id wait at its key for another call with it, and answer as that one did.
--- 6. Write the jobs.
+-- 6. Write the batch, if the options name one, and the jobs.
 -- 7. Wake who can take them.
 --
 -- Submits one job per payload, all alike otherwise, and returns their ids in order. Inside a
@@ -437,14 +442,19 @@ begin
     end if;
   end if;
   -- 6.
+  if s.batch_id is not null then
+    perform gangq.add_batch(s, o, cardinality(payloads), submitter, login, t);
+  end if;
   return query
   insert into gangq.live_jobs (id, order_key, submitted_at, due_at, shape_id, budget_s, waits_on,
     priority, max_attempts, max_crashes, max_trips, max_snoozes, state, submitter, login, parent,
-    awaited, wants, payload, trace)
+    awaited, wants, batch_id, array_index, payload,
+    trace)
   select coalesce(s.ids[p.n], s.base + nextval('gangq.job_ids'::regclass)),
     gangq.order_key(s.priority, gangq.next_pos(s.base)), t, submit.due_at, s.shape, s.budget_s,
     s.waits_on, s.priority, s.max_attempts, s.max_crashes, s.max_trips, s.max_snoozes, s.state,
-    submitter, login, o.parent, s.awaited, s.wants, p.payload, o.trace
+    submitter, login, o.parent, s.awaited, s.wants, s.batch_id,
+    case when s.batch_id is not null then p.n - 1 end, p.payload, o.trace
   from unnest(payloads) with ordinality as p(payload, n)
   returning id;
   -- 7.

@@ -608,7 +608,10 @@ begin
       'pass_number', (select l.runs from gangq.lock_rows l where l.name = 'pass'),
       'asked', (select d.asked from gangq.decider d), 'recorded', c.record_decisions, 'cut', cut,
       'queues', gangq.board_queues(), 'limits', (
-        select json_object_agg(k.name, k.most order by k.name) from gangq.limit_keys k),
+        select json_object_agg(k.name, k.most order by k.name) from gangq.limit_keys k
+        -- Batches that have ended keep their keys for weeks.
+        where k.batch_id is null or k.batch_id = any (array(
+          select b.id from gangq.batches_table b where b.finished_at is null))),
       'workers', gangq.board_workers(t, workers, classes),
       'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', gangq.board_kept(t),
       'places', gangq.board_places(), 'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))

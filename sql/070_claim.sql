@@ -5,13 +5,14 @@
 -- row; then places and pending jobs, with skip locked only. complete_and_claim takes all of them
 -- with skip locked (patient false): a report of finished jobs waits for nothing but those jobs.
 
--- A claimed job, with all that its worker needs to know. light: it took a light slot.
+-- A claimed job, with all that its worker needs to know. light: it took a light slot. array_index:
+-- its place in its batch, from 0.
 create type gangq.claim_row as (
   job_id bigint, token bigint, state text, queue text, task text, payload jsonb,
   attempt integer, max_attempts integer, priority integer, budget_s real,
   gang_id bigint, epoch integer, rank integer, world_size integer, master_port integer,
   checkpoint_step bigint, devices jsonb, submitted_at timestamptz, model_needed text, light boolean,
-  trace text
+  trace text, array_index integer
 );
 
 -- Internal. Refuses what no claim can ask for. Raises GQ001, GQ007, GQ008.

@@ -167,7 +167,7 @@ begin
         -- Only a job that ran before has saved anything.
         case when j.final_token is not null then (
           select max(c.step) from gangq.checkpoints c where c.job_id = j.id) end,
-        '[]'::jsonb, j.submitted_at, s.model, true, j.trace;
+        '[]'::jsonb, j.submitted_at, s.model, true, j.trace, j.array_index;
     end if;
     -- low is raised only after a look that began at it: one that began higher can miss a job whose
     -- claim is rolled back.

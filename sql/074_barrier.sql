@@ -47,7 +47,7 @@ create function gangq.claimed(ids bigint[]) returns setof gangq.claim_row langua
         'source', d.source) order by d.index, d.uuid)
       from gangq.device_holds h join gangq.device_registry d on d.id = h.device_id
       where h.job_id = j.id), '[]'),
-    j.submitted_at, s.model, j.light, j.trace
+    j.submitted_at, s.model, j.light, j.trace, j.array_index
   from unnest(claimed.ids) as w(id)
   join gangq.live_jobs j on j.id = w.id
   join gangq.shapes s on s.id = j.shape_id

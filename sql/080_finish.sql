@@ -63,13 +63,15 @@ begin
     insert into gangq.history (job_id, token, taken_token, gang_id, submitted_at, claimed_at,
       finished_at, incarnation, shape_id, rank, budget_s, priority, attempts, max_attempts, crashes,
       max_crashes, trips, max_trips, stops, snoozes, max_snoozes, state, retention, submitter,
-      login, parent, payload, awaited, wants, unmet, result, error, trace)
+      login, parent, payload, awaited, wants, unmet, batch_id, array_index, result, error,
+      trace)
     select g.id, coalesce(g.token, g.final_token), g.taken_token, g.gang_id, g.submitted_at,
       g.claimed_at, g.ended_at, coalesce(g.incarnation, g.ran_on), g.shape_id, g.rank, g.budget_s,
       g.priority, g.attempts, g.max_attempts, g.crashes, g.max_crashes, g.trips, g.max_trips,
       g.stops, g.snoozes, g.max_snoozes, g.ends_as, case coalesce(leave.retain_as, g.ends_as)
         when 'done' then q.retention_done else q.retention_failed end, g.submitter, g.login,
-      g.parent, g.payload, g.awaited, g.wants, g.unmet, coalesce(g.new_result, g.result),
+      g.parent, g.payload, g.awaited, g.wants, g.unmet, g.batch_id, g.array_index,
+      coalesce(g.new_result, g.result),
       coalesce(leave.new_error, g.error), g.trace
     from gone g join gangq.queues_table q on q.name = g.queue
   )
@@ -361,7 +363,8 @@ create function gangq.complete_and_claim(
   outcome text, job_id bigint, token bigint, state text, queue text, task text, payload jsonb,
   attempt integer, max_attempts integer, priority integer, budget_s real, gang_id bigint,
   epoch integer, rank integer, world_size integer, master_port integer, checkpoint_step bigint,
-  devices jsonb, submitted_at timestamptz, model_needed text, light boolean, trace text
+  devices jsonb, submitted_at timestamptz, model_needed text, light boolean, trace text,
+  array_index integer
 ) language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   finished record;

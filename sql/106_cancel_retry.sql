@@ -306,6 +306,7 @@ create function gangq.retry_jobs(
 declare
   taken bigint[];
   ended_at timestamptz[];
+  batches bigint[];
   base bigint := (select b.base from gangq.id_base() b);
 begin
   -- 1.
@@ -315,26 +316,35 @@ begin
   if revives and retry_jobs.gang_id is null then
     perform gangq.await_again(taken);
   end if;
-  insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id,
-    budget_s, waits_on, priority, max_attempts, max_crashes, max_trips, max_snoozes, state,
-    submitter, login, parent, payload, awaited, wants, final_token, taken_token, trace)
-  select h.job_id, coalesce(g.order_key, gangq.order_key(h.priority, gangq.next_pos(base))), g.id,
-    h.rank, (
-      select max(r.ordinal) from gangq.kind_roles r
-      where r.kind_id = g.kind_id and r.first_rank <= h.rank),
-    t, gangq.shape_for(h.shape_id, o.submitter, o.login), h.budget_s, w.jobs, h.priority,
-    h.max_attempts, h.max_crashes, h.max_trips, h.max_snoozes,
-    case when w.jobs > 0 then 'waiting' when g.id is null then 'pending' else 'blocked' end,
-    o.submitter, o.login, h.parent, h.payload, h.awaited, h.wants, h.token, h.taken_token, h.trace
-  from unnest(taken, ended_at) as c(id, ended_at)
-  join gangq.history h on h.job_id = c.id and h.finished_at = c.ended_at
-  cross join lateral (
-    select case when revives then h.submitter else gangq.caller() end as submitter,
-      case when revives then h.login else session_user end as login) o
-  cross join lateral (
-    select count(*)::integer as jobs from gangq.dependencies d where d.job_id = h.job_id) w
-  left join gangq.live_gangs g on g.id = h.gang_id
-  order by array_position(retry_jobs.job_ids, h.job_id);
+  with made as (
+    insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id,
+      budget_s, waits_on, priority, max_attempts, max_crashes, max_trips, max_snoozes, state,
+      submitter, login, parent, payload, awaited, wants, final_token, taken_token, batch_id,
+      array_index, trace)
+    select h.job_id, coalesce(g.order_key, gangq.order_key(h.priority, gangq.next_pos(base))), g.id,
+      h.rank, (
+        select max(r.ordinal) from gangq.kind_roles r
+        where r.kind_id = g.kind_id and r.first_rank <= h.rank),
+      t, gangq.shape_for(h.shape_id, o.submitter, o.login), h.budget_s, w.jobs, h.priority,
+      h.max_attempts, h.max_crashes, h.max_trips, h.max_snoozes,
+      case when w.jobs > 0 then 'waiting' when g.id is null then 'pending' else 'blocked' end,
+      o.submitter, o.login, h.parent, h.payload, h.awaited, h.wants, h.token, h.taken_token,
+      h.batch_id, h.array_index, h.trace
+    from unnest(taken, ended_at) as c(id, ended_at)
+    join gangq.history h on h.job_id = c.id and h.finished_at = c.ended_at
+    cross join lateral (
+      select case when revives then h.submitter else gangq.caller() end as submitter,
+        case when revives then h.login else session_user end as login) o
+    cross join lateral (
+      select count(*)::integer as jobs from gangq.dependencies d where d.job_id = h.job_id) w
+    left join gangq.live_gangs g on g.id = h.gang_id
+    order by array_position(retry_jobs.job_ids, h.job_id)
+    returning batch_id
+  )
+  select array_agg(distinct m.batch_id) into batches from made m where m.batch_id is not null;
+  if batches is not null then
+    perform gangq.reopen_batches(batches);
+  end if;
   -- 3.
   if not revives then
     perform gangq.refuse_draining(q.name, s.queue)

@@ -25,9 +25,9 @@ begin
       ('keep_services', false),
       ('promote_due', exists (
         select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t)),
-      ('judge_progress', false), ('lift_avoided', false), ('move_away', false),
-      ('part_submitters', false), ('raise_idle_lows', false), ('trim_outbox', false),
-      ('count_ended', false), ('keep_partitions', false)) as s(name, due)
+      ('end_batches', false), ('judge_progress', false), ('lift_avoided', false),
+      ('move_away', false), ('part_submitters', false), ('raise_idle_lows', false),
+      ('trim_outbox', false), ('count_ended', false), ('keep_partitions', false)) as s(name, due)
     where s.due or not not_all);
 end $$;
 
@@ -135,6 +135,7 @@ begin
     when 'submit_schedules' then return gangq.submit_schedules(can_plan => decides);
     when 'keep_services' then return gangq.keep_services();
     when 'promote_due' then return gangq.promote_due();
+    when 'end_batches' then return gangq.end_batches();
     when 'part_submitters' then return gangq.part_submitters();
     when 'raise_idle_lows' then return gangq.raise_idle_lows();
     when 'judge_progress' then return gangq.judge_progress();

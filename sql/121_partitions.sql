@@ -144,6 +144,7 @@ begin
     from gangq.unique_keys u
     where (u.kept_until <= t) is not false and not gangq.is_live(u)
     for update skip locked);
+  perform gangq.forget_batches(t);
   -- What a transaction wrote while its target was being removed.
   delete from gangq.outbox o
   where o.target_id <> all (array(select x.id from gangq.notification_targets x));

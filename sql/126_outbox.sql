@@ -17,14 +17,16 @@
 -- nothing: what a job's verb does here waits for nobody. trim_outbox skips what is locked.
 
 -- event: which event is told, if its data has what the jsonpath holds names; null: a verb calls
--- tell itself. about: a target with a filter is told of jobs and gangs alone.
+-- tell itself. about: a target with a filter is told of jobs, gangs and batches alone.
 --
--- What a target can be told of, and the events that are told. about: job, gang, device or worker.
+-- What a target can be told of, and the events that are told. about: job, gang, batch, device or
+-- worker.
 create view gangq.notification_kinds as
 select *
 from (values
   ('job_failed', null, null, 'job', 'a single job has failed and is not tried again'),
   ('gang_failed', 'end', '$ ? (@.outcome == "failed")', 'gang', 'a gang has failed'),
+  ('batch_done', null, null, 'batch', 'the last job of a batch has ended'),
   ('trip', 'trip', '$', 'job', 'a watchdog has stopped an attempt'),
   ('device_quarantined', 'quarantine', '$.device', 'device', 'a device takes no work any more'),
   ('worker_quarantined', 'quarantine', '$.worker', 'worker', 'a worker takes no work any more'),
@@ -41,7 +43,7 @@ create type gangq.notification_options as (
 -- targets where none does.
 create function gangq.tell(
   kind text, t timestamptz, gang_id bigint, epoch integer, job_id bigint, incarnation bigint,
-  reason text, data jsonb
+  reason text, data jsonb, batch_id bigint default null
 ) returns void language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
@@ -60,14 +62,16 @@ begin
     union all (
       select h.shape_id, h.submitter from gangq.gang_history h
       where h.gang_id = tell.gang_id and tell.job_id is null
-      order by h.finished_at desc limit 1)) w
+      order by h.finished_at desc limit 1)
+    union all
+    select b.shape_id, b.submitter from gangq.batches_table b where b.id = tell.batch_id) w
   join gangq.shapes s on s.id = w.shape_id
   where (select k.about from gangq.notification_kinds k where k.kind = tell.kind limit 1)
-    in ('job', 'gang');
+    in ('job', 'gang', 'batch');
   told := jsonb_strip_nulls(jsonb_build_object('kind', kind, 'at', t,
     'reason', gangq.shortened(reason, 1000), 'job_id', job_id, 'gang_id', gang_id, 'epoch', epoch,
-    'queue', subject.queue, 'task', subject.task, 'submitter', subject.submitter,
-    'data', gangq.cut(data, 8192)))
+    'batch_id', batch_id, 'queue', subject.queue, 'task', subject.task,
+    'submitter', subject.submitter, 'data', gangq.cut(data, 8192)))
     || coalesce((
       select jsonb_build_object('worker', i.name, 'host', i.host)
       from gangq.incarnations i where i.id = tell.incarnation), '{}');
@@ -102,10 +106,10 @@ end $$;
 -- For admins --------------------------------------------------------------------------------------
 
 -- Adds a target, or changes what the target of this name is told of from now on. kinds: see
--- gangq.notification_kinds; null: all, with a filter all about jobs and gangs. queue (with those
--- below it), submitter, task: only of jobs and gangs of these. max_attempts: deliveries of one
--- notification before it is given up. gangq notify run delivers. For gangq_admin. Raises GQ001,
--- GQ002 (no such queue), GQ004 (100 targets).
+-- gangq.notification_kinds; null: all, with a filter all about jobs, gangs and batches. queue (with
+-- those below it), submitter, task: only of jobs, gangs and batches of these. max_attempts:
+-- deliveries of one notification before it is given up. gangq notify run delivers. For gangq_admin.
+-- Raises GQ001, GQ002 (no such queue), GQ004 (100 targets).
 create function gangq.add_notification(
   target text, kinds text[] default null, queue text default null, submitter text default null,
   task text default null, max_attempts integer default 20
@@ -133,7 +137,7 @@ begin
   end if;
   unknown := (
     select k.kind from gangq.notification_kinds k
-    where filtered and k.kind = any (kinds) and k.about not in ('job', 'gang') limit 1);
+    where filtered and k.kind = any (kinds) and k.about not in ('job', 'gang', 'batch') limit 1);
   if unknown is not null then
     perform gangq.refuse('GQ001', format('%s has no queue, submitter or task', unknown),
       'Leave the kind out, or make a target without a filter for it.');
@@ -141,7 +145,7 @@ begin
   kinds := array(
     select distinct k.kind from gangq.notification_kinds k
     where case when kinds is not null then k.kind = any (kinds)
-      else not filtered or k.about in ('job', 'gang') end
+      else not filtered or k.about in ('job', 'gang', 'batch') end
     order by 1);
   insert into gangq.notification_targets as x (name, kinds, queue, submitter, task, max_attempts,
     created_at, created_by)

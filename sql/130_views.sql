@@ -112,8 +112,9 @@ $$;
 -- Every job, live or ended: its live row, else its latest ending. rank: a member's place in its
 -- gang at its largest; epoch_rank: of an elastic gang, its rank in the present epoch, null while it
 -- has no part in it. parent: the job that submitted it. login: the login that submitted it.
--- step_rate: steps a second, smoothed; null until two steps were seen. readable: whether payload,
--- result and error are shown to this session; where it is false they are null.
+-- step_rate: steps a second, smoothed; null until two steps were seen. array_index: its place in
+-- its batch (gangq.batches), from 0. readable: whether payload, result and error are shown to this
+-- session; where it is false they are null.
 create view gangq.jobs as
 select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as worker, i.host,
   k.attempts, k.max_attempts, k.crashes, k.trips, k.stops, k.submitted_at, k.due_at, k.claimed_at,
@@ -123,20 +124,21 @@ select k.id, s.queue, s.task, k.state, k.priority, k.gang_id, k.rank, i.name as 
   case when o.readable then k.result end as result,
   case when o.readable then k.error end as error, s.model,
   case when k.gang_id is not null then gangq.role_of(k.gang_id, k.rank) end as role, k.epoch_rank,
-  k.parent, k.login, o.readable, k.max_trips, p.rate as step_rate, k.snoozes, k.max_snoozes
+  k.parent, k.login, o.readable, k.max_trips, p.rate as step_rate, k.snoozes, k.max_snoozes,
+  k.batch_id, k.array_index
 from (
   select j.id, j.state, j.priority, j.gang_id, j.rank, j.incarnation, j.shape_id, j.attempts,
     j.max_attempts, j.crashes, j.trips, j.stops, j.submitted_at, j.due_at, j.claimed_at,
     j.finished_at, j.told_at, j.stop_reason, j.token, j.budget_s, j.submitter, j.login, j.payload,
     j.result, j.error, j.epoch_rank, j.parent, true as live, j.max_trips,
-    j.snoozes, j.max_snoozes
+    j.snoozes, j.max_snoozes, j.batch_id, j.array_index
   from gangq.live_jobs j
   union all
   select h.job_id, h.state, h.priority, h.gang_id, h.rank, h.incarnation, h.shape_id, h.attempts,
     h.max_attempts, h.crashes, h.trips, h.stops, h.submitted_at, null::timestamptz, h.claimed_at,
     h.finished_at, null::timestamptz, null::text, h.token, h.budget_s, h.submitter, h.login,
     h.payload, h.result, h.error, null::integer, h.parent, false, h.max_trips,
-    h.snoozes, h.max_snoozes
+    h.snoozes, h.max_snoozes, h.batch_id, h.array_index
   from gangq.history h
 ) k
 join gangq.shapes s on s.id = k.shape_id
@@ -570,6 +572,20 @@ from gangq.dependencies d
 where d.settled and d.outcome is null
   and not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
   and not exists (select 1 from gangq.unsettled u where u.job_id = d.on_job_id)
+union all
+select 'an open batch has a live job', 'batch ' || b.id,
+  format('%s of %s jobs, the last tick was at %s', b.name, b.size, x.last_at)
+from gangq.batches_table b cross join gangq.tick_state x
+where b.finished_at is null and b.submitted_at < x.last_at - interval '10 minutes'
+  and not exists (select from gangq.live_jobs j where j.batch_id = b.id)
+  and not exists (
+    select from gangq.history h
+    where h.batch_id = b.id and h.finished_at > x.last_at - interval '10 minutes')
+union all
+select 'a batch that has ended has no live job', 'batch ' || b.id, b.name
+from gangq.batches_table b
+where b.finished_at is not null
+  and exists (select from gangq.live_jobs j where j.batch_id = b.id)
 union all
 select 'has its rows', 'table ' || n.name, 'empty'
 from (values ('settings', (select count(*) from gangq.settings)),

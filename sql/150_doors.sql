@@ -38,7 +38,7 @@ grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.wai
   gangq.timeline, gangq.drains, gangq.preemptions, gangq.places_open, gangq.trips,
   gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned,
   gangq.capacity, gangq.violations, gangq.queues, gangq.limits, gangq.tasks, gangq.schedules,
-  gangq.services, gangq.service_gangs, gangq.endpoints,
+  gangq.services, gangq.service_gangs, gangq.endpoints, gangq.batches,
   gangq.retention, gangq.events, gangq.settings, gangq.transitions, gangq.causes,
   gangq.migrations, gangq.tick_state,
   gangq.lock_rows, gangq.attempts, gangq.notifications, gangq.undelivered, gangq.notification_kinds,
@@ -56,7 +56,7 @@ begin
     select p.oid::regprocedure as f, p.provolatile = 'v' as changes, d.waits, d.roles
     from (values
       ('submit submit_gang submit_unique submit_unique_gang', 'submitter', '2s'),
-      ('set_priority cancel retry', 'submitter', '2s'),
+      ('set_priority cancel retry retry_failed', 'submitter', '2s'),
       ('set_schedule pause_schedule resume_schedule', 'submitter', '2s'),
       ('run_schedule_now forget_schedule declare_schedules', 'submitter', '2s'),
       ('set_service stop_service delete_service roll_back_service declare_services', 'submitter',

@@ -31,11 +31,13 @@ comment on schema gangq is
 
 create sequence gangq.job_ids as bigint;
 create sequence gangq.gang_ids as bigint;
+create sequence gangq.batch_ids as bigint;
 create sequence gangq.incarnation_ids as bigint;
 create sequence gangq.tokens as bigint;
 create sequence gangq.positions as bigint;
 comment on sequence gangq.job_ids is 'Ids of jobs; a retried job keeps its id.';
 comment on sequence gangq.gang_ids is 'Ids of gangs; a retried gang keeps its id.';
+comment on sequence gangq.batch_ids is 'Ids of batches.';
 comment on sequence gangq.incarnation_ids is 'Ids of worker incarnations, never reused.';
 comment on sequence gangq.tokens is
   'High part of fencing tokens; 16 random low bits make a token unrepeatable even when a failover '
@@ -307,7 +309,8 @@ create table gangq.limit_keys (
   -- An administrator has set it: submissions that say another one are not refused
   pinned boolean not null default false,
   login text not null, -- The login that made it
-  made_at timestamptz not null default clock_timestamp() -- When
+  made_at timestamptz not null default clock_timestamp(), -- When
+  batch_id bigint unique -- The batch whose at_most it is, forgotten with it; null: anybody names it
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- Every distinct requirement of a job ever submitted. Not unique on purpose: two transactions that
@@ -341,6 +344,7 @@ create table gangq.shapes (
 );
 create index shapes_added on gangq.shapes (login, added_at) where login is not null;
 create index shapes_digest on gangq.shapes (digest);
+create index shapes_limit_key on gangq.shapes (limit_key) where limit_key is not null;
 
 -- Every distinct demand of a gang ever submitted, like shapes: gangs alike are judged once.
 create table gangq.gang_kinds (
@@ -575,6 +579,7 @@ create table gangq.live_jobs (
   ran_on bigint,
   gang_id bigint, -- Its gang; null for a single job
   parent bigint, -- The job that submitted it; null: a login did
+  batch_id bigint, -- Its batch; null: none
   submitted_at timestamptz not null, -- When it was submitted
   due_at timestamptz, -- Not before then
   claimed_at timestamptz, -- When the present or last attempt was claimed
@@ -585,6 +590,7 @@ create table gangq.live_jobs (
   shape_id integer not null, -- What it needs
   rank integer, -- Its place in the gang at its largest, from 0; see epoch_rank
   epoch_rank integer, -- Elastic: its rank in this epoch; null: rank, or not in it
+  array_index integer, -- Its place in its batch, from 0; null: no batch
   budget_s real, -- Wall-clock budget, seconds; null: the worker's default
   waits_on integer not null default 0, -- How many jobs it waits for still
   priority smallint not null, -- -1000 to 1000, higher first
@@ -628,6 +634,7 @@ create index live_jobs_placed on gangq.live_jobs (incarnation)
   where incarnation is not null and not light;
 create index live_jobs_by_state on gangq.live_jobs (state, id)
   where state <> all ('{pending,running,blocked,scheduled}');
+create index live_jobs_batch on gangq.live_jobs (batch_id, state) where batch_id is not null;
 
 create function gangq.is_sound(j gangq.live_jobs) returns boolean language plpgsql immutable
 set search_path = pg_catalog, pg_temp as $$
@@ -660,6 +667,28 @@ alter table gangq.live_jobs add constraint live_jobs_state check (
     when 'running' then incarnation is not null and token is not null and claimed_at is not null
     else gangq.is_sound(live_jobs)
   end);
+
+-- What one submission under a name has submitted. A job that starts or ends changes nothing here:
+-- how far a batch is, the view batches counts.
+create table gangq.batches_table (
+  id bigint primary key, -- The batch
+  name text not null, -- As its submitter called it; several may have one name
+  tags text[] not null default '{}', -- As its submitter marked it
+  shape_id integer not null, -- What its jobs need: queue, task
+  size integer not null, -- How many jobs were submitted
+  submitter text not null, -- The role that submitted it
+  login text not null, -- The login that did
+  submitted_at timestamptz not null, -- When
+  -- When a tick found that its last job had ended; null: it has not, or a job was retried
+  finished_at timestamptz,
+  -- Ended: the longest class that its jobs are kept in, and its own
+  retention gangq.retention_class,
+  check ((finished_at is null) = (retention is null))
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+create index batches_name on gangq.batches_table (name, id);
+create index batches_open on gangq.batches_table (id) where finished_at is null;
+create index batches_ended on gangq.batches_table (retention, finished_at)
+  where finished_at is not null;
 
 -- Which live job waits for which. No foreign keys: they would cost every finished job a query.
 create table gangq.dependencies (
@@ -944,10 +973,11 @@ create table gangq.history (
   job_id bigint not null, -- The job; a retried job has one row per ending
   token bigint,
   taken_token bigint, -- As in live_jobs
-  gang_id bigint, parent bigint, submitted_at timestamptz not null,
+  gang_id bigint, parent bigint, batch_id bigint, submitted_at timestamptz not null,
   claimed_at timestamptz, finished_at timestamptz not null, incarnation bigint,
   shape_id integer not null, -- What it needed
-  rank integer, budget_s real, priority smallint not null, attempts smallint not null,
+  rank integer, array_index integer, budget_s real, priority smallint not null,
+  attempts smallint not null,
   max_attempts smallint not null, crashes smallint not null, max_crashes smallint not null,
   trips smallint not null, max_trips smallint not null, stops smallint not null,
   snoozes smallint not null default 0, max_snoozes smallint not null default 100,
@@ -973,6 +1003,7 @@ create index history_job on gangq.history (job_id);
 create index history_gang on gangq.history (gang_id, rank) where gang_id is not null;
 create index history_not_done on gangq.history (job_id) where state <> 'done';
 create index history_written on gangq.history (written_in);
+create index history_batch on gangq.history (batch_id, state) where batch_id is not null;
 create index history_unmet on gangq.history using gin (awaited) with (fastupdate = off)
   where unmet is not null;
 

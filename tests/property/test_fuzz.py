@@ -570,6 +570,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "reserve_gang": lambda w: w.replaced(),
         "retire_worker": lambda w: {"incarnation": w.worker(), "final": True},
         "retry": lambda w: {"job_ids": [w.over()], "gang_ids": []},
+        "retry_failed": lambda w: {"name": "fuzz", "dry_run": False},
         "retry_notifications": lambda w: w.notified(),
         "role_of": lambda w: {"gang_id": 1, "rank": 0},
         "rollback_gang": lambda w: {"gang_id": w.gang("reserved")[0], "reason": "r"},

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from drive import INVALID, MISSING, NOT_ALLOWED, WRONG_STATE, Q, Row, gpus, refused
 
-EVERYTHING = ["device_quarantined", "gang_failed", "job_failed", "trip", "worker_quarantined"]
+EVERYTHING = ["batch_done", "device_quarantined", "gang_failed", "job_failed", "trip", "worker_quarantined"]
 
 
 def target(q: Q, name: str = "oncall", **more: Any) -> str:
@@ -209,7 +209,7 @@ def test_a_target_without_kinds_is_told_of_everything_that_its_filter_can_pass(q
     target(q, "all")
     target(q, "some", task="train")
     assert state_of(q, "all")["kinds"] == EVERYTHING
-    assert state_of(q, "some")["kinds"] == ["gang_failed", "job_failed", "trip"]
+    assert state_of(q, "some")["kinds"] == ["batch_done", "gang_failed", "job_failed", "trip"]
 
 
 def test_adding_it_again_changes_it_and_keeps_what_waits(q: Q) -> None:

@@ -44,6 +44,7 @@ SUBMIT = {
     "set_priority",
     "cancel",
     "retry",
+    "retry_failed",
     "set_schedule",
     "pause_schedule",
     "resume_schedule",

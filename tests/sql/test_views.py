@@ -273,6 +273,10 @@ CORRUPTIONS = {
     "charged no more than it may spend": "update gangq.live_jobs set attempts = max_attempts + 1",
     "told to stop while it stops": "update gangq.live_jobs set told_at = gangq.now() where state = 'running'",
     "finished when it has ended": "update gangq.live_jobs set finished_at = gangq.now() where state = 'running'",
+    "an open batch has a live job": "insert into gangq.batches_table (id, name, shape_id, size, submitter, login, "
+    "submitted_at) select 1, 'b', 1, 1, 'x', 'x', last_at - interval '1 hour' from gangq.tick_state",
+    "a batch that has ended has no live job": "with b as (update gangq.live_jobs set batch_id = 1) "
+    "insert into gangq.batches_table values (1, 'b', '{}', 1, 1, 'x', 'x', gangq.now(), gangq.now(), 'short')",
     "has its rows": "delete from gangq.tick_state",
 }
 
@@ -286,6 +290,7 @@ def busy(q: Q) -> Q:
     q.submit(gpus=1, vram_mb=100, memory_mb=100)
     worker.take()
     q.submit(after=[q.submit(cpus=100, wait_for_hardware=True)])
+    q.tick()
     return q
 
 

@@ -45,7 +45,15 @@ class _Options(Needs, total=False):
 
 
 class SubmitOptions(_Options, total=False):
-    """Of jobs, as `gangq.TaskOptions` explains them; `budget_s` is its `budget`. None is as if it were left out."""
+    """Of jobs, as `gangq.TaskOptions` explains them; `budget_s` is its `budget`. None is as if it were left out.
+
+    `name`: the jobs of this call are a batch of this name; several batches may have one name. `tags` are marks of the
+    batch. At most `at_most` of its jobs are placed at once.
+    """
+
+    name: str | None
+    tags: Sequence[str] | None
+    at_most: int | None
 
 
 class GangOptions(TypedDict, total=False):
@@ -177,7 +185,7 @@ def _encode(name: str, value: Any) -> str:
         value = awaited_ids(value, name) or []
     elif name == "selector":
         value = as_selector(value)
-    elif name in ("tolerates", "taints", "tasks"):
+    elif name in ("tolerates", "taints", "tags", "tasks"):
         value = texts(value, name)
     elif name == "payloads":
         return "[" + ",".join(dumps(one, f"payloads[{n}]") for n, one in enumerate(value)) + "]"

@@ -127,7 +127,8 @@ class Predecessor(NamedTuple):
 class Claim(NamedTuple):
     """One claimed job. `devices` lists objects with uuid, index, vram_mb and source; gang fields are None for
     a solo job, `master_port` for every rank but 0. `light`: it has a light slot. `model`: what it needs loaded.
-    `trace`: the span in which it was submitted (W3C traceparent)."""
+    `trace`: the span in which it was submitted (W3C traceparent). `array_index`: its place in its batch, from 0; None
+    without one."""
 
     job_id: int
     token: int
@@ -150,6 +151,7 @@ class Claim(NamedTuple):
     light: bool
     model: Annotated[str | None, "model_needed"]
     trace: str | None
+    array_index: int | None = None
 
 
 class WatchTerms(NamedTuple):
@@ -369,10 +371,38 @@ class JobRow(NamedTuple):
     labels: dict[str, Any]
     parent: int | None
     max_trips: int
+    batch_id: int | None
+    array_index: int | None
     cpus: Annotated[float, "cpus::float8"]
     step_rate: float | None
     snoozes: int
     max_snoozes: int
+
+
+class BatchRow(NamedTuple):
+    """A batch as `gangq.batches` shows it: how many of its jobs are in each state, by the latest ending of each.
+
+    `running`: those told to stop, too. `state`: waiting (none has started), running, then failed if a job has failed,
+    cancelled if one was cancelled, else done.
+    """
+
+    id: int
+    name: str
+    tags: list[str]
+    queue: str
+    task: str
+    state: str
+    size: int
+    at_most: int | None
+    waiting: int
+    running: int
+    done: int
+    failed: int
+    cancelled: int
+    submitted_at: datetime
+    finished_at: datetime | None
+    submitter: str
+    login: str
 
 
 class GangRow(NamedTuple):

@@ -121,6 +121,28 @@ def _in_batches(
         asked = verb.build(**{**given, "job_ids": jobs, "gang_ids": gangs})
 
 
+def _in_pages(
+    verb: Verb[..., Any], first: Query[Any], given: Mapping[str, Any]
+) -> Steps[list[rows.StateChange]]:
+    """What fails again while this goes on is not retried once more."""
+    until = given.get("until") or (yield from _now(first.connection))
+    found: list[rows.StateChange] = []
+    after_id = given.get("after_id") or 0
+    while True:
+        page: list[rows.StateChange] = yield verb.build(**{**given, "until": until, "after_id": after_id})
+        if not page:
+            return found
+        found += page
+        after_id = max(change.job_id or 0 for change in page)
+
+
+def _now(connection: object | None = None) -> Steps[datetime]:
+    now: datetime = yield Query(
+        "gangq.now", "select gangq.now()", {}, lambda found: found[0][0], connection, tuple_row
+    )
+    return now
+
+
 def _before_submit_child(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
     given["request_id"] = given.get("request_id") or new_request_id()
 
@@ -149,10 +171,7 @@ def from_now(
     later = timedelta(seconds=seconds(delay, "delay"))
     if inside_job:
         return datetime.now(UTC) + later
-    now: datetime = yield Query(
-        "gangq.now", "select gangq.now()", {}, lambda found: found[0][0], connection, tuple_row
-    )
-    return now + later
+    return (yield from _now(connection)) + later
 
 
 class SubmitterVerbs:
@@ -316,6 +335,29 @@ class SubmitterVerbs:
         """Run jobs and gangs that failed or were cancelled again, under their ids. What was cancelled for one of them
         waits for it again. Raises `NotFound`, `WrongState`, and `Busy` for what another transaction holds for 2 s.
         Some hundreds at a time, each in a transaction of its own.
+        """
+
+    @verb(then=_in_pages)
+    def retry_failed(
+        self,
+        *,
+        batch_id: BigInt | None = None,
+        name: str | None = None,
+        tag: str | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+        submitter: str | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+        after_id: BigInt | None = None,
+        dry_run: bool = False,
+    ) -> list[rows.StateChange]:
+        """Retry the single jobs that have failed and that this login may retry: of this batch, of batches with this
+        name or tag, of this queue, task or submitter, failed from `since` to `until` [now]. All that is given must
+        hold. Some hundreds at a time, each in a transaction of its own.
+
+        Returns the jobs with their states: `left` for one that another transaction holds. `dry_run`: changes nothing,
+        and the state is `failed`. A gang is retried by its id. Raises what `retry` raises.
         """
 
     @verb(then=_in_batches)

@@ -176,6 +176,10 @@ AfterSeq = Annotated[int, Sql("integer", None, "seq > {}")]
 Device = Annotated[str, Sql("text", None, "{} = any (devices)")]
 Since = Annotated[datetime, Sql("timestamptz", aware, "at >= {}")]
 Until = Annotated[datetime, Sql("timestamptz", aware, "at <= {}")]
+Tag = Annotated[str, Sql("text", None, "{} = any (tags)")]
+_OF_BATCHES = "batch_id = any (array(select b.id from gangq.batches b where {}))"
+BatchName = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "b.name = {}"))]
+BatchTag = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "{} = any (b.tags)"))]
 
 # What a job has encoded before it sent it to its worker.
 SentTime = Annotated[datetime | str, Sql("timestamptz")]

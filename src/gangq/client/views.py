@@ -12,12 +12,15 @@ from gangq.client import rows
 from gangq.client.verb import (
     AfterId,
     AfterSeq,
+    BatchName,
+    BatchTag,
     BigInt,
     Device,
     Ids,
     Since,
     State,
     Steps,
+    Tag,
     Until,
     verb,
 )
@@ -51,9 +54,31 @@ class Views:
         task: str | None = None,
         gang_id: BigInt | None = None,
         worker: str | None = None,
+        batch_id: BigInt | None = None,
+        name: BatchName | None = None,
+        tag: BatchTag | None = None,
+        submitter: str | None = None,
         limit: int | None = _LIMIT,
     ) -> list[rows.JobRow]:
-        """Jobs, newest first, live and ended. All filters given must hold. `limit`: at most so many, None for all."""
+        """Jobs, newest first, live and ended. All filters given must hold; `name` and `tag` are those of a batch.
+        `limit`: at most so many, None for all.
+        """
+
+    @verb(view="batches", order="id desc")
+    def batches(
+        self,
+        *,
+        ids: Ids | None = None,
+        name: str | None = None,
+        tag: Tag | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+        submitter: str | None = None,
+        limit: int | None = _LIMIT,
+    ) -> list[rows.BatchRow]:
+        """Batches, newest first, and how far each is. All filters given must hold. `limit`: at most so many, None for
+        all.
+        """
 
     @verb(view="gangs", order="id desc")
     def gangs(
@@ -78,6 +103,11 @@ class Views:
         """The gang with this id. Raises `NotFound`."""
         return _only((yield from Views.gangs(ids=[id])), "gang", id)
 
+    @verb
+    def batch(self, *, id: int) -> Steps[rows.BatchRow]:
+        """The batch with this id. Raises `NotFound`."""
+        return _only((yield from Views.batches(ids=[id])), "batch", id)
+
     @verb(view="jobs")
     def job_states(self, *, ids: Ids) -> dict[int, str]:
         """The state of each of these jobs that exists: what `wait` polls."""
@@ -85,6 +115,10 @@ class Views:
     @verb(view="gangs")
     def gang_states(self, *, ids: Ids) -> dict[int, str]:
         """The state of each of these gangs that exists."""
+
+    @verb(view="batches")
+    def batch_states(self, *, ids: Ids) -> dict[int, str]:
+        """The state of each of these batches that exists; its jobs are not counted."""
 
     @verb(view="workers", order="name, incarnation")
     def workers(self, *, name: str | None = None, host: str | None = None) -> list[rows.WorkerRow]:

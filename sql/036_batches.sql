@@ -1,0 +1,289 @@
+-- Batches: what one submission has submitted under a name (the options name, tags and at_most of
+-- submit), and retry_failed.
+--
+-- A job that starts or ends must not touch a row that all jobs of its batch share: they would wait
+-- for each other. So a batch keeps no counts. The view batches counts its jobs through an index,
+-- and a step of the tick (end_batches) finds out that the last one has ended.
+-- at_most is the limit of a limit key of the batch's own (031). The key and the shapes that name it
+-- are forgotten with the batch.
+--
+-- Locks: end_batches and forget_batches lock batches with skip locked. retry locks the batches of
+-- the jobs it makes live, shared, after those jobs; retry_failed locks the endings that it retries,
+-- with skip locked.
+
+-- A tag of a batch, where it is checked like an option.
+create type gangq.batch_tag as (tag gangq.role_name);
+
+-- Internal, for check_submission. Checks the options of a batch, and draws its id; with at_most,
+-- makes its limit key. Raises GQ001.
+create function gangq.draw_batch(s gangq.submission, o gangq.job_options, login text)
+returns gangq.submission language plpgsql as $$
+begin
+  if o.name is null then
+    perform gangq.refuse('GQ001',
+      case when o.at_most is null then 'tags are' else 'at_most is' end || ' given without name',
+      'These are of a batch: pass its name, too.');
+  elsif cardinality(o.tags) > 20 then
+    perform gangq.refuse('GQ001', format('tags are %s', cardinality(o.tags)),
+      'A batch has 20 tags at most.');
+  elsif o.at_most is not null and (s.asked).limit_key is not null then
+    perform gangq.refuse('GQ001',
+      format('at_most is given, and limit key %L limits these jobs already', (s.asked).limit_key),
+      'One key limits a job: leave out at_most, or limit_key.');
+  end if;
+  perform gangq.read_options('submit', jsonb_build_object('tag', coalesce(x.tag, '')),
+    null::gangq.batch_tag)
+  from unnest(o.tags) as x(tag);
+  s.batch_id := s.base + nextval('gangq.batch_ids'::regclass);
+  if o.at_most is not null then
+    s.asked.limit_key := 'batch b' || s.batch_id;
+    -- An administrator may have set a limit of this name before.
+    insert into gangq.limit_keys as k (name, most, login, batch_id)
+    values ((s.asked).limit_key, o.at_most, draw_batch.login, s.batch_id)
+    on conflict (name) do update set batch_id = excluded.batch_id;
+    s.shape := null;
+    s.light := false;
+  end if;
+  return s;
+end $$;
+
+-- Internal, for submit. Writes a batch.
+create function gangq.add_batch(
+  s gangq.submission, o gangq.job_options, size integer, submitter text, login text, t timestamptz
+) returns void language sql as $$
+  insert into gangq.batches_table (id, name, tags, shape_id, size, submitter, login, submitted_at)
+  values ((s).batch_id, (o).name, array(
+      select distinct x.tag from unnest((o).tags) as x(tag) order by x.tag),
+    (s).shape, add_batch.size, add_batch.submitter, add_batch.login, add_batch.t)
+$$;
+
+-- A retry and a tick that ends the batch:
+-- 1. A retry inserts its jobs, then locks the batch, shared. Retries do not wait for each other.
+-- 2. end_batches locks the batch, and only then, in a later statement, looks for live jobs. So it
+--    sees the jobs of a retry that has committed, and skips the batch of one that has not.
+-- 3. A retry that had to wait for end_batches finds finished_at set, and sets it back.
+--
+-- Internal, for retry. These batches have live jobs again.
+create function gangq.reopen_batches(ids bigint[]) returns void language plpgsql as $$
+begin
+  perform from gangq.batches_table b where b.id = any (ids) order by b.id for key share;
+  update gangq.batches_table b set finished_at = null, retention = null
+  where b.id = any (array(
+    select z.id from gangq.batches_table z
+    where z.id = any (ids) and z.finished_at is not null order by z.id for no key update));
+end $$;
+
+-- Internal, a step of the tick. Batches of which no job is live any more have ended: who wants
+-- batch_done is told. Looks at most at so many open batches. Returns how many have ended. Each call
+-- begins at a random batch, so that of more than most open ones all are looked at soon.
+create function gangq.end_batches(most integer default 1000) returns integer language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+declare
+  t timestamptz := gangq.now();
+  first bigint;
+  ids bigint[];
+  b gangq.batches_table;
+  n record;
+  ended integer := 0;
+begin
+  first := (
+    select min(x.id) + floor(random() * (max(x.id) - min(x.id) + 1))::bigint
+    from gangq.batches_table x where x.finished_at is null);
+  if first is null then
+    return 0;
+  end if;
+  ids := array(
+    select x.id
+    from (
+      (select z.id from gangq.batches_table z
+        where z.finished_at is null and z.id >= first order by z.id limit most)
+      union all
+      (select z.id from gangq.batches_table z
+        where z.finished_at is null and z.id < first order by z.id limit most)
+      limit most) x
+    where not exists (select from gangq.live_jobs j where j.batch_id = x.id)
+    limit 200);
+  ids := array(
+    select x.id from gangq.batches_table x
+    where x.id = any (ids) and x.finished_at is null order by x.id for update skip locked);
+  for b in
+    select x.* from gangq.batches_table x
+    where x.id = any (ids)
+      and not exists (select from gangq.live_jobs j where j.batch_id = x.id)
+    order by x.id
+  loop
+    update gangq.batches_table x set finished_at = t, retention = case
+      when exists (select from gangq.history_forever h where h.batch_id = b.id) then 'forever'
+      -- The attempts, which refer to its shapes, are kept as long.
+      when exists (select from gangq.history_long h where h.batch_id = b.id)
+        or exists (select from gangq.limit_keys k where k.batch_id = b.id) then 'long'
+      else 'short' end
+    where x.id = b.id;
+    select v.done, v.failed, v.cancelled into n from gangq.batches v where v.id = b.id;
+    perform gangq.tell('batch_done', t, null, null, null, null,
+      format('%s of %s done, %s failed, %s cancelled', n.done, b.size, n.failed, n.cancelled),
+      jsonb_build_object('name', b.name, 'tags', b.tags, 'size', b.size, 'done', n.done,
+        'failed', n.failed, 'cancelled', n.cancelled), b.id);
+    ended := ended + 1;
+  end loop;
+  return ended;
+end $$;
+
+-- Internal, for forget. Deletes batches whose jobs history has dropped, with their limit keys and
+-- shapes. A batch is due when the last of its jobs is past its retention, and its attempts are too,
+-- where they refer to shapes of its own. What the default partition has kept longer is looked for.
+create function gangq.forget_batches(t timestamptz, most integer default 1000) returns void
+language plpgsql set enable_seqscan = off as $$
+declare
+  ids bigint[] := array(
+    select b.id
+    from (values ('short'), ('long')) as c(class)
+    cross join gangq.settings s
+    cross join lateral (
+      select x.id from gangq.batches_table x
+      where x.retention = c.class and x.finished_at < t - interval '1 day'
+        - case c.class when 'short' then s.retention_short else s.retention_long end
+      order by x.finished_at limit most for update skip locked) b
+    where not exists (select from gangq.history h where h.batch_id = b.id)
+      and not exists (select from gangq.live_jobs j where j.batch_id = b.id));
+  keys text[];
+begin
+  delete from gangq.batches_table b where b.id = any (ids);
+  -- Also that of a submission which found that it was a repetition.
+  keys := array(
+    select k.name from gangq.limit_keys k
+    where k.batch_id is not null
+      and (k.batch_id = any (ids) or k.made_at < t - interval '1 day' and not exists (
+        select from gangq.batches_table b where b.id = k.batch_id)));
+  -- A place that is still open is closed by a later tick.
+  delete from gangq.shapes s
+  where s.limit_key = any (keys)
+    and not exists (select from gangq.places p where p.shape_id = s.id);
+  delete from gangq.limit_keys k
+  where k.name = any (keys)
+    and not exists (select from gangq.shapes s where s.limit_key = k.name);
+end $$;
+
+-- Batches: what one submission has submitted under a name. waiting, running, done, failed,
+-- cancelled: how many of its jobs are in each state, each by its latest ending; running: those told
+-- to stop, too. What history has dropped is missing there; size: how many were submitted. state:
+-- waiting (none has started), running, then failed if a job has failed, cancelled if one was
+-- cancelled, else done. at_most: so many of its jobs are placed at once; null: no limit.
+-- finished_at: when a tick has found that the last one had ended. Its jobs: gangq.jobs, by batch_id
+-- and array_index.
+create view gangq.batches as
+select b.id, b.name, b.tags, s.queue, s.task,
+  case
+    when exists (select from gangq.live_jobs j where j.batch_id = b.id) then
+      case when exists (
+          select from gangq.live_jobs j
+          where j.batch_id = b.id and j.state in ('running', 'preempting'))
+        or exists (select from gangq.history h where h.batch_id = b.id)
+      then 'running' else 'waiting' end
+    when exists (
+      select from gangq.history h
+      where h.batch_id = b.id and h.state = 'failed' and not exists (
+        select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at))
+    then 'failed'
+    when exists (
+      select from gangq.history h
+      where h.batch_id = b.id and h.state = 'cancelled' and not exists (
+        select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at))
+    then 'cancelled'
+    else 'done' end as state,
+  b.size, k.most as at_most, n.waiting, n.running, n.done, n.failed, n.cancelled, b.submitted_at,
+  b.finished_at, b.submitter, b.login
+from gangq.batches_table b
+join gangq.shapes s on s.id = b.shape_id
+left join gangq.limit_keys k on k.batch_id = b.id
+-- Not computed where it is not asked for, as by who waits for the end of a batch.
+left join lateral (
+  select count(*) filter (where j.state in ('waiting', 'scheduled', 'pending')) as waiting,
+    count(*) filter (where j.state in ('running', 'preempting')) as running,
+    count(*) filter (where j.state = 'done') as done,
+    count(*) filter (where j.state = 'failed') as failed,
+    count(*) filter (where j.state = 'cancelled') as cancelled
+  from (
+    select l.state from gangq.live_jobs l where l.batch_id = b.id
+    union all
+    select h.state from gangq.history h
+    where h.batch_id = b.id and not exists (
+      select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)) j
+  ) n on true;
+
+-- A job whose ending another transaction holds is being retried there, or its history read for
+-- update. Which ending no retry has started from is read in a later statement than the lock: see
+-- retry.
+--
+-- Retries single jobs that have failed, as retry does, of those that the caller may retry: of this
+-- batch, or of batches with this name or tag; of this queue, task, submitter; that failed at since
+-- or later, and at until or before. All that is given must hold. Returns at most so many, those of
+-- the lowest ids above after_id: call again, in another transaction, with the highest one returned,
+-- until none is. Without until, what fails again meanwhile is retried again. Those that another
+-- transaction holds are returned with the state left. dry_run: changes nothing, and the state is
+-- failed. A gang is retried by its id. Raises what retry raises.
+create function gangq.retry_failed(
+  batch_id bigint default null, name text default null, tag text default null,
+  queue text default null, task text default null, submitter text default null,
+  since timestamptz default null, until timestamptz default null, after_id bigint default 0,
+  most integer default 500, dry_run boolean default false
+) returns table (job_id bigint, gang_id bigint, state text) language plpgsql
+set plan_cache_mode = force_custom_plan as $$
+declare
+  admin boolean := gangq.is_admin();
+  roles text[] := gangq.roles_of(gangq.caller());
+  shared text[] := gangq.shared_queues();
+  batches bigint[];
+  page bigint[];
+  free bigint[];
+begin
+  perform gangq.check_moment('since', retry_failed.since);
+  perform gangq.check_moment('until', retry_failed.until);
+  if (most between 1 and 500) is not true then
+    perform gangq.refuse('GQ001', format('most is %s', coalesce(most::text, 'null')),
+      'So many jobs are retried in one call: 1 to 500.');
+  end if;
+  if num_nonnulls(retry_failed.batch_id, retry_failed.name, retry_failed.tag) > 0 then
+    batches := array(
+      select b.id from gangq.batches_table b
+      where b.id = coalesce(retry_failed.batch_id, b.id)
+        and b.name = coalesce(retry_failed.name, b.name)
+        and (retry_failed.tag is null or retry_failed.tag = any (b.tags)));
+    if batches = '{}' and retry_failed.batch_id is not null then
+      perform gangq.refuse('GQ002', format('batch %s does not exist', retry_failed.batch_id),
+        'Look in gangq.batches; a batch is kept as long as its jobs.');
+    end if;
+  end if;
+  page := array(
+    select h.job_id
+    from gangq.history h join gangq.shapes s on s.id = h.shape_id
+    where h.state = 'failed' and h.gang_id is null
+      and h.job_id > coalesce(retry_failed.after_id, 0)
+      and (batches is null or h.batch_id = any (batches))
+      and (retry_failed.since is null or h.finished_at >= retry_failed.since)
+      and (retry_failed.until is null or h.finished_at <= retry_failed.until)
+      and (retry_failed.queue is null or s.queue = retry_failed.queue)
+      and (retry_failed.task is null or s.task = retry_failed.task)
+      and (retry_failed.submitter is null or h.submitter = retry_failed.submitter)
+      and (admin or h.login = session_user and h.submitter = any (roles) or s.queue = any (shared))
+      and not exists (
+        select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by h.job_id limit most);
+  if dry_run then
+    return query select p.id, null::bigint, 'failed' from unnest(page) as p(id);
+    return;
+  end if;
+  free := array(
+    select h.job_id from gangq.history h
+    where h.job_id = any (page) and h.state = 'failed' and not exists (
+      select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by h.job_id for update of h skip locked);
+  return query
+  select p.id, null::bigint, 'left' from unnest(page) as p(id) where p.id <> all (free);
+  free := array(
+    select f.id from unnest(free) as f(id)
+    where not exists (select from gangq.live_jobs j where j.id = f.id) order by f.id);
+  if free <> '{}' then
+    return query select r.* from gangq.retry(job_ids => free) r;
+  end if;
+end $$;
