@@ -314,7 +314,7 @@ begin
     select d."limit" from gangq.task_options d
     where d.task = (s.asked).task and d.limit_key = (s.asked).limit_key)), login);
   if num_nonnulls(o.name, o.tags, o.at_most) > 0 then
-    s := gangq.draw_batch(s, o, login);
+    s := gangq.draw_batch(s, o, cardinality(payloads), login);
   end if;
   if s.shape is null then
     s.shape := gangq.keep_shape(gangq.check_shape(s.asked), login);
@@ -420,7 +420,7 @@ begin
   end if;
   -- 4.
   number := pg_current_xact_id();
-  if s.waits_on > 0 then
+  if s.waits_on > 0 and s.ids is null then
     s.ids := array(select s.base + nextval('gangq.job_ids'::regclass) from unnest(payloads));
   end if;
   -- 5.

@@ -14,10 +14,12 @@
 -- A tag of a batch, where it is checked like an option.
 create type gangq.batch_tag as (tag gangq.role_name);
 
--- Internal, for check_submission. Checks the options of a batch, and draws its id; with at_most,
--- makes its limit key. Raises GQ001.
-create function gangq.draw_batch(s gangq.submission, o gangq.job_options, login text)
-returns gangq.submission language plpgsql as $$
+-- Internal, for check_submission. Checks the options of a batch, and draws the ids of its jobs:
+-- that of the first one is its own, so whoever submits it knows it. With at_most, makes its limit
+-- key. Raises GQ001.
+create function gangq.draw_batch(
+  s gangq.submission, o gangq.job_options, size integer, login text
+) returns gangq.submission language plpgsql as $$
 begin
   if o.name is null then
     perform gangq.refuse('GQ001',
@@ -34,7 +36,9 @@ begin
   perform gangq.read_options('submit', jsonb_build_object('tag', coalesce(x.tag, '')),
     null::gangq.batch_tag)
   from unnest(o.tags) as x(tag);
-  s.batch_id := s.base + nextval('gangq.batch_ids'::regclass);
+  s.ids := array(
+    select s.base + nextval('gangq.job_ids'::regclass) from generate_series(1, draw_batch.size));
+  s.batch_id := s.ids[1];
   if o.at_most is not null then
     s.asked.limit_key := 'batch b' || s.batch_id;
     -- An administrator may have set a limit of this name before.
@@ -164,13 +168,13 @@ begin
     and not exists (select from gangq.shapes s where s.limit_key = k.name);
 end $$;
 
--- Batches: what one submission has submitted under a name. waiting, running, done, failed,
--- cancelled: how many of its jobs are in each state, each by its latest ending; running: those told
--- to stop, too. What history has dropped is missing there; size: how many were submitted. state:
--- waiting (none has started), running, then failed if a job has failed, cancelled if one was
--- cancelled, else done. at_most: so many of its jobs are placed at once; null: no limit.
--- finished_at: when a tick has found that the last one had ended. Its jobs: gangq.jobs, by batch_id
--- and array_index.
+-- Batches: what one submission has submitted under a name; id: that of its first job. waiting,
+-- running, done, failed, cancelled: how many of its jobs are in each state, each by its latest
+-- ending; running: those told to stop, too. What history has dropped is missing there; size: how
+-- many were submitted. state: waiting (none has started), running, then failed if a job has failed,
+-- cancelled if one was cancelled, else done. at_most: so many of its jobs are placed at once; null:
+-- no limit. finished_at: when a tick has found that the last one had ended. Its jobs: gangq.jobs,
+-- by batch_id and array_index.
 create view gangq.batches as
 select b.id, b.name, b.tags, s.queue, s.task,
   case

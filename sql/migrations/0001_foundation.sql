@@ -31,13 +31,11 @@ comment on schema gangq is
 
 create sequence gangq.job_ids as bigint;
 create sequence gangq.gang_ids as bigint;
-create sequence gangq.batch_ids as bigint;
 create sequence gangq.incarnation_ids as bigint;
 create sequence gangq.tokens as bigint;
 create sequence gangq.positions as bigint;
 comment on sequence gangq.job_ids is 'Ids of jobs; a retried job keeps its id.';
 comment on sequence gangq.gang_ids is 'Ids of gangs; a retried gang keeps its id.';
-comment on sequence gangq.batch_ids is 'Ids of batches.';
 comment on sequence gangq.incarnation_ids is 'Ids of worker incarnations, never reused.';
 comment on sequence gangq.tokens is
   'High part of fencing tokens; 16 random low bits make a token unrepeatable even when a failover '
@@ -579,7 +577,7 @@ create table gangq.live_jobs (
   ran_on bigint,
   gang_id bigint, -- Its gang; null for a single job
   parent bigint, -- The job that submitted it; null: a login did
-  batch_id bigint, -- Its batch; null: none
+  batch_id bigint, -- Its batch, by the id of its first job; null: none
   submitted_at timestamptz not null, -- When it was submitted
   due_at timestamptz, -- Not before then
   claimed_at timestamptz, -- When the present or last attempt was claimed
@@ -671,7 +669,7 @@ alter table gangq.live_jobs add constraint live_jobs_state check (
 -- What one submission under a name has submitted. A job that starts or ends changes nothing here:
 -- how far a batch is, the view batches counts.
 create table gangq.batches_table (
-  id bigint primary key, -- The batch
+  id bigint primary key, -- The batch: the id of its first job
   name text not null, -- As its submitter called it; several may have one name
   tags text[] not null default '{}', -- As its submitter marked it
   shape_id integer not null, -- What its jobs need: queue, task

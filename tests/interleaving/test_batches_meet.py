@@ -6,7 +6,7 @@ import threading
 
 import psycopg
 
-from interleaving.sessions import Arena, Connection, Row, both_ends, call, value, verb
+from interleaving.sessions import Arena, Connection, Later, Row, both_ends, call, value, verb
 from sql.drive import place, tick
 
 
@@ -158,6 +158,23 @@ def test_a_retry_meets_the_tick_that_ends_its_batch(meeting: Arena, end):
     met = meeting.meet(lambda c: value(c, "end_batches"), lambda c: call(c, "retry", job_ids=[job]), end)
     assert (met.first, met.later.waited, met.later.error) == (1, True, None)
     assert state(meeting)["finished_at"] is None
+    assert meeting.violations() == []
+
+
+def test_a_retry_that_commits_while_a_tick_looks_at_its_batch_keeps_it_open(meeting: Arena):
+    listen(meeting)
+    (job,) = batch(meeting, 1)
+    verb_cancel(job)(meeting.db)
+    meeting.clock.advance(1)
+    # The tick has seen that no job of the batch is live, and waits before it locks the batch.
+    holder = meeting.connect(autocommit=False)
+    holder.execute("lock table gangq.batches_table in exclusive mode")
+    ends = Later(meeting.connect(), lambda c: value(c, "end_batches")).start(meeting.db)
+    assert ends.waited
+    call(holder, "retry", job_ids=[job])
+    holder.commit()
+    assert ends.join().result() == 0
+    assert (state(meeting)["finished_at"], told(meeting)) == (None, [])
     assert meeting.violations() == []
 
 

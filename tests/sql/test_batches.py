@@ -37,8 +37,9 @@ def test_a_submission_with_a_name_is_a_batch_and_tells_each_job_its_place(q: Q) 
         "at_most": None,
     }
     assert [(q.job(job)["batch_id"], q.job(job)["array_index"]) for job in jobs] == [
-        (batch["id"], n) for n in range(3)
+        (jobs[0], n) for n in range(3)
     ]
+    assert batch["id"] == jobs[0]
     assert (q.job(alone)["batch_id"], q.job(alone)["array_index"]) == (None, None)
     assert [claim.row["array_index"] for claim in claims(q.worker(light=4))] == [0, 1, 2, None]
 
