@@ -83,7 +83,7 @@ _HOME = {
             "StaleToken "
             "Stopped TooLarge Unfit UnknownTask WaitTimeout WorkerNameTaken WrongIsolation WrongState"
         ),
-        "gangq.handles": "AsyncGang AsyncJob Gang Job as_completed",
+        "gangq.handles": "AsyncBatch AsyncGang AsyncJob Batch Gang Job as_completed",
         "gangq.hooks": "Outcome",
         "gangq.retry": "Retry",
         "gangq.task_options": "TaskOptions",

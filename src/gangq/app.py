@@ -26,8 +26,8 @@ from gangq.client.verb import Steps
 from gangq.context import Context, find_current
 from gangq.durations import Duration
 from gangq.errors import GangqError, InvalidInput, UnknownTask
-from gangq.handle_steps import member_ids
-from gangq.handles import AsyncGang, AsyncJob, Gang, Job
+from gangq.handle_steps import batch_job_ids, member_ids
+from gangq.handles import AsyncBatch, AsyncGang, AsyncJob, Batch, Gang, Job
 from gangq.hooks import EndHook, Hooks, StartHook, WorkerHook, require_hook
 from gangq.retry import Retry
 from gangq.signatures import require_handler
@@ -509,6 +509,10 @@ class App:
         """Return a handle for the gang with this id. Raises `NotFound`."""
         return Gang(self._client, id, self.client.execute(member_ids(id)))
 
+    def batch(self, id: int) -> Batch[Any]:
+        """Return a handle for the batch with this id. Raises `NotFound`."""
+        return Batch(self._client, self.client.execute(batch_job_ids(id)))
+
     def run_worker(self, **options: Any) -> int:
         """Run a worker for these tasks in this process until it is told to stop; return its exit code.
 
@@ -613,6 +617,10 @@ class AsyncApp:
     async def gang(self, id: int) -> AsyncGang[Any]:
         """Return a handle for the gang with this id. Raises `NotFound`."""
         return AsyncGang(self._client, id, await self.client.execute(member_ids(id)))
+
+    async def batch(self, id: int) -> AsyncBatch[Any]:
+        """Return a handle for the batch with this id. Raises `NotFound`."""
+        return AsyncBatch(self._client, await self.client.execute(batch_job_ids(id)))
 
 
 def _declare(hooks: list[tuple[WorkerHook, bool]], hook: WorkerHook | None, children: bool) -> Any:

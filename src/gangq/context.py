@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobInfo:
-    """The job a handler works on. `payload` is what was submitted; `budget_s` is None without a budget."""
+    """The job a handler works on. `payload` is what was submitted; `budget_s` is None without a budget.
+
+    `index`: its place in its batch, from 0; None: it is of no batch.
+    """
 
     id: int
     token: int
@@ -40,6 +43,7 @@ class JobInfo:
     priority: int = 0
     payload: Mapping[str, Any] = field(default_factory=dict)
     budget_s: float | None = None
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,11 @@ class Context(ABC):
     def attempt(self) -> int:
         """Which attempt this is, from 1."""
         return self.job.attempt
+
+    @property
+    def index(self) -> int | None:
+        """The place of this job in its batch, from 0; None: it is of no batch."""
+        return self.job.index
 
     @property
     @abstractmethod

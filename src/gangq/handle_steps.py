@@ -1,5 +1,6 @@
-"""What can be done with a job or gang by its id: each a generator of steps (a query, or seconds to wait), which
-`gangq.handles` makes methods of.
+"""What can be done with a job, gang or batch by its id: each a generator of steps (a query, or seconds to wait).
+
+`gangq.handles` makes methods of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from gangq.client.rows import EventRow, GangRow, JobRow, TimelineRow
+from gangq.client.rows import BatchRow, EventRow, GangRow, JobRow, TimelineRow
 from gangq.client.verb import Steps, Verb
 from gangq.client.verbs import Verbs
 from gangq.durations import Duration, seconds
@@ -24,7 +25,16 @@ from gangq.errors import (
     ResultNotStored,
     WaitTimeout,
 )
-from gangq.status import ENDED, WAITS, Status, error_in_words, holding, slowest, why_it_waits
+from gangq.status import (
+    ENDED,
+    WAITS,
+    Status,
+    batch_in_words,
+    error_in_words,
+    holding,
+    slowest,
+    why_it_waits,
+)
 
 logger = logging.getLogger("gangq.handles")
 
@@ -38,7 +48,7 @@ _OUTAGE_TOLERATED_S = 300.0
 
 
 class Handle(Generic[R]):
-    """A job or gang by its id; it returns R."""
+    """A job, gang or batch by its id; it returns R."""
 
     kind: str
 
@@ -114,7 +124,11 @@ def first_ended(handles: Sequence[Handle[Any]], limit: Limit) -> Steps[dict[Hand
 
 
 def _states(handles: Sequence[Handle[Any]]) -> Steps[dict[Handle[Any], str]]:
-    verbs: Mapping[str, Verb[..., dict[int, str]]] = {"job": Verbs.job_states, "gang": Verbs.gang_states}
+    verbs: Mapping[str, Verb[..., dict[int, str]]] = {
+        "job": Verbs.job_states,
+        "gang": Verbs.gang_states,
+        "batch": Verbs.batch_states,
+    }
     found: dict[Handle[Any], str] = {}
     for kind, states in verbs.items():
         asked = {handle.id: handle for handle in handles if handle.kind == kind}
@@ -179,11 +193,23 @@ def result(handle: Handle[R], timeout: Duration | None = None) -> Steps[R]:
     if state == "done":
         stored: R = _stored(job)
         return stored
-    if state == "failed":
-        why = None if job.readable else "this login may not read its error"
-        raise _failure(f"job {job.id} (task {job.task})", job, why)
-    reason = yield from _cancelled_because(job, (job.error or {}).get("message"))
-    raise JobCancelled(f"job {job.id} (task {job.task}) was cancelled" + _because(reason), job.id, reason)
+    reason = _own_words(job)
+    if state == "cancelled":
+        reason = yield from _cancelled_because(job, reason)
+    raise _problem(job, f"job {job.id} (task {job.task})", reason)
+
+
+def _own_words(job: JobRow) -> str | None:
+    """Why the job was cancelled, as its own row says it."""
+    message = (job.error or {}).get("message")
+    return None if message is None else str(message)
+
+
+def _problem(job: JobRow, what: str, cancelled_because: str | None) -> JobFailed | JobCancelled:
+    """What is raised for a job that has failed, or was cancelled."""
+    if job.state == "failed":
+        return _failure(what, job, None if job.readable else "this login may not read its error")
+    return JobCancelled(f"{what} was cancelled" + _because(cancelled_because), job.id, cancelled_because)
 
 
 def _cancelled_because(ended: JobRow | GangRow, otherwise: str | None) -> Steps[str | None]:
@@ -351,3 +377,81 @@ def member_ids(gang_id: int) -> Steps[list[int]]:
             f"gang {gang_id} does not exist: never committed, past its retention, or another database"
         )
     return [member.id for member in found]
+
+
+# Steps of a batch -------------------------------------------------------------------------------------------
+
+
+def batch_results(
+    handle: Handle[R], timeout: Duration | None = None, *, return_exceptions: bool = False
+) -> Steps[list[R]]:
+    """Wait, and return what each job returned, in order.
+
+    Raises `JobFailed` or `JobCancelled` for the first job that is not done, and `WaitTimeout`, `NotAllowed` or
+    `ResultNotStored`, as `result` of a job does. `return_exceptions`: what would be raised for a job stands in its
+    place, as with `asyncio.gather`.
+    """
+    yield from wait(handle, timeout)
+    batch = yield from batch_row(handle)
+    jobs = sorted((yield from Verbs.jobs(batch_id=handle.id, limit=None)), key=lambda job: job.id)
+    if return_exceptions:
+        return [_stored_or_problem(job) for job in jobs]
+    culprit = next((job for job in jobs if job.state != "done"), None)
+    if culprit is None:
+        return [_stored(job) for job in jobs]
+    what = f"batch {batch.id} ({batch.name}, {batch_in_words(batch)}): job {culprit.id} (index {culprit.array_index})"
+    reason = _own_words(culprit)
+    if culprit.state == "cancelled":
+        reason = yield from _cancelled_because(culprit, reason)
+    raise _problem(culprit, what, reason)
+
+
+def _stored_or_problem(job: JobRow) -> Any:
+    if job.state != "done":
+        return _problem(job, f"job {job.id} (task {job.task})", _own_words(job))
+    try:
+        return _stored(job)
+    except (NotAllowed, ResultNotStored) as problem:
+        return problem
+
+
+def batch_cancel(handle: Handle[Any], reason: str | None = None) -> Steps[str]:
+    """Cancel the jobs that have not ended; return the batch's state now: `running` while some are being stopped."""
+    states = yield from Verbs.job_states(batch_id=handle.id)
+    live = sorted(id for id, state in states.items() if state not in ENDED)
+    if live:
+        yield from Verbs.cancel(job_ids=live, reason=reason)
+    return (yield from batch_state(handle))
+
+
+def batch_retry_failed(handle: Handle[Any]) -> Steps[int]:
+    """Run the jobs that have failed again, under their ids; return how many."""
+    changed = yield from Verbs.retry_failed(batch_id=handle.id)
+    return sum(1 for change in changed if change.state != "left")
+
+
+def batch_state(handle: Handle[Any]) -> Steps[str]:
+    """Return the batch's state now: waiting (no job has started), running, then failed if a job has failed, cancelled
+    if one was cancelled, else done.
+    """
+    return (yield from batch_row(handle)).state
+
+
+def batch_row(handle: Handle[Any]) -> Steps[BatchRow]:
+    """Return the batch as `gangq.batches` shows it: how many of its jobs are waiting, running, done, failed and
+    cancelled.
+    """
+    batch = yield from Verbs.batch(id=handle.id)
+    handle.seen = Status.of_batch(batch)
+    return batch
+
+
+def batch_status(handle: Handle[Any]) -> Steps[Status]:
+    """Return task and state of the batch, and how many of its jobs are done, failed and running."""
+    return Status.of_batch((yield from batch_row(handle)))
+
+
+def batch_job_ids(batch_id: int) -> Steps[list[int]]:
+    """Return the ids of a batch's jobs, in order. Raises `NotFound`."""
+    yield from Verbs.batch(id=batch_id)
+    return sorted((yield from Verbs.job_states(batch_id=batch_id)))

@@ -1,4 +1,4 @@
-"""What submit returns: handles that wait for a job or gang, fetch what came of it, and stop it.
+"""What submit returns: handles that wait for a job, gang or batch, fetch what came of it, and stop it.
 
 Each method is written once, in `gangq.handle_steps`; `Job` carries its steps out, `AsyncJob` awaits them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import html
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from gangq import handle_steps as steps
@@ -56,6 +56,18 @@ class _OfGang(Handle[R]):
         super().__init__(client, id, existed)
         self.job_ids = job_ids
         self.note = note
+
+
+class _OfBatch(Handle[R]):
+    kind = "batch"
+
+    def __init__(self, client: Callable[[], Any], job_ids: Sequence[int]) -> None:
+        # A batch has the id of its first job.
+        super().__init__(client, job_ids[0])
+        self.job_ids = [*job_ids]
+
+    def __len__(self) -> int:
+        return len(self.job_ids)
 
 
 class _Sync:
@@ -193,11 +205,50 @@ class AsyncGang(_Async, _OfGang[R]):
     logs = later(steps.gang_logs)
 
 
-H = TypeVar("H", Job[Any], Gang[Any], "Job[Any] | Gang[Any]")
+class Batch(_Sync, _OfBatch[R]):
+    """The jobs that one call of `Task.submit_many` has submitted under a name, of which each returns R: `id`, their
+    `job_ids` in order, and the methods below. It has a length, and is iterated over as a list of `Job`. Made with the
+    option `name`, or by `App.batch(id)`.
+    """
+
+    def __iter__(self) -> Iterator[Job[R]]:
+        return (Job(self._client, id) for id in self.job_ids)
+
+    def __getitem__(self, index: int) -> Job[R]:
+        return Job(self._client, self.job_ids[index])
+
+    wait = now(steps.wait)
+    results = now(steps.batch_results)
+    cancel = now(steps.batch_cancel)
+    retry_failed = now(steps.batch_retry_failed)
+    state = now(steps.batch_state)
+    progress = now(steps.batch_row)
+    status = now(steps.batch_status)
+
+
+class AsyncBatch(_Async, _OfBatch[R]):
+    """`Batch` for asyncio: the same methods, awaited."""
+
+    def __iter__(self) -> Iterator[AsyncJob[R]]:
+        return (AsyncJob(self._client, id) for id in self.job_ids)
+
+    def __getitem__(self, index: int) -> AsyncJob[R]:
+        return AsyncJob(self._client, self.job_ids[index])
+
+    wait = later(steps.wait)
+    results = later(steps.batch_results)
+    cancel = later(steps.batch_cancel)
+    retry_failed = later(steps.batch_retry_failed)
+    state = later(steps.batch_state)
+    progress = later(steps.batch_row)
+    status = later(steps.batch_status)
+
+
+H = TypeVar("H", Job[Any], Gang[Any], Batch[Any], "Job[Any] | Gang[Any] | Batch[Any]")
 
 
 def as_completed(jobs: Iterable[H], *, timeout: Duration | None = None) -> Iterator[H]:
-    """Yield jobs and gangs of one App as they end, whichever ends first; done or not.
+    """Yield jobs, gangs and batches of one App as they end, whichever ends first; done or not.
 
     `timeout`: how long all of it may take, as in `wait`; then `WaitTimeout`. For async handles there is
     `asyncio.as_completed`.
@@ -206,7 +257,8 @@ def as_completed(jobs: Iterable[H], *, timeout: Duration | None = None) -> Itera
     for handle in given:
         if not isinstance(handle, _Sync) or handle._client != given[0]._client:
             raise InvalidInput(
-                f"as_completed takes jobs and gangs of one App; for async ones see asyncio.as_completed: {handle!r}"
+                "as_completed takes jobs, gangs and batches of one App; for async ones see asyncio.as_completed: "
+                f"{handle!r}"
             )
     waiting = [*dict.fromkeys(given)]
     limit = Limit(timeout)

@@ -1,4 +1,4 @@
-"""How a job or gang is doing, in one line: for terminals, logs and notebooks."""
+"""How a job, gang or batch is doing, in one line: for terminals, logs and notebooks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gangq.client.rows import GangRow, JobRow, Reason
+from gangq.client.rows import BatchRow, GangRow, JobRow, Reason
 
 ENDED = frozenset({"done", "failed", "cancelled"})
 WAITS = frozenset({"pending", "blocked", "waiting", "scheduled"})
@@ -15,9 +15,9 @@ WAITS = frozenset({"pending", "blocked", "waiting", "scheduled"})
 
 @dataclass(frozen=True)
 class Status:
-    """A job or gang as it was when it was asked for: `kind` ("Job" or "Gang"), `id`, `task`, `state`.
+    """A job, gang or batch as it was when it was asked for: `kind` ("Job", "Gang" or "Batch"), `id`, `task`, `state`.
 
-    `said`: its progress while it runs, why it waits, or why it failed; "" for nothing.
+    `said`: its progress while it runs, why it waits, or why it failed; "" for nothing. Of a batch: how far it is.
     """
 
     kind: str
@@ -36,6 +36,11 @@ class Status:
         """Return that of a gang; `why` it waits, or how far it is."""
         return cls("Gang", gang.id, gang.task, gang.state, gang.reason or why)
 
+    @classmethod
+    def of_batch(cls, batch: BatchRow) -> Status:
+        """Return that of a batch."""
+        return cls("Batch", batch.id, batch.task, batch.state, f"{batch.name}, {batch_in_words(batch)}")
+
     def __str__(self) -> str:
         # Reasons, errors and progress come from others, and a terminal would obey what is not printable.
         said = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in self.said)
@@ -45,6 +50,13 @@ class Status:
         head = html.escape(f"{self.kind} {self.id}")
         rest = html.escape(f"{self.task}: {self.said}" if self.said else self.task)
         return f"<div><b>{head}</b> <code>{html.escape(self.state)}</code> {rest}</div>"
+
+
+def batch_in_words(batch: BatchRow) -> str:
+    """How far a batch is: 3 of 10 done, 1 failed, 4 running."""
+    parts = [f"{batch.done} of {batch.size} done"]
+    counts = {"failed": batch.failed, "cancelled": batch.cancelled, "running": batch.running}
+    return ", ".join(parts + [f"{n} {state}" for state, n in counts.items() if n])
 
 
 def said_of(job: JobRow) -> str:

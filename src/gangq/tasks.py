@@ -17,7 +17,7 @@ from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
 from gangq.context import Context
 from gangq.errors import InvalidInput
-from gangq.handles import AsyncGang, AsyncJob, Gang, Job
+from gangq.handles import AsyncBatch, AsyncGang, AsyncJob, Batch, Gang, Job
 from gangq.retry import Retry
 from gangq.signatures import by_name, misfit
 from gangq.task_options import (
@@ -37,6 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 J = TypeVar("J")
 Js = TypeVar("Js")
+B = TypeVar("B")
 G = TypeVar("G")
 Gr = TypeVar("Gr")
 
@@ -47,9 +48,9 @@ _NO_NEEDS: dict[str, Any] = {"gpus": 0, "vram_mb": 0, "memory_mb": 0, "cpus": 0}
 
 
 @dataclass(frozen=True, eq=False)
-class _Task(ABC, Generic[P, R, J, Js, G, Gr]):
-    """What a task is, whoever submits it: that returns J for one job, Js for several, G for a gang, Gr for one of
-    roles, which may run other tasks.
+class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
+    """What a task is, whoever submits it: that returns J for one job, Js for several, B for a batch of them, G for a
+    gang, Gr for one of roles, which may run other tasks.
     """
 
     app: App
@@ -85,9 +86,35 @@ class _Task(ABC, Generic[P, R, J, Js, G, Gr]):
         """
         return cast(J, self._run(self._submit(self._payload(args, kwargs))))
 
-    def submit_many(self, payloads: Iterable[Mapping[str, Any]], /) -> Js:
-        """Submit one job per payload in one statement; return their handles in order. Raises `InvalidInput`."""
-        return cast(Js, self._run(self._submit_many(self._payloads(payloads))))
+    @overload
+    def submit_many(self, payloads: Iterable[Mapping[str, Any]], /) -> Js: ...
+    @overload
+    def submit_many(
+        self,
+        payloads: Iterable[Mapping[str, Any]],
+        /,
+        *,
+        name: str,
+        tags: Sequence[str] = (),
+        at_most: int | None = None,
+    ) -> B: ...
+    def submit_many(
+        self,
+        payloads: Iterable[Mapping[str, Any]],
+        /,
+        *,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        at_most: int | None = None,
+    ) -> Any:
+        """Submit one job per payload in one statement; return their handles in order. Raises `InvalidInput`.
+
+        With `name` they are a batch of this name, and its handle is returned: see `gangq.Batch`. `tags`: up to 20
+        marks of it. `at_most`: of its jobs at most so many are placed at once.
+        """
+        of_batch = {"name": name, "tags": list(tags) or None, "at_most": at_most}
+        given = {key: value for key, value in of_batch.items() if value is not None}
+        return self._run(self._submit_many(self._payloads(payloads), given))
 
     @overload
     def gang(self, size: int, /, **options: Unpack[TaskGangOptions]) -> GangTask[P, G]: ...
@@ -131,12 +158,17 @@ class _Task(ABC, Generic[P, R, J, Js, G, Gr]):
         (id,) = yield from Verbs.submit(task=self.name, payloads=[payload], **given)
         return self._job(id)
 
-    def _submit_many(self, payloads: Sequence[dict[str, Any]]) -> Steps[Any]:
+    def _submit_many(self, payloads: Sequence[dict[str, Any]], of_batch: Mapping[str, Any]) -> Steps[Any]:
+        if of_batch and not payloads:
+            raise InvalidInput(
+                f"no payloads are given: a batch such as {of_batch.get('name')!r} has a job at least"
+            )
         given = yield from self._arguments(self.defaults)
         if "unique_key" in given:
             raise InvalidInput(f"unique is {given['unique_key']!r}: a key stands for one job, so use submit")
+        given |= of_batch
         ids = (yield from Verbs.submit(task=self.name, payloads=payloads, **given)) if payloads else []
-        return [self._job(id) for id in ids]
+        return self._batch(ids) if of_batch else [self._job(id) for id in ids]
 
     def _submit_gang(
         self,
@@ -211,6 +243,9 @@ class _Task(ABC, Generic[P, R, J, Js, G, Gr]):
     def _job(self, id: int, existed: bool = False, replaced: bool = False) -> Any: ...
 
     @abstractmethod
+    def _batch(self, ids: Sequence[int]) -> Any: ...
+
+    @abstractmethod
     def _made(self, made: GangSubmitted | UniqueGangSubmitted) -> Any: ...
 
 
@@ -218,7 +253,7 @@ class _Task(ABC, Generic[P, R, J, Js, G, Gr]):
 class GangTask(Generic[P, G]):
     """A task with what makes a gang of it; submitting returns G. Made by `Task.gang`."""
 
-    task: _Task[..., Any, Any, Any, Any, Any]
+    task: _Task[..., Any, Any, Any, Any, Any, Any]
     size: int | None
     options: Mapping[str, Any]
 
@@ -240,7 +275,7 @@ class GangTask(Generic[P, G]):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Task(_Task[P, R, Job[R], list[Job[R]], Gang[R], Gang[Any]]):
+class Task(_Task[P, R, Job[R], list[Job[R]], Batch[R], Gang[R], Gang[Any]]):
     """A task of an App: call it as the plain function it is, or submit it.
 
     `name`; `function` (None when it is implemented elsewhere), whose docstring and signature it has; `defaults`, its
@@ -270,6 +305,9 @@ class Task(_Task[P, R, Job[R], list[Job[R]], Gang[R], Gang[Any]]):
     def _job(self, id: int, existed: bool = False, replaced: bool = False) -> Job[R]:
         return Job(self.app._client, id, existed, replaced)
 
+    def _batch(self, ids: Sequence[int]) -> Batch[R]:
+        return Batch(self.app._client, ids)
+
     def _made(self, made: GangSubmitted | UniqueGangSubmitted) -> Gang[R]:
         return Gang(self.app._client, *made)
 
@@ -290,6 +328,7 @@ class AsyncTask(
         R,
         Coroutine[Any, Any, AsyncJob[R]],
         Coroutine[Any, Any, list[AsyncJob[R]]],
+        Coroutine[Any, Any, AsyncBatch[R]],
         Coroutine[Any, Any, AsyncGang[R]],
         Coroutine[Any, Any, AsyncGang[Any]],
     ]
@@ -301,6 +340,9 @@ class AsyncTask(
 
     def _job(self, id: int, existed: bool = False, replaced: bool = False) -> AsyncJob[R]:
         return AsyncJob(self.app.aio._client, id, existed, replaced)
+
+    def _batch(self, ids: Sequence[int]) -> AsyncBatch[R]:
+        return AsyncBatch(self.app.aio._client, ids)
 
     def _made(self, made: GangSubmitted | UniqueGangSubmitted) -> AsyncGang[R]:
         return AsyncGang(self.app.aio._client, *made)

@@ -35,6 +35,9 @@ reveal_type(train.submit(lr=0.1))  # Job[dict[str, float]]
 reveal_type(train.submit(0.1, epochs=2).result(timeout="1m"))  # dict[str, float]
 reveal_type(train.options(priority=10, unique="ds-7").submit(lr=0.1).existed)  # bool
 reveal_type(train.submit_many([{"lr": 0.1}]))  # list[Job[dict[str, float]]]
+reveal_type(train.submit_many([{"lr": 0.1}], name="sweep", at_most=2))  # Batch[dict[str, float]]
+reveal_type([job.result() for job in train.submit_many([{"lr": 0.1}], name="sweep")])  # list[dict[str, float]]
+reveal_type(train.submit_many([{"lr": 0.1}], name="sweep").results())  # list[dict[str, float]]
 reveal_type(train.gang(4, strategy="pack").submit(lr=0.1))  # Gang[dict[str, float]]
 reveal_type(train.gang(4).submit_each([{"lr": 0.1}]).results())  # list[dict[str, float]]
 reveal_type(train.gang(roles=[gangq.Role("a", 1)]).submit(any=1))  # Gang[Any]
@@ -50,6 +53,7 @@ reveal_type(app.job(7).wait())  # str
 async def main() -> None:
     reveal_type(await train.aio.submit(lr=0.1))  # AsyncJob[dict[str, float]]
     reveal_type(await (await train.aio.options(delay="1m").submit(lr=0.1)).result())  # dict[str, float]
+    reveal_type(await train.aio.submit_many([{"lr": 0.1}], name="sweep"))  # AsyncBatch[dict[str, float]]
     reveal_type(await evaluate.aio.submit("a"))  # AsyncJob[list[float]]
     reveal_type(await evaluate(FakeContext(), "a"))  # list[float]
     reveal_type(await train.aio.gang(2).submit(lr=0.1))  # AsyncGang[dict[str, float]]

@@ -109,8 +109,8 @@ class Views:
         return _only((yield from Views.batches(ids=[id])), "batch", id)
 
     @verb(view="jobs")
-    def job_states(self, *, ids: Ids) -> dict[int, str]:
-        """The state of each of these jobs that exists: what `wait` polls."""
+    def job_states(self, *, ids: Ids | None = None, batch_id: BigInt | None = None) -> dict[int, str]:
+        """The state of each of these jobs that exists, or of each job of this batch: what `wait` polls."""
 
     @verb(view="gangs")
     def gang_states(self, *, ids: Ids) -> dict[int, str]:

@@ -55,7 +55,8 @@ class FakeContext(HandlerContext):
     - `inputs`: what it waited for, by the id of the job: its result, or an error such as `JobFailed`.
     - `devices`: "2x24GiB" declares them as `gangq worker --devices` does; or `DeviceInfo` objects.
     - `service`: the service that it is a replica of. None: it is none.
-    - `attempt`: from 1. `job`: all facts of the job at once; `run` replaces its task and payload.
+    - `attempt`: from 1. `index`: its place in its batch.
+    - `job`: all facts of the job at once; `run` replaces its task and payload.
     - `stop_at`: it is told to stop once it has beaten, or saved a checkpoint, at this step or a later one.
       :meth:`stop` tells it at once.
     - `checkpoint_bytes`: the limit of a checkpoint [1 MiB].
@@ -73,13 +74,16 @@ class FakeContext(HandlerContext):
         devices: str | Sequence[DeviceInfo] = (),
         service: ServiceInfo | None = None,
         attempt: int = 1,
+        index: int | None = None,
         job: JobInfo | None = None,
         stop_at: int | None = None,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
         super().__init__()
         # The token of a later attempt is larger.
-        self._info = job or JobInfo(1, 100 + attempt, attempt, max(attempt, 3), "default", "task")
+        self._info = job or JobInfo(
+            1, 100 + attempt, attempt, max(attempt, 3), "default", "task", index=index
+        )
         self._gang = _gang_info(gang, self._info.id, epoch=1)
         self._given_inputs = dict(inputs or {})
         self._devices = tuple(_declared(devices) if isinstance(devices, str) else devices)

@@ -65,6 +65,8 @@ def for_child(
         "GANGQ_SOCKET": str(socket_path),
         "GANGQ_KEY": job.key,
     }
+    if job.claim.array_index is not None:
+        env["GANGQ_ARRAY_INDEX"] = str(job.claim.array_index)
     if checkpoint is not None:
         env["GANGQ_CHECKPOINT"] = str(checkpoint.path)
         env["GANGQ_CHECKPOINT_STEP"] = str(checkpoint.step)

@@ -38,6 +38,7 @@ def job_info(job: ActiveJob) -> JobInfo:
         priority=claim.priority,
         payload=claim.payload or {},
         budget_s=claim.budget_s,
+        index=claim.array_index,
     )
 
 
