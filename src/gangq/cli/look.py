@@ -21,7 +21,17 @@ from gangq.cli.tables import columns, table
 from gangq.cli.which import Which, WhichType, takes_one
 from gangq.client import Client
 from gangq.client.encoding import counted
-from gangq.client.rows import AttemptRow, DrainRow, EventRow, EvidenceRow, GangRow, JobRow, Reason, WaitingRow
+from gangq.client.rows import (
+    AttemptRow,
+    BatchRow,
+    DrainRow,
+    EventRow,
+    EvidenceRow,
+    GangRow,
+    JobRow,
+    Reason,
+    WaitingRow,
+)
 from gangq.status import error_in_words, progress_in_words, said_of
 
 _JOBS = "id state task queue:3 prio:4 >gang:2 rank:2 worker:1 >tries:4 submitted:5 ended:5 what"
@@ -35,6 +45,17 @@ _GANGS = columns(
         "id": lambda row: gang(row.id),
         "hosts": lambda row: words(row.hosts),
         "what": lambda row: row.reason or row.drain_cause or row.note,
+    },
+)
+_BATCHES = columns(
+    ">id name state >done failed:1 running:2 waiting:2 >at_most:3 task queue:3 tags:3 by:4 submitted:4 ended:5",
+    {
+        "id": lambda row: str(Which(row.id, "batch")),
+        "done": lambda row: f"{row.done}/{row.size}",
+        "tags": lambda row: words(row.tags),
+        "by": lambda row: row.submitter,
+        "submitted": lambda row: when(row.submitted_at),
+        "ended": lambda row: when(row.finished_at),
     },
 )
 _DRAINS = columns(
@@ -55,6 +76,16 @@ _ATTEMPTS = columns(
         "devices": lambda attempt: words(attempt.devices),
     },
 )
+_FAILED = columns(
+    "index job host worker:1 >tries:4 ended what",
+    {
+        "index": lambda job: job.array_index,
+        "job": lambda job: job.id,
+        "ended": lambda job: when(job.finished_at),
+        "what": lambda job: _what(job),
+    },
+)
+_FAILED_SHOWN = 20
 TIMELINE = columns("at epoch:3 what job rank:2 worker:1 reason")
 
 
@@ -76,7 +107,7 @@ _STATES = (
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["jobs", "gangs"]), default="jobs")
+@click.argument("what", type=click.Choice(["jobs", "gangs", "batches"]), default="jobs")
 @click.option(
     "--state",
     multiple=True,
@@ -87,9 +118,11 @@ _STATES = (
 @click.option("--queue", shell_complete=stored.queues, help="Only this queue.")
 @click.option("--task", shell_complete=stored.tasks, help="Only jobs of this task.")
 @click.option("--worker", shell_complete=stored.workers, help="Only jobs of this worker.")
-@click.option(
-    "--gang", "gang_id", type=WhichType(gangs_only=True), metavar="gN", help="Only members of this gang."
-)
+@click.option("--gang", "gang_id", type=WhichType("gang"), metavar="gN", help="Only members of this gang.")
+@click.option("--batch", "batch_id", type=WhichType("batch"), metavar="bN", help="Only jobs of this batch.")
+@click.option("--name", help="Only batches of this name, and their jobs.")
+@click.option("--tag", help="Only batches with this tag, and their jobs.")
+@click.option("--user", "submitter", help="Only jobs and batches that this role has submitted.")
 @options.limit
 @table_options
 @pass_session
@@ -101,13 +134,18 @@ def ls(
     task: str | None,
     worker: str | None,
     gang_id: Which | None,
+    batch_id: Which | None,
+    name: str | None,
+    tag: str | None,
+    submitter: str | None,
     limit: int,
 ) -> None:
-    """List jobs, or gangs, newest first.
+    """List jobs, gangs, or batches, newest first.
 
-    Live and ended ones. With --json: the columns of the views gangq.jobs and gangq.gangs.
+    Live and ended ones. With --json: the columns of the views gangq.jobs, gangq.gangs and gangq.batches.
     """
     client = session.client()
+    of_batch: dict[str, Any] = {"name": name, "tag": tag, "submitter": submitter}
     if what == "jobs":
         jobs = client.jobs(
             state=state or None,
@@ -115,14 +153,25 @@ def ls(
             task=task,
             worker=worker,
             gang_id=gang_id.id if gang_id else None,
+            batch_id=batch_id.id if batch_id else None,
+            **of_batch,
             limit=limit,
         )
         why = {} if session.json else _why_they_wait(client, jobs)
         shown = columns(_JOBS, {"task": _task, "what": lambda job: _what(job) or why.get(_line(job), "")})
         session.rows(jobs, shown, "no such jobs")
         return
-    if task or worker:
-        raise click.UsageError("--task and --worker select jobs: gangq ls jobs ...")
+    if what == "batches":
+        if state or worker or gang_id:
+            raise click.UsageError("--state, --worker and --gang select jobs: gangq ls jobs ...")
+        ids = [batch_id.id] if batch_id else None
+        found = client.batches(ids=ids, queue=queue, task=task, **of_batch, limit=limit)
+        session.rows(found, _BATCHES, "no such batches")
+        return
+    if task or worker or batch_id or any(of_batch.values()):
+        raise click.UsageError(
+            "--task, --worker, --batch, --name, --tag and --user select jobs: gangq ls jobs ..."
+        )
     ids = [gang_id.id] if gang_id else None
     session.rows(
         client.gangs(ids=ids, state=state or None, queue=queue, limit=limit), _GANGS, "no such gangs"
@@ -130,7 +179,7 @@ def ls(
 
 
 @click.command()
-@takes_one()
+@takes_one(batches=True)
 @click.option(
     "--evidence", "whole", is_flag=True, help="All that the watchdogs saw, not only what comes first."
 )
@@ -138,14 +187,16 @@ def ls(
 @watch_option
 @pass_session
 def show(session: Session, target: Which, whole: bool) -> None:
-    """Show a job (12) or a gang (g12).
+    """Show a job (12), a gang (g12) or a batch (b12).
 
     Of a job that tripped a watchdog, also a sentence that says where it waited, and the stack of its handler, newest
     trip first. With --evidence the rest: readings, beats, where all threads waited, all stacks, the end of its
     output. With --json one object: {"job", "attempts", "events", "evidence"} (evidence is null
-    for a login that may not see it), or {"gang", "members", "timeline", "drains"}.
+    for a login that may not see it), {"gang", "members", "timeline", "drains"}, or {"batch", "failed"}.
     """
-    if target.gang:
+    if target.batch:
+        _show_batch(session, target)
+    elif target.gang:
         _show_gang(session, target)
     else:
         _show_job(session, target, whole)
@@ -170,6 +221,42 @@ def _show_job(session: Session, target: Which, whole: bool) -> None:
         output.write()
         table(attempts, _ATTEMPTS)
     _show_trips(job.id, events, evidence, whole)
+
+
+def _show_batch(session: Session, target: Which) -> None:
+    client = session.client()
+    row = client.batch(id=target.id)
+    failed = client.jobs(batch_id=row.id, state="failed", limit=_FAILED_SHOWN)
+    if session.json:
+        session.answer({"batch": row, "failed": failed})
+        return
+    output.pairs(_batch_pairs(row))
+    if failed:
+        output.write()
+        table(failed, _FAILED)
+    if row.failed > len(failed):
+        output.write(f"all that failed: gangq ls --batch {target} --state failed --limit {row.failed}")
+
+
+def _batch_pairs(row: BatchRow) -> list[tuple[str, object]]:
+    return [
+        ("batch", str(Which(row.id, "batch"))),
+        ("name", row.name),
+        ("tags", words(row.tags)),
+        ("state", row.state),
+        ("task", row.task),
+        ("queue", row.queue),
+        ("size", row.size),
+        ("done", row.done),
+        ("failed", row.failed or None),
+        ("cancelled", row.cancelled or None),
+        ("running", row.running or None),
+        ("waiting", row.waiting or None),
+        ("at most", row.at_most),
+        ("jobs", f"{row.id} and on: gangq ls --batch {Which(row.id, 'batch')}"),
+        ("submitted", f"{when(row.submitted_at)} by {row.submitter}"),
+        ("ended", row.finished_at),
+    ]
 
 
 def _show_gang(session: Session, target: Which) -> None:
@@ -375,6 +462,7 @@ def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
         ("queue", job.queue),
         ("priority", job.priority),
         ("gang", f"{gang(job.gang_id)}, rank {job.rank}" if job.gang_id is not None else None),
+        ("batch", f"{Which(job.batch_id, 'batch')}, index {job.array_index}" if job.batch_id else None),
         ("needs", _needs(job)),
         ("model", job.model),
         ("worker", f"{job.worker} on {job.host}" if job.worker else None),

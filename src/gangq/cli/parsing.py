@@ -97,6 +97,27 @@ class NewWorkers(ParamType):
         return {**change, **{key: typed(text) for key, text in more.items()}}
 
 
+class ArrayType(ParamType):
+    """0-99%4: 100 of them, at most 4 at once. Becomes their number, and how many at once or None."""
+
+    name = "array"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int | None]:
+        """Read an array."""
+        if isinstance(value, tuple):
+            return value[0], value[1]
+        match = re.fullmatch(r"0-(\d{1,6})(?:%([1-9]\d{0,5}))?", str(value), re.ASCII)
+        if match is None:
+            self.fail(
+                f"{value!r} is no array: write 0-99 for 100 of them, 0-99%4 for 4 at once; the first index is 0",
+                param,
+                ctx,
+            )
+        return int(match[1]) + 1, int(match[2]) if match[2] else None
+
+
 class KeyValue(ParamType):
     """key=value. Becomes a pair; the value stays text, or is JSON where it parses as such (`typed`)."""
 

@@ -32,7 +32,7 @@ def _pair(text: str, option: str, example: str) -> tuple[str, str]:
 
 def _priority(text: str) -> dict[str, Any]:
     which, value = _pair(text, "--priority", "g7=50")
-    id = WhichType(gangs_only=True).convert(which, None, None).id
+    id = WhichType("gang").convert(which, None, None).id
     if not re.fullmatch(r"-?\d+", value, re.ASCII):
         raise click.UsageError(f"--priority {text!r}: a priority is a whole number, -1000 to 1000")
     return {"priority": {"gang": id, "value": int(value)}}

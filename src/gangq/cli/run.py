@@ -16,11 +16,12 @@ from gangq.cli import look, output
 from gangq.cli.follow import LogReader, Tagger
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import seconds
-from gangq.cli.parsing import KeyValue
+from gangq.cli.parsing import ArrayType, KeyValue
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.which import Which
 from gangq.cli.work import is_gang, notes_aloud, submission, work_options
 from gangq.client import Client
+from gangq.client.encoding import counted
 from gangq.client.rows import EventRow, JobRow, LogRow
 from gangq.errors import DatabaseUnreachable, GangqError
 from gangq.status import ENDED, WAITS, holding, why_it_waits
@@ -61,6 +62,12 @@ EXIT_NOT_STARTED = 127
 )
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @work_options
+@click.option(
+    "--array",
+    type=ArrayType(),
+    metavar="0-N[%M]",
+    help="The command N+1 times, as a batch, each with its GANGQ_ARRAY_INDEX; at most M at once.",
+)
 @click.option("--shell", is_flag=True, help="COMMAND is one string for /bin/sh.")
 @click.option(
     "--env",
@@ -78,6 +85,7 @@ def run(
     session: Session,
     /,
     argv: tuple[str, ...],
+    array: tuple[int, int | None] | None,
     shell: bool,
     env: tuple[tuple[str, str], ...],
     cwd: str | None,
@@ -85,11 +93,11 @@ def run(
     detach: bool,
     **options: Any,
 ) -> None:
-    """Run a command, or a gang of it, like srun.
+    """Run a command, a gang of it, or an array, like srun and sbatch --array.
 
-    Waits, streams, exits with its status. Its output goes to standard output, for a gang with the rank in
-    front of each line; changes of state go to standard error. Ctrl-C (or SIGTERM, or a closed terminal) cancels it
-    and waits until it is gone; a second one leaves at once.
+    Waits, streams, exits with its status. Its output goes to standard output, for a gang or an array with the rank or
+    the index in front of each line; changes of state go to standard error. Ctrl-C (or SIGTERM, or a closed terminal)
+    cancels it and waits until it is gone; a second one leaves at once.
 
     A solo command is not tried again when it fails, unless --max-attempts says so; a gang is, as its queue
     says. Either survives the loss of a worker.
@@ -105,9 +113,18 @@ def run(
     payload = command_payload(words, shell=shell, env=dict(env), cwd=where)
     if not is_gang(options) and options["max_attempts"] is None:
         options["max_attempts"] = 1
+    count = 1
+    if array is not None:
+        if is_gang(options):
+            raise click.UsageError("--array and --gang exclude each other: an array is of single commands")
+        count, at_most = array
+        if at_most is not None and options["at_most"] is not None:
+            raise click.UsageError("--at-most and the %M of --array say the same: leave one of them out")
+        options["at_most"] = at_most if options["at_most"] is None else options["at_most"]
+        options["name"] = options["name"] or os.path.basename(argv[0].split()[0])[:200]
     given = submission(session, options, own=("task", "payload", "payloads"))
     with Interrupts() as interrupts:
-        watch = _submit(session, payload, given)
+        watch = _submit(session, payload, given, count)
         if detach:
             if not session.json:
                 output.write(str(watch.target))
@@ -126,27 +143,28 @@ class _Watched:
     after_event: int | None = None
 
 
-def _submit(session: Session, payload: dict[str, Any], given: dict[str, Any]) -> _Watched:
+def _submit(session: Session, payload: dict[str, Any], given: dict[str, Any], count: int) -> _Watched:
     client = session.client()
     if not given.keys() & {"size", "roles"}:
         with notes_aloud():
-            (id,) = client.submit(task=COMMAND, payloads=[payload], **given)
-        watched = _Watched(Which(id, gang=False), {id: None})
+            ids = client.submit(task=COMMAND, payloads=[payload] * count, **given)
+        if "name" in given:
+            # A batch has the id of its first job.
+            watched = _Watched(Which(ids[0], "batch"), {id: index for index, id in enumerate(ids)})
+        else:
+            watched = _Watched(Which(ids[0], "job"), {ids[0]: None})
         note = None
     else:
         made = client.submit_gang(task=COMMAND, payload=payload, **given)
-        watched = _Watched(Which(made.gang_id, gang=True), {id: rank for rank, id in enumerate(made.job_ids)})
+        watched = _Watched(Which(made.gang_id, "gang"), {id: rank for rank, id in enumerate(made.job_ids)})
         note = made.note
     queue = given.get("queue") or "default"
     fields = {"queue": queue, "job_ids": list(watched.ranks), "note": note}
     text = f"{watched.target.phrase} submitted to queue {queue}"
-    if watched.target.gang:
+    if watched.target.kind != "job":
         jobs = list(watched.ranks)
-        text += (
-            f": {len(jobs)} members, jobs {jobs[0]} to {jobs[-1]}"
-            if jobs[1:]
-            else f": 1 member, job {jobs[0]}"
-        )
+        of = counted(len(jobs), "member") + "," if watched.target.gang else "of"
+        text += f": {of} jobs {jobs[0]} to {jobs[-1]}" if jobs[1:] else f": {of} job {jobs[0]}"
     _tell(session, watched.target, "submitted", text, **fields)
     return watched
 
@@ -154,7 +172,7 @@ def _submit(session: Session, payload: dict[str, Any], given: dict[str, Any]) ->
 def _tell(session: Session, target: Which, event: str, text: str, **fields: Any) -> None:
     """One thing that happened: a line on standard error, or with --json an object on standard output."""
     if session.json:
-        whose = {"gang": str(target), "gang_id": target.id} if target.gang else {"job_id": target.id}
+        whose = target.named if target.kind == "job" else {target.kind: str(target), **target.named}
         output.write(output.to_json({"event": event, **whose, **fields}))
     else:
         say(text)
@@ -243,9 +261,10 @@ class _Watcher:
     def _states(self) -> bool:
         """Tell what changed; whether it has ended."""
         state = self._target.state(self._client)
-        for event in self._target.events(self._client, self._watched.after_event):
-            self._watched.after_event = event.id
-            self._happened(event)
+        if not self._target.batch:
+            for event in self._target.events(self._client, self._watched.after_event):
+                self._watched.after_event = event.id
+                self._happened(event)
         if state != self._watched.state:
             self._watched.state = state
             if state not in ENDED:
@@ -260,6 +279,8 @@ class _Watcher:
             # Waiting is said with its reason once it lasts, a drain with its cause as an event.
             if self._session.json:
                 self._report("state", state=state)
+        elif self._target.batch:
+            self._report("state", state, state=state)
         elif not self._target.gang:
             job = self._client.job(id=self._target.id)
             text = f"{state} on {job.host} (worker {job.worker})" if job.worker else state
@@ -308,7 +329,9 @@ class _Watcher:
         if self._waits_since is None or now < self._explain_at:
             return
         self._explain_at = now + _EXPLAIN_EVERY_S
-        held = holding(self._target.explain(self._client))
+        # That of the first job of a batch, which has its id, holds all of it.
+        waits = Which(self._target.id, "job") if self._target.batch else self._target
+        held = holding(waits.explain(self._client))
         why = why_it_waits(held)
         if why == self._explained:
             return
@@ -329,6 +352,7 @@ class _Watcher:
     def _end(self) -> int:
         state = self._watched.state
         members = self._client.jobs(ids=list(self._watched.ranks), limit=None)
+        members.sort(key=lambda member: member.id)
         code, culprit = _status(state, members)
         error = (culprit.error if culprit else None) or {}
         text = state
@@ -337,6 +361,7 @@ class _Watcher:
             text += f" ({reason})" if reason else ""
         if state == "failed" and culprit is not None:
             rank = f" rank {culprit.rank}" if culprit.rank is not None else ""
+            rank = f" index {culprit.array_index}" if culprit.array_index is not None else rank
             text += f":{rank} {error.get('message') or error.get('type') or 'no error was kept'}"
         if state != "done" or self._session.json:
             self._report("end", text, state=state, exit_code=code, error=error or None)

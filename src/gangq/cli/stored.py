@@ -20,35 +20,31 @@ _WORD = re.compile(r"[\w@%+=:,./][\w@%+=:,./-]*", re.ASCII)
 called `$(rm -rf ~)` must not get there.
 """
 _PLAIN = re.compile(r"[\w@%+=:,./ -]+", re.ASCII)
-_JOBS = (
-    "select id::text as name, concat_ws(' ', task, state) as about from gangq.jobs order by id desc limit 200"
-)
-_GANGS = "select 'g' || id as name, concat_ws(' ', task, state) as about from gangq.gangs order by id desc limit 200"
 
 
-def ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The newest jobs; the newest gangs once a g is typed."""
-    del param
-    return _found(ctx, _GANGS if incomplete.startswith("g") else _JOBS, incomplete)
-
-
-def gang_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The newest gangs."""
-    del param
-    return _found(ctx, _GANGS, incomplete)
-
-
-def _names(view: str, column: str = "name") -> Complete:
-    text = (
-        f"select distinct {column} as name, '' as about from gangq.{view} "  # noqa: S608 - names of this module
-        f"where {column} is not null order by 1"
-    )
-
+def _asks(text: str) -> Complete:
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         del param
         return _found(ctx, text, incomplete)
 
     return complete
+
+
+def _newest(view: str, letter: str) -> Complete:
+    return _asks(
+        f"select '{letter}' || id as name, concat_ws(' ', task, state) as about "  # noqa: S608 - names of this module
+        f"from gangq.{view} order by id desc limit 200"
+    )
+
+
+IDS = {"": _newest("jobs", ""), "g": _newest("gangs", "g"), "b": _newest("batches", "b")}
+"""The newest ids, by the letter that they begin with."""
+
+
+def _names(view: str, column: str = "name") -> Complete:
+    return _asks(
+        f"select distinct {column} as name, '' as about from gangq.{view} where {column} is not null order by 1"  # noqa: S608 - names of this module
+    )
 
 
 queues = _names("queues")

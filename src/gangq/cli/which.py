@@ -1,10 +1,10 @@
-"""A job or a gang: how it is written, and what is asked of the one as of the other."""
+"""A job, a gang or a batch: how it is written, and what is asked of the one as of the other."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +12,7 @@ import click
 
 from gangq.cli import stored
 from gangq.cli.parsing import ParamType
+from gangq.status import ENDED
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -24,31 +25,45 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Which:
-    """A job (`12`) or a gang (`g12`)."""
+    """A job (`12`), a gang (`g12`) or a batch (`b12`)."""
 
     id: int
-    gang: bool
+    kind: str
+    """job, gang or batch"""
 
     def __str__(self) -> str:
-        return f"g{self.id}" if self.gang else str(self.id)
+        return f"{_LETTERS[self.kind]}{self.id}"
+
+    @property
+    def gang(self) -> bool:
+        """Whether it is a gang."""
+        return self.kind == "gang"
+
+    @property
+    def batch(self) -> bool:
+        """Whether it is a batch."""
+        return self.kind == "batch"
 
     @property
     def phrase(self) -> str:
         """How it is written in a sentence."""
-        return f"{'gang' if self.gang else 'job'} {self}"
+        return f"{self.kind} {self}"
 
     @property
     def named(self) -> dict[str, Any]:
         """Its id by the name that it has as an argument."""
-        return {"gang_id" if self.gang else "job_id": self.id}
+        return {f"{self.kind}_id": self.id}
 
     def state(self, client: Client) -> str:
         """Its state; empty if there is none of that id."""
-        states = client.gang_states(ids=[self.id]) if self.gang else client.job_states(ids=[self.id])
-        return states.get(self.id, "")
+        asked = {"job": client.job_states, "gang": client.gang_states, "batch": client.batch_states}
+        return asked[self.kind](ids=[self.id]).get(self.id, "")
 
     def jobs(self, client: Client) -> list[JobRow]:
-        """The job, or the members by rank. Raises `NotFound`."""
+        """The job, the members by rank, or the jobs of the batch in order. Raises `NotFound`."""
+        if self.batch:
+            client.batch(id=self.id)
+            return sorted(client.jobs(batch_id=self.id, limit=None), key=lambda job: job.id)
         if not self.gang:
             return [client.job(id=self.id)]
         client.gang(id=self.id)
@@ -64,33 +79,49 @@ class Which:
 
     def cancel(self, client: Client, reason: str) -> list[StateChange]:
         """Cancel it. Raises `NotFound`, `Busy`."""
+        if self.batch:
+            live = live_jobs(client, self.id)
+            return client.cancel(job_ids=live, reason=reason) if live else []
         ids: dict[str, Any] = {"gang_ids" if self.gang else "job_ids": [self.id]}
         return client.cancel(**ids, reason=reason)
 
 
+_LETTERS = {"job": "", "gang": "g", "batch": "b"}
+
+
+def live_jobs(client: Client, batch_id: int) -> list[int]:
+    """The ids of a batch's jobs that have not ended, in order. Raises `NotFound`."""
+    client.batch(id=batch_id)
+    return sorted(id for id, state in client.job_states(batch_id=batch_id).items() if state not in ENDED)
+
+
 class WhichType(ParamType):
-    """`12` is a job, `g12` a gang; with `gangs_only` `12` is one too."""
+    """`12` is a job, `g12` a gang, `b12` a batch if these are allowed; with `only` `12` is one of that kind."""
 
     name = "id"
 
-    def __init__(self, gangs_only: bool = False) -> None:
-        self._gangs_only = gangs_only
+    def __init__(self, only: str = "job", batches: bool = False) -> None:
+        self._only = only
+        self._letters = ("g" if only != "batch" else "") + ("b" if batches or only == "batch" else "")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Which:
         """Read an id."""
         if isinstance(value, Which):
             return value
-        match = re.fullmatch(r"(g?)(\d{1,18})", str(value).strip(), re.ASCII)
+        match = re.fullmatch(rf"([{self._letters}]?)(\d{{1,18}})", str(value).strip(), re.ASCII)
         if match is None:
-            self.fail(f"{value!r} is no id: a job is written 12, a gang g12", param, ctx)
-        return Which(int(match[2]), bool(match[1]) or self._gangs_only)
+            written = {"g": "a job is written 12, a gang g12", "b": "a batch is written b12"}
+            known = written.get(self._letters, "a job is written 12, a gang g12, a batch b12")
+            self.fail(f"{value!r} is no id: {known}", param, ctx)
+        return Which(int(match[2]), {"": self._only, "g": "gang", "b": "batch"}[match[1]])
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The newest ids."""
-        complete = stored.gang_ids if self._gangs_only else stored.ids
-        return complete(ctx, param, incomplete)
+        """The newest of one kind: of which, the first letter says once it is typed."""
+        typed = incomplete[:1]
+        letter = typed if typed and typed in self._letters else _LETTERS[self._only]
+        return stored.IDS[letter](ctx, param, incomplete)
 
 
 _gang = functools.partial(
@@ -98,35 +129,52 @@ _gang = functools.partial(
 )
 
 
-def takes_one(*, optional: bool = False, gangs_only: bool = False) -> Callable[[F], F]:
-    """Give a command `target`, the one job or gang that ID or --gang N names; `optional`: it may be None."""
+def takes_one(*, optional: bool = False, gangs_only: bool = False, batches: bool = False) -> Callable[[F], F]:
+    """Give a command `target`, the one job or gang that ID or --gang N names, or with `batches` the batch.
+
+    `optional`: it may be None.
+    """
 
     def decorate(command: F) -> F:
         @functools.wraps(command)
         def with_target(*args: Any, which: Which | None, gang: int | None, **more: Any) -> Any:
             named = [which] if which else []
-            named += [] if gang is None else [Which(gang, True)]
+            named += [] if gang is None else [Which(gang, "gang")]
             if len(named) > 1 or not (named or optional):
                 raise click.UsageError("name one job (12) or one gang (g12)")
             return command(*args, target=named[0] if named else None, **more)
 
         metavar = ("[gN]" if optional else "gN") if gangs_only else "ID"
-        argument = click.argument("which", type=WhichType(gangs_only), required=False, metavar=metavar)
+        argument = click.argument(
+            "which",
+            type=WhichType("gang" if gangs_only else "job", batches),
+            required=False,
+            metavar=metavar,
+        )
         return argument(_gang()(with_target))  # type: ignore[return-value]
 
     return decorate
 
 
 def takes_several(command: F) -> F:
-    """Give a command `ids`: the `job_ids` and `gang_ids` that ID... and --gang N name."""
+    """Give a command `named`: the jobs, gangs and batches that ID... and --gang N name; none with --failed."""
 
     @functools.wraps(command)
-    def with_ids(*args: Any, which: tuple[Which, ...], gang: tuple[int, ...], **more: Any) -> Any:
-        named = [*which, *(Which(id, True) for id in gang)]
-        if not named:
-            raise click.UsageError("name at least one job (12) or gang (g12)")
-        ids = {"job_ids": [w.id for w in named if not w.gang], "gang_ids": [w.id for w in named if w.gang]}
-        return command(*args, ids=ids, **more)
+    def with_named(*args: Any, which: tuple[Which, ...], gang: tuple[int, ...], **more: Any) -> Any:
+        named = [*which, *(Which(id, "gang") for id in gang)]
+        if not (named or more.get("failed")):
+            raise click.UsageError("name at least one job (12), gang (g12) or batch (b12)")
+        return command(*args, named=named, **more)
 
-    argument = click.argument("which", type=WhichType(), nargs=-1, metavar="ID...")
-    return argument(_gang(multiple=True)(with_ids))  # type: ignore[return-value]
+    argument = click.argument("which", type=WhichType(batches=True), nargs=-1, metavar="ID...")
+    return argument(_gang(multiple=True)(with_named))  # type: ignore[return-value]
+
+
+def ids_of(client: Client, named: Sequence[Which]) -> dict[str, list[int]]:
+    """The `job_ids` and `gang_ids` of what is named: of a batch its jobs that have not ended. Raises `NotFound`."""
+    jobs = [
+        [which.id] if which.kind == "job" else live_jobs(client, which.id)
+        for which in named
+        if not which.gang
+    ]
+    return {"job_ids": [id for ids in jobs for id in ids], "gang_ids": [w.id for w in named if w.gang]}

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import IO, Any
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from gangq.cli.options import THEN, TIMEOUT_STYLE, chained
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
-from gangq.cli.which import Which, WhichType, takes_several
+from gangq.cli.which import Which, WhichType, ids_of, takes_several
 from gangq.client.encoding import AWAITING
 from gangq.client.options import GANG_ONLY, SubmitGangOptions
 from gangq.client.rows import StateChange, UniqueGangSubmitted
@@ -28,7 +29,7 @@ _CHANGES = columns("job >gang state")
 
 
 def _waits_for(name: str, help: str) -> Callable[[Any], Any]:
-    return click.option(name, type=WhichType(), multiple=True, metavar="ID", help=help)
+    return click.option(name, type=WhichType(batches=True), multiple=True, metavar="ID", help=help)
 
 
 recurring_options = chained(
@@ -137,7 +138,7 @@ recurring_options = chained(
         default=None,
         help="Others may not displace it.",
     ),
-    click.option("--name", help="A name for the gang."),
+    click.option("--name", help="A name for the gang; of single jobs: for the batch that these jobs are."),
     click.option(
         "--checkpoint-mode",
         type=click.Choice(["each", "rank0"]),
@@ -153,7 +154,7 @@ recurring_options = chained(
 """What a job needs and how it is treated, each time it is submitted: the options of schedule add."""
 work_options = chained(
     click.option("--due", "due_at", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
-    _waits_for("--after", "A job (12) or a gang (g12) that must be done first; may be repeated."),
+    _waits_for("--after", "A job (12), gang (g12) or batch (b12) that must be done first; may be repeated."),
     _waits_for("--after-any", "One that must have ended first, whatever came of it; may be repeated."),
     _waits_for("--after-failed", "One that must have failed first; may be repeated."),
     click.option(
@@ -161,6 +162,13 @@ work_options = chained(
         type=click.File(),
         metavar="FILE",
         help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
+    ),
+    click.option("--tag", "tags", multiple=True, metavar="TAG", help="A mark of the batch; may be repeated."),
+    click.option(
+        "--at-most",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Of the batch so many jobs are placed at once.",
     ),
     recurring_options,
 )
@@ -205,9 +213,12 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
         "selector": [*selectors, *avoid] or None,
         "tolerates": list(options["tolerates"]) or None,
         "roles": list(options["roles"]) or None,
+        "tags": list(options.get("tags") or ()) or None,
         "due_at": None if options["due_at"] is None else session.moment(options["due_at"]),
     }
     said = {key: value for key, value in given.items() if value is not None}
+    if said.keys() & {"tags", "at_most"} and (spec is not None or said.keys() & {"size", "roles"}):
+        raise click.UsageError("--tag and --at-most are for batches of single jobs: a gang is no batch")
     if spec is not None:
         return _over(_read_spec(spec, own), said)
     of_a_gang = said.keys() & {"size", *GANG_ONLY}
@@ -219,13 +230,13 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
 
 
 def _awaited(session: Session, option: str, after: Sequence[Which]) -> list[int]:
-    """The jobs to wait for: of a gang all its members."""
+    """The jobs to wait for: of a gang all its members, of a batch all its jobs."""
     ids: list[int] = []
     for which in after:
         members = (
-            [job.id for job in session.client().jobs(gang_id=which.id, limit=None)]
-            if which.gang
-            else [which.id]
+            [which.id]
+            if which.kind == "job"
+            else [job.id for job in session.client().jobs(**which.named, limit=None)]
         )
         if not members:
             raise NotFound(
@@ -322,9 +333,10 @@ def submit(
 ) -> None:
     """Submit a job, or with --gang N, --role or --spec a gang.
 
-    Prints the id. PAYLOAD is one JSON object, or key=value pairs whose values are JSON where they parse as
-    such (n=1 is a number, name=a a string), or - for one JSON object per line of standard input: one job
-    each, or one member each. TASK may be left out where --spec names it; then there is no PAYLOAD.
+    Prints the id; with --name the jobs are a batch, and its id is printed. PAYLOAD is one JSON object, or
+    key=value pairs whose values are JSON where they parse as such (n=1 is a number, name=a a string), or -
+    for one JSON object per line of standard input: one job each, or one member each. TASK may be left out
+    where --spec names it; then there is no PAYLOAD.
     """
     gang_wanted = is_gang(options)
     if task is None and options["spec"] is None:
@@ -343,8 +355,12 @@ def submit(
                 one = client.submit_unique(task=task, payload=payloads[0], replaces=replaces, **key, **given)
                 ids, existed, replaced = [one.job_id], one.existed, one.replaced
         if existed:
-            _already_there(session, Which(ids[0], gang=False), replaced)
-        session.answer({"job_ids": ids, "existed": existed, "replaced": replaced}, "\n".join(map(str, ids)))
+            _already_there(session, Which(ids[0], "job"), replaced)
+        told = {"job_ids": ids, "existed": existed, "replaced": replaced}
+        if "name" in given and not existed:
+            session.answer({"batch": str(Which(ids[0], "batch")), **told}, str(Which(ids[0], "batch")))
+        else:
+            session.answer(told, "\n".join(map(str, ids)))
         return
     if count > 1:
         raise click.UsageError("--count and --gang exclude each other: a gang is one gang")
@@ -353,7 +369,7 @@ def submit(
         given |= {"payload": payloads[0]} if payload != ("-",) else {"payloads": payloads}
     given |= {} if task is None else {"task": task}
     made = client.submit_gang(**given) if unique_key is None else client.submit_unique_gang(**key, **given)
-    which = Which(made.gang_id, gang=True)
+    which = Which(made.gang_id, "gang")
     existed = isinstance(made, UniqueGangSubmitted) and made.existed
     if existed:
         _already_there(session, which, replaced=False)
@@ -401,21 +417,54 @@ def _no_object(line: str) -> dict[str, Any]:
 @click.option("--reason", help="Why; kept in the events.")
 @common_options
 @pass_session
-def cancel(session: Session, ids: dict[str, list[int]], reason: str | None) -> None:
-    """Cancel jobs and gangs. What runs is told to stop, and is cancelled once it has."""
-    _changed(session, session.client().cancel(**ids, reason=reason))
+def cancel(session: Session, named: Sequence[Which], reason: str | None) -> None:
+    """Cancel jobs, gangs and batches. What runs is told to stop, and is cancelled once it has."""
+    ids = ids_of(session.client(), named)
+    _changed(session, session.client().cancel(**ids, reason=reason) if any(ids.values()) else [])
 
 
 @click.command()
 @takes_several
+@click.option(
+    "--failed", is_flag=True, help="Without an ID: all single jobs that have failed, of those that:"
+)
+@click.option("--queue", help="waited in this queue.")
+@click.option("--task", help="are of this task.")
+@click.option("--name", help="are of a batch of this name.")
+@click.option("--tag", help="are of a batch with this tag.")
+@click.option("--user", "submitter", help="this role has submitted.")
+@click.option("--since", "since_s", type=Seconds(), help="have failed within this time: 2h.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be retried.")
 @common_options
 @pass_session
-def retry(session: Session, ids: dict[str, list[int]]) -> None:
-    """Run what has ended once more, under its id.
+def retry(
+    session: Session,
+    /,
+    named: Sequence[Which],
+    failed: bool,
+    since_s: float | None,
+    dry_run: bool,
+    **filters: str | None,
+) -> None:
+    """Run what has ended once more, under its id; of a batch (b12) the jobs that have failed.
 
     A failed gang resumes from its last checkpoint. What was cancelled because it failed waits for it again.
+    With --failed in place of an ID: all that this login may retry, and all that is given must hold.
     """
-    _changed(session, session.client().retry(**ids))
+    client = session.client()
+    if failed:
+        if named:
+            raise click.UsageError("--failed stands in place of ids: leave one of them out")
+        since = None if since_s is None else session.moment(timedelta(seconds=-since_s))
+        _changed(session, client.retry_failed(**filters, since=since, dry_run=dry_run))  # type: ignore[arg-type]
+        return
+    if dry_run or since_s is not None or any(filters.values()):
+        raise click.UsageError("these options select among what has failed: add --failed")
+    changes = [change for which in named if which.batch for change in client.retry_failed(batch_id=which.id)]
+    others = [which for which in named if not which.batch]
+    if others:
+        changes += client.retry(**ids_of(client, others))
+    _changed(session, changes)
 
 
 # A priority may be negative, and -5 would be an option.
@@ -424,12 +473,13 @@ def retry(session: Session, ids: dict[str, list[int]]) -> None:
 @takes_several
 @common_options
 @pass_session
-def priority(session: Session, priority: int, ids: dict[str, list[int]]) -> None:
+def priority(session: Session, priority: int, named: Sequence[Which]) -> None:
     """Change the priority of what waits.
 
     gangq priority 10 12 g3: -1000 to 1000, higher first. Nothing that runs is stopped.
     """
-    _changed(session, session.client().set_priority(priority=priority, **ids))
+    ids = ids_of(session.client(), named)
+    _changed(session, session.client().set_priority(priority=priority, **ids) if any(ids.values()) else [])
 
 
 def _changed(session: Session, changes: Sequence[StateChange]) -> None:
