@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from browsing import HOSTILE, Serve, Shown, Tab
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from gangq.client import Client
 
@@ -46,6 +48,17 @@ def test_a_change_is_seen_without_a_reload(serve: Serve, shown: Shown, tab: Tab,
     expect(tab.page.locator(f'a.gpu.held[href="/jobs/{single}"]')).to_be_visible(timeout=10_000)
     assert tab.page.evaluate("window.loadedOnce")
     assert tab.problems == []
+
+
+def test_a_page_is_live_however_slowly_its_scripts_come(serve: Serve, shown: Shown, tab: Tab) -> None:
+    def late(route: Route) -> None:
+        time.sleep(0.5)
+        route.continue_()
+
+    at = serve()
+    tab.page.route("**/hx-sse.min.js", late)
+    with tab.page.expect_request(f"{at}/live", timeout=5_000):
+        tab.page.goto(at)
 
 
 def test_behind_a_base_path_links_styles_and_live_changes_work(
