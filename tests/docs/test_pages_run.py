@@ -16,6 +16,7 @@ PAGES = {
     "README.md": ["--devices", "4x24GiB"],
     "docs/manual/tasks.md": ["--devices", "none", "--slots", "2"],
     "docs/manual/schedules.md": [],
+    "docs/manual/batches.md": [],
     "docs/manual/hooks.md": ["--slots", "0"],
 }
 """With the options of the worker."""
