@@ -32,7 +32,7 @@ def test_it_has_every_member_of_a_context_with_the_same_signature() -> None:
             assert inspect.signature(found[name]) == inspect.signature(member), name
     # What is abstract, or says nothing unless a worker does, is its own.
     inherited = {name for name, member in wanted.items() if found[name] is member}
-    assert inherited == {"token", "attempt", "raise_if_stopping"}
+    assert inherited == {"token", "attempt", "index", "raise_if_stopping"}
 
 
 def test_neither_the_package_nor_a_program_that_uses_it_imports_what_is_for_tests() -> None:
