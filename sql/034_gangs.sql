@@ -108,8 +108,12 @@ create function gangq.check_gang(
 declare
   members bigint := (select sum(r.count) from unnest(roles) r);
   least_members bigint := (select sum(r.min) from unnest(roles) r);
+  twice text := (
+    select r.name from unnest(roles) r group by r.name having count(*) > 1 limit 1);
 begin
   perform gangq.refuse('GQ001', w.what, w.hint) from (values
+    (twice is not null, format('two roles are called %s', twice),
+      'Names of roles are unique in a gang; members of one role are its count.'),
     (members > 100000 or members <> a.size,
       format('the roles have %s members in all%s', members,
         coalesce(', and size is ' || a.size, '')),
@@ -165,6 +169,48 @@ create type gangq.gang_spec as (
   members integer
 );
 
+-- Internal. The options of a gang, with what its task declares where they say nothing.
+create function gangq.with_declared(o gangq.gang_options, d gangq.task_options)
+returns gangq.gang_options language plpgsql immutable as $$
+begin
+  o.max_attempts := coalesce(o.max_attempts, d.max_attempts);
+  o.max_crashes := coalesce(o.max_crashes, d.max_crashes);
+  o.max_trips := coalesce(o.max_trips, d.max_trips);
+  o.max_snoozes := coalesce(o.max_snoozes, d.max_snoozes);
+  o."limit" := coalesce(o."limit", case when d.limit_key = coalesce(o.limit_key, d.limit_key)
+    then d."limit" end);
+  o.limit_key := coalesce(o.limit_key, d.limit_key);
+  return o;
+end $$;
+
+-- Internal. What each member of this role needs. named: the gang has roles, so that a refusal says
+-- which of them it is about. Raises GQ001.
+create function gangq.role_shape(r gangq.gang_role, queue text, limit_key text, named boolean)
+returns gangq.shapes language plpgsql stable as $$
+declare
+  why text;
+  hint text;
+begin
+  return gangq.check_shape(jsonb_populate_record(null::gangq.shapes,
+    to_jsonb(r) || jsonb_build_object('queue', queue, 'limit_key', limit_key)));
+exception when sqlstate 'GQ001' then
+  get stacked diagnostics why = message_text, hint = pg_exception_hint;
+  perform gangq.refuse('GQ001',
+    case when named then format('role %s: ', r.name) else '' end || why, hint);
+end $$;
+
+-- Internal. All payloads of a gang, wherever they are given: for a role, for each of its members,
+-- or (by_rank) for each member of the gang.
+create function gangq.gang_payloads(roles gangq.gang_role[], by_rank jsonb) returns jsonb[]
+language sql immutable as $$
+  select array(
+    select r.payload from unnest(roles) r where num_nonnulls(r.payloads, by_rank) = 0
+    union all
+    select p.payload
+    from (select r.payloads from unnest(roles) r union all select by_rank) e(list)
+    cross join lateral jsonb_array_elements(e.list) as p(payload))
+$$;
+
 -- Why each step stands before the next one:
 -- 1. Refuse what is too large, before it is copied into each of up to 100 roles.
 -- 2. Fill in what the gang's task declares, before the options are copied into m.
@@ -186,12 +232,10 @@ declare
   d gangq.task_options;
   m gangq.gang_spec;
   all_roles gangq.gang_role[];  -- with 10 MiB of payloads: not copied for each role, as m is
-  names text[] := '{}';
   r gangq.gang_role;
   role jsonb;
   n integer;
-  why text;
-  hint text;
+  queue text;
 begin
   -- 1.
   perform gangq.check_moment('due_at', a.due_at);
@@ -200,15 +244,10 @@ begin
   -- 2. Without a task of its own the gang has what its first role's task declares.
   select x.* into d from gangq.task_options x
   where x.task = coalesce(a.task, roles -> 0 ->> 'task');
-  o.max_attempts := coalesce(o.max_attempts, d.max_attempts);
-  o.max_crashes := coalesce(o.max_crashes, d.max_crashes);
-  o.max_trips := coalesce(o.max_trips, d.max_trips);
-  o.max_snoozes := coalesce(o.max_snoozes, d.max_snoozes);
-  o."limit" := coalesce(o."limit", case when d.limit_key = coalesce(o.limit_key, d.limit_key)
-    then d."limit" end);
-  o.limit_key := coalesce(o.limit_key, d.limit_key);
+  o := gangq.with_declared(o, d);
   m.options := o;
   m.priority := coalesce(a.priority, d.priority, 0);
+  queue := coalesce(a.queue, d.queue, 'default');
   -- 3.
   for role, n in
     select e.role, e.n from jsonb_array_elements(roles) with ordinality as e(role, n)
@@ -216,36 +255,17 @@ begin
     r := gangq.read_role(role, n, gang);
     perform gangq.check_level('the gang', o.require, o.prefer,
       r.strategy = 'strict_spread' and r.min > 1);
-    if r.name = any (names) then
-      perform gangq.refuse('GQ001', format('two roles are called %s', r.name),
-        'Names of roles are unique in a gang; members of one role are its count.');
-    end if;
-    begin
-      m.shapes[n] := gangq.check_shape(jsonb_populate_record(null::gangq.shapes, to_jsonb(r)
-        || jsonb_build_object('queue', coalesce(a.queue, d.queue, 'default'),
-          'limit_key', o.limit_key)));
-    exception
-      when sqlstate 'GQ001' then
-        get stacked diagnostics why = message_text, hint = pg_exception_hint;
-        perform gangq.refuse('GQ001',
-          case when o.roles is null then '' else format('role %s: ', r.name) end || why, hint);
-    end;
+    m.shapes[n] := gangq.role_shape(r, queue, o.limit_key, o.roles is not null);
     r.payload := nullif(role -> 'payload', 'null');
     r.payloads := nullif(role -> 'payloads', 'null');
     perform gangq.check_payloads(r, o.payloads is not null);
     r.payload := coalesce(r.payload, a.payload, '{}');
     all_roles[n] := r;
-    names := names || r.name::text;
   end loop;
   -- 4.
   perform gangq.check_gang(a, o, all_roles);
   -- 5.
-  m.queue := gangq.open_queue(coalesce(a.queue, d.queue, 'default'), array(
-    select x.payload from unnest(all_roles) x where num_nonnulls(x.payloads, o.payloads) = 0
-    union all
-    select p.payload
-    from (select x.payloads from unnest(all_roles) x union all select o.payloads) e(list)
-    cross join lateral jsonb_array_elements(e.list) as p(payload)));
+  m.queue := gangq.open_queue(queue, gangq.gang_payloads(all_roles, o.payloads));
   -- 6. Null where neither a role nor the queue has a budget. Otherwise a role without one counts
   -- with the installation's.
   select sum(x.min), sum(x.count), case when count(coalesce(x.budget_s, (m.queue).budget_s)) > 0

@@ -211,9 +211,7 @@ begin
       join gangq.gang_kinds k on k.id = g.kind_id
     ),
     surplus as materialized (
-      select m.*
-      from gangq.surplus_members(array(
-        select g.id from gangs g where g.failure_policy = 'shrink')) m
+      select m.* from gangq.surplus_members(array(select g.id from gangs g)) m
     ),
     shapes as materialized (
       select s.id, b.budget_s, s.queue, s.limit_key, s.gpus, s.memory_mb, s.cpus, q.preemptible,

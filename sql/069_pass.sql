@@ -119,6 +119,23 @@ begin
     order by z.kind_id, z.ask for update skip locked);
 end $$;
 
+-- Internal, for lock_decided. Locks the workers on which something starts. A claim holds its worker
+-- for a moment: waiting for it in order is surer than skipping it. What is held for longer is left
+-- to the next pass.
+create function gangq.lock_seats(decisions jsonb) returns void language plpgsql as $$
+declare
+  workers bigint[] := array(
+    select (y.value ->> 'worker')::bigint
+    from jsonb_array_elements(decisions) as x(value)
+    cross join lateral jsonb_array_elements(x.value -> 'seats') as y(value)
+    where x.value ->> 'action' = 'start');
+begin
+  perform from gangq.incarnations i where i.id = any (workers) order by i.id for no key update;
+exception when lock_not_available then
+  perform from gangq.incarnations i
+  where i.id = any (workers) order by i.id for no key update skip locked;
+end $$;
+
 -- Internal. Locks all that these decisions are about. units: those that were not busy; busy_queues,
 -- busy_keys: those with limits, if another session holds one of them; else null.
 create function gangq.lock_decided(decisions jsonb, out units text[], out busy_queues text[],
@@ -127,7 +144,6 @@ create function gangq.lock_decided(decisions jsonb, out units text[], out busy_q
 declare
   gangs bigint[];
   singles bigint[];
-  workers bigint[];
   queues text[];
   keys text[];
 begin
@@ -155,19 +171,7 @@ begin
   units := units || array(
     select 'j' || j.id from gangq.live_jobs j
     where j.id = any (singles) and j.gang_id is null order by j.id for update skip locked);
-  workers := array(
-    select (y.value ->> 'worker')::bigint
-    from jsonb_array_elements(decisions) as x(value)
-    cross join lateral jsonb_array_elements(x.value -> 'seats') as y(value)
-    where x.value ->> 'action' = 'start');
-  -- A claim holds its worker for a moment: waiting for it in order is surer than skipping it. What
-  -- is held for longer is left to the next pass.
-  begin
-    perform from gangq.incarnations i where i.id = any (workers) order by i.id for no key update;
-  exception when lock_not_available then
-    perform from gangq.incarnations i
-    where i.id = any (workers) order by i.id for no key update skip locked;
-  end;
+  perform gangq.lock_seats(decisions);
   select array_agg(distinct s.queue), array_agg(distinct s.limit_key) into queues, keys
   from (
     select g.shape_id from gangq.live_gangs g where g.id = any (gangs)

@@ -76,37 +76,16 @@ end $$;
 
 -- The brake: a trip that is held ------------------------------------------------------------------
 
--- Many suspects at once are one fault elsewhere: the detector, the database or the shared store. So
--- the brake holds their trips. The members of one gang wait for each other and count as one
--- suspect, and as one of the fleet.
---
 -- A job that beats more rarely than its stall timeout is suspected anew with every beat. A few such
 -- jobs would keep the brake on for ever, so a job that has beaten since does not count. A job that
 -- has not beaten counts each time it is suspected, or an outage longer than two timeouts would
 -- release the brake. (offset 0: looked up for each suspect, by its job.)
 --
--- A trip held for brake_hold_s is released: by then a fault of its own is likelier than a shared
--- one. Two things keep it held. The database was away within a lease, so no beat could be stored.
--- Or suspects of other gangs or workers wait for the same file system or peer as this job, so the
--- fault is there.
---
--- Internal. Whether a stall or health trip of this job is held: at least three gangs and single
--- workers, and more than brake_share of the fleet, were suspect within the last minute.
-create function gangq.braking(j gangq.live_jobs, class text, evidence jsonb, t timestamptz)
-returns boolean language plpgsql stable set plan_cache_mode = force_generic_plan as $$
-declare
-  cfg gangq.settings;
-  own_unit text := coalesce('g' || j.gang_id, (
-    select 'w' || i.name from gangq.incarnations i where i.id = j.incarnation));
-  last_beat timestamptz := (
-    select p.beat_at from gangq.progress p where p.job_id = j.id and p.token = j.token);
-  things text[] := case when jsonb_typeof(evidence -> 'waits_for') = 'array'
-    then array(select jsonb_array_elements_text(evidence -> 'waits_for')) end;
-  suspects bigint;
-  fleet bigint;
-  held_since timestamptz;
-begin
-  select x.* into cfg from gangq.settings x;
+-- Internal, for braking. How many gangs and single workers were suspect within the last minute,
+-- own_unit included, and of how many. The members of one gang wait for each other and count as one.
+create function gangq.count_suspects(
+  own_unit text, t timestamptz, out suspects bigint, out fleet bigint
+) language sql stable as $$
   with suspected as (
     select coalesce('g' || e.gang_id, 'w' || e.worker) as unit from gangq.events e
     where e.at > t - interval '1 minute' and e.at <= t and e.kind in ('suspect', 'trip', 'held')
@@ -131,7 +110,35 @@ begin
     union
     select s.unit from suspected s
   )
-  select (select count(*) from suspected), (select count(*) from live) into suspects, fleet;
+  select (select count(*) from suspected), (select count(*) from live)
+$$;
+
+-- Many suspects at once are one fault elsewhere: the detector, the database or the shared store. So
+-- the brake holds their trips.
+--
+-- A trip held for brake_hold_s is released: by then a fault of its own is likelier than a shared
+-- one. Two things keep it held. The database was away within a lease, so no beat could be stored.
+-- Or suspects of other gangs or workers wait for the same file system or peer as this job, so the
+-- fault is there.
+--
+-- Internal. Whether a stall or health trip of this job is held: at least three gangs and single
+-- workers, and more than brake_share of the fleet, were suspect within the last minute.
+create function gangq.braking(j gangq.live_jobs, class text, evidence jsonb, t timestamptz)
+returns boolean language plpgsql stable set plan_cache_mode = force_generic_plan as $$
+declare
+  cfg gangq.settings;
+  own_unit text := coalesce('g' || j.gang_id, (
+    select 'w' || i.name from gangq.incarnations i where i.id = j.incarnation));
+  last_beat timestamptz := (
+    select p.beat_at from gangq.progress p where p.job_id = j.id and p.token = j.token);
+  things text[] := case when jsonb_typeof(evidence -> 'waits_for') = 'array'
+    then array(select jsonb_array_elements_text(evidence -> 'waits_for')) end;
+  suspects bigint;
+  fleet bigint;
+  held_since timestamptz;
+begin
+  select x.* into cfg from gangq.settings x;
+  select c.suspects, c.fleet into suspects, fleet from gangq.count_suspects(own_unit, t) c;
   if suspects < 3 or suspects <= cfg.brake_share::numeric * fleet then
     return false;
   end if;

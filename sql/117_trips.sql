@@ -45,6 +45,29 @@ begin
   return gangq.braking(j, class, evidence, gangq.now());
 end $$;
 
+-- Internal, for trip. Whether this attempt has tripped before: only then is a trip repeated. For a
+-- process whose job ended otherwise a moment ago it is a false alarm, and refused. Raises GQ001,
+-- GQ002, GQ003.
+create function gangq.has_tripped(
+  j gangq.live_jobs, incarnation bigint, job_id bigint, token bigint
+) returns boolean language plpgsql as $$
+begin
+  if (j.token = has_tripped.token and j.state in ('running', 'preempting')) is not true then
+    if exists (
+      select 1 from gangq.events e
+      where e.job_id = has_tripped.job_id and e.kind = 'trip' and e.token = has_tripped.token) then
+      return true;
+    end if;
+    perform gangq.refuse_stale(has_tripped.job_id, has_tripped.token);
+  elsif j.incarnation is distinct from has_tripped.incarnation then
+    perform gangq.refuse('GQ001',
+      format('job %s runs on incarnation %s, not %s', j.id, j.incarnation,
+        coalesce(has_tripped.incarnation::text, 'null')),
+      'A worker trips its own claims only: pass the incarnation that register_worker returned.');
+  end if;
+  return false;
+end $$;
+
 -- A watchdog stops a job, in one statement. The event and its evidence are written. A single job
 -- goes to the front of its priority with a trip counted and its attempt given back, or fails when
 -- its trips are spent; a member is lost with cause trip (lose_members). code: the exit code.
@@ -79,20 +102,8 @@ begin
   trip.error := gangq.cut(trip.error, 262144);
   -- host: after a worker is gone, the restarter of its host reports what it left there.
   j := gangq.lock_job(trip.job_id, host => true);
-  if (j.token = trip.token and j.state in ('running', 'preempting')) is not true then
-    -- Only a repeated trip is repeated. For a process whose job ended otherwise a moment ago this
-    -- is a false alarm.
-    if exists (
-      select 1 from gangq.events e
-      where e.job_id = trip.job_id and e.kind = 'trip' and e.token = trip.token) then
-      return 'repeated';
-    end if;
-    perform gangq.refuse_stale(trip.job_id, trip.token);
-  elsif j.incarnation is distinct from trip.incarnation then
-    perform gangq.refuse('GQ001',
-      format('job %s runs on incarnation %s, not %s', j.id, j.incarnation,
-        coalesce(trip.incarnation::text, 'null')),
-      'A worker trips its own claims only: pass the incarnation that register_worker returned.');
+  if gangq.has_tripped(j, trip.incarnation, trip.job_id, trip.token) then
+    return 'repeated';
   end if;
   blamed := (
     select coalesce(array_agg(r.id) filter (where r.uuid = any (trip.devices)), array_agg(r.id),
@@ -154,6 +165,31 @@ begin
     else gangq.state_after(j.state, gangq.spends_job(j, charge), gone_at) end;
 end $$;
 
+-- Internal, for carry_out_trip. Frees the job that tripped. new_shape: the devices that it, or its
+-- gang, avoids from now on are in it. culprit: the member that is charged, if it is known. Returns
+-- as trip.
+create function gangq.free_tripped(
+  j gangq.live_jobs, new_shape integer, culprit bigint, error jsonb, why text,
+  gone_at timestamptz, t timestamptz
+) returns text language plpgsql as $$
+begin
+  -- First, because a gang that ends here takes its shape into history, where retry finds it.
+  if j.gang_id is not null and new_shape <> j.shape_id then
+    perform gangq.change_shape(array[j.gang_id], j.shape_id, new_shape);
+  end if;
+  if j.state = 'preempting' then
+    return gangq.stopped(j, error, t, gone_at => gone_at);
+  elsif j.gang_id is not null then
+    perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error, why, t,
+      payers => array_remove(array[culprit], null));
+    return 'preempted';
+  end if;
+  j.shape_id := new_shape;
+  j.order_key := gangq.order_key(j.priority,
+    gangq.front_pos((select b.base from gangq.id_base() b)));
+  return gangq.end_attempt(j, 'trip', error, why, t, gone_at);
+end $$;
+
 -- Why each step stands before the next one:
 -- 1. Decide who is charged and which devices the job avoids. The worker still counts as live,
 --    because its next start offers its other devices again.
@@ -163,8 +199,7 @@ end $$;
 -- 4. End the worker, which sets exits_at; then withhold the devices of the job until then. Step 5
 --    would give them back, and complete_drain reads exits_at: no member is placed again while the
 --    old process may run.
--- 5. Free the job. Its gang gets the new shape before, because a gang that ends here takes its
---    shape into history, where retry finds it.
+-- 5. Free the job.
 -- 6. Free the other jobs of the worker. Before step 5 the tripped job would be freed as one of
 --    them, uncharged.
 --
@@ -213,21 +248,8 @@ begin
   end if;
   -- 5.
   error := error || jsonb_build_object('code', code);
-  if j.gang_id is not null and new_shape <> j.shape_id then
-    perform gangq.change_shape(array[j.gang_id], j.shape_id, new_shape);
-  end if;
-  if j.state = 'preempting' then
-    outcome := gangq.stopped(j, error, t, gone_at => gone_at);
-  elsif j.gang_id is not null then
-    outcome := foreseen.outcome;
-    perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error,
-      coalesce(foreseen.sentence, why), t, payers => array_remove(array[foreseen.culprit], null));
-  else
-    j.shape_id := new_shape;
-    j.order_key := gangq.order_key(j.priority,
-      gangq.front_pos((select b.base from gangq.id_base() b)));
-    outcome := gangq.end_attempt(j, 'trip', error, why, t, gone_at);
-  end if;
+  outcome := gangq.free_tripped(j, new_shape, foreseen.culprit, error,
+    coalesce(foreseen.sentence, why), gone_at, t);
   -- 6.
   if me.id is not null then
     perform gangq.free_orphans(array[me.id]);
