@@ -320,6 +320,13 @@ def test_bad_input_names_the_value_and_exits_with_2(untouched: str, args: list[s
     assert "Traceback" not in result.stderr
 
 
+def test_a_task_that_nothing_knows_is_not_called_open(dsn: str, client: Client) -> None:
+    unknown = gangq(dsn, "task", "resume", "nothing")
+    assert (unknown.exit_code, "no task 'nothing'" in unknown.stderr) == (2, True)
+    client.submit(task="train")
+    assert ok(dsn, "task", "resume", "train") == "task train: open\n"
+
+
 def test_what_the_state_forbids_exits_with_1(dsn: str) -> None:
     job = ok(dsn, "submit", "a").strip()
     result = gangq(dsn, "retry", job)

@@ -16,6 +16,7 @@ from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import columns
 from gangq.client.rows import TaskRow
 from gangq.client.settings import TaskSettings
+from gangq.errors import NotFound
 from gangq.watchdogs.codes import NOTIFY_CLASSES
 
 _NONE = "none"
@@ -131,7 +132,11 @@ def pause(session: Session, name: str, until: datetime | timedelta | None, reaso
 @pass_session
 def resume(session: Session, name: str) -> None:
     """End the pause of a task."""
-    session.client().resume_task(task=name)
+    client = session.client()
+    # What no worker, job, pause or number of its own names is a slip of the keyboard, and not a task that is open.
+    if not client.tasks(task=name) and not client.jobs(task=name, limit=1):
+        raise NotFound(f"no task {name!r}: see gangq task list")
+    client.resume_task(task=name)
     _answer(session, name, "open")
 
 
