@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from psycopg.rows import tuple_row
-
-from gangq.client.verb import Query, Steps
+from gangq.client.verb import Query, Steps, in_tuples
 from gangq.errors import GangqError, NotAllowed
 
 
@@ -42,7 +40,7 @@ def store(
         "select gangq.may_act_as('gangq_submitter') or gangq.is_admin()",
         {},
         lambda found: found[0][0],
-        factory=tuple_row,
+        factory=in_tuples,
     )
     if not may and not listed:
         return {}, []

@@ -171,18 +171,16 @@ def test_a_shell_that_is_not_known_has_to_be_named() -> None:
         assert gangq(None, "completion", *args, SHELL="/bin/tcsh").exit_code == 2
 
 
-def test_the_help_and_the_names_of_commands_are_told_without_psycopg() -> None:
+def test_the_help_is_told_without_psycopg() -> None:
     code = (
-        "import sys, os; sys.argv = ['gangq', '--help']\n"
+        "import sys; sys.argv = ['gangq', '--help']\n"
         "from gangq.cli import main\n"
         "try: main(prog_name='gangq')\n"
         "finally: sys.stderr.write(str('psycopg' in sys.modules))"
     )
-    words = {"COMP_WORDS": "gangq ca", "COMP_CWORD": "1", "_GANGQ_COMPLETE": "bash_complete"}
-    for env, expected in ((environment(None), "explain"), (environment(None, **words), "plain,cancel")):
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-        assert expected in done.stdout
-        assert done.stderr == "False"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(None), capture_output=True, text=True)
+    assert "explain" in done.stdout
+    assert done.stderr == "False"
 
 
 def test_the_help_has_the_sentences_that_the_commands_have() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gangq import private
-from gangq.app import command_payload
+from gangq.commands import command_payload
 from gangq.errors import InvalidInput
 from gangq.worker.environment import scrubbed
 from gangq.worker.runner_command import Command

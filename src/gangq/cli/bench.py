@@ -12,20 +12,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
-import psycopg
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
-from gangq import schema
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
-from gangq.client import Client, core
 from gangq.errors import GangqError, NotAllowed
 from gangq.proc import killing
+
+if TYPE_CHECKING:
+    import psycopg
 
 _PREFIX = "gangq_bench_"
 _ENQUEUE_S = 2.0
@@ -82,6 +80,14 @@ def bench(session: Session, jobs: int) -> None:
 @contextmanager
 def _scratch(dsn: str) -> Iterator[str]:
     """A database of its own with the schema in it; afterwards it is gone, and the roles that came with it."""
+    # Not at the top, as below: completion asks this module for options, without a database.
+    import psycopg
+    from psycopg import sql
+    from psycopg.conninfo import make_conninfo
+
+    from gangq import schema
+    from gangq.client import core
+
     target = core.target(dsn, {})
     name = f"{_PREFIX}{secrets.token_hex(4)}"
     try:
@@ -120,6 +126,10 @@ def _scratch(dsn: str) -> Iterator[str]:
 
 
 def _measure(dsn: str, jobs: int) -> Iterator[Measured]:
+    import psycopg
+
+    from gangq.client import Client
+
     with Client(dsn, max_size=2) as client, psycopg.connect(dsn, autocommit=True) as look:
         client.tick(force=True)  # What the first tick of an installation does belongs to no job.
         yield _each(look, "a round trip, median", "select 1")

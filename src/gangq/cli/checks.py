@@ -9,14 +9,16 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gangq.cli import queries
 from gangq.cli.fleet import is_fresh
 from gangq.cli.output import megabytes, seconds, when
-from gangq.client import Client
 from gangq.client.encoding import counted
 from gangq.client.rows import DeviceRow, RetentionRow, ScheduleRow, WorkerRow
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 _FIRST_READING_S = 60.0
 _PLANNED_WITHIN_S = 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +13,11 @@ from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import when
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.client import Client
 from gangq.client.encoding import counted
 from gangq.client.rows import CordonRow
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 _POLL_S = 0.5
 _PRESENT = ("live", "draining", "silent")

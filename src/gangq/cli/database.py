@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gangq import embedded, schema
 from gangq.cli import output
 from gangq.cli.session import Session, common_options, json_option, pass_session
-from gangq.client import core
 from gangq.errors import EmbeddedError
+
+if TYPE_CHECKING:
+    from gangq import embedded
 
 
 @click.command()
@@ -28,6 +29,9 @@ def migrate(session: Session, check: bool, dump_sql: bool) -> None:
     """
     if check and dump_sql:
         raise click.UsageError("--check looks at a database, and --dump-sql at none: give one of them")
+    # Not at the top, as below: completion asks this module for options, without a database.
+    from gangq import schema
+
     if check:
         found = schema.pending(session.dsn())
         todo = [f"apply migration {name}" for name in found.migrations]
@@ -58,7 +62,7 @@ def db() -> None:
 @pass_session
 def start(session: Session) -> None:
     """Start it, or find it running."""
-    server = embedded.Server().start()
+    server = _server().start()
     found = server.status()
     session.answer(
         _described(found), f"PostgreSQL {_version(found)} runs as pid {found.pid} in {found.data_dir}"
@@ -77,7 +81,7 @@ def start(session: Session) -> None:
 @pass_session
 def stop(session: Session, mode: Any) -> None:
     """Stop it. Jobs and their history stay; running work survives an outage shorter than its lease."""
-    server = embedded.Server()
+    server = _server()
     was = server.status()
     server.stop(mode)
     text = f"stopped (was pid {was.pid})" if was.running else f"no server runs in {was.data_dir}"
@@ -89,7 +93,7 @@ def stop(session: Session, mode: Any) -> None:
 @pass_session
 def status(session: Session) -> None:
     """Say whether it runs. Exit code 3 when it does not."""
-    found = embedded.Server().status()
+    found = _server().status()
     state = f"runs as pid {found.pid}" if found.running else "does not run (gangq db start)"
     session.answer(
         _described(found), f"PostgreSQL {_version(found)} in {found.data_dir} {state}\n{found.dsn}"
@@ -123,12 +127,15 @@ def psql(session: Session, flag_dsn: str | None, args: tuple[str, ...]) -> None:
     The password of a DSN travels in PGPASSWORD, not on the command line. With --json nothing changes: psql
     has formats of its own.
     """
+    from gangq import embedded
+    from gangq.client import core
+
     session.flag_dsn = flag_dsn or session.flag_dsn
     words = list(args)
     other = words.pop(0) if words and not words[0].startswith("-") else None
     if session.private:
         session.client()  # started, and migrated
-        program, address = embedded.Server().psql_argv(other or embedded.DATABASE)
+        program, address = _server().psql_argv(other or embedded.DATABASE)
     else:
         program, address = _any_psql(), session.dsn()
         password = core.target(address, {}).password
@@ -139,9 +146,15 @@ def psql(session: Session, flag_dsn: str | None, args: tuple[str, ...]) -> None:
     os.execvp(program, [program, address, *words])
 
 
+def _server() -> embedded.Server:
+    from gangq import embedded
+
+    return embedded.Server()
+
+
 def _any_psql() -> str:
     try:
-        return embedded.Server().psql_argv()[0]
+        return _server().psql_argv()[0]
     except EmbeddedError:
         # No server to be found here: then whatever PATH has, or its own message that it has none.
         return "psql"

@@ -6,18 +6,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
-import psycopg
 
-from gangq import embedded, schema
 from gangq.cli import checks, output, queries
 from gangq.cli.checks import Finding, some
 from gangq.cli.output import seconds
 from gangq.cli.session import Session, common_options, pass_session
-from gangq.client import Client
 from gangq.client.verbs import Verbs
 from gangq.errors import EmbeddedError, GangqError, NotAllowed, SchemaMismatch
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 _LISTEN_S = 3.0
 _SKEW_S = 1.0
@@ -62,6 +63,8 @@ def examine(session: Session) -> Iterator[tuple[str, Finding]]:
         return
     yield "database", Finding("ok", f"reached {client.target}")
     yield from _made(client, _OF_THE_SERVER, "")
+    from gangq import schema
+
     try:
         schema.check_version(client)
     except (SchemaMismatch, NotAllowed) as e:
@@ -82,14 +85,16 @@ def _made(
 
 
 def _server(client: Client) -> Finding:
+    from gangq.embedded import MAJORS
+
     facts = client.execute(queries.server_facts())
     version, major = facts["version"], facts["major"]
-    supported = f"{embedded.MAJORS[0]} to {embedded.MAJORS[-1]}"
-    if major < embedded.MAJORS[0]:
+    supported = f"{MAJORS[0]} to {MAJORS[-1]}"
+    if major < MAJORS[0]:
         return Finding(
             "fail", f"PostgreSQL {version}", f"gangq needs PostgreSQL {supported}: upgrade the server"
         )
-    if major > embedded.MAJORS[-1] and not facts["standby"]:
+    if major > MAJORS[-1] and not facts["standby"]:
         return Finding(
             "warn", f"PostgreSQL {version}", f"gangq is tested with {supported}; look for a newer gangq"
         )
@@ -158,6 +163,8 @@ def _horizon(client: Client) -> Finding:
 
 
 def _code(client: Client) -> Finding:
+    from gangq import schema
+
     if schema.code_is_current(client):
         return Finding("ok", "functions and views are this library's")
     return Finding(
@@ -209,13 +216,15 @@ def _tick(client: Client) -> Finding:
 
 
 def _invariants(client: Client) -> Finding:
+    from psycopg.errors import QueryCanceled
+
     # Every live job is held against every rule.
     try:
         with client.connection("gangq.violations") as conn, conn.transaction():
             conn.execute("select set_config('statement_timeout', %s, true)", (f"{_RULES_S:g}s",))
             found = client.execute(replace(Verbs.violations(), connection=conn))
     except GangqError as e:
-        if not isinstance(e.__cause__, psycopg.errors.QueryCanceled):
+        if not isinstance(e.__cause__, QueryCanceled):
             raise
         return Finding(
             "warn",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,10 +15,12 @@ from gangq.cli.queries import Position
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
 from gangq.cli.which import Which, takes_one
-from gangq.client import Client
 from gangq.client.rows import EventRow, LogRow
 from gangq.errors import WHO_READS, NotAllowed
 from gangq.status import ENDED
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 _POLL_S = 0.3
 # Rows committed late carry an earlier time: what is younger than this is read again, and known ids dropped.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import psycopg
+from typing import TYPE_CHECKING
 
 from gangq.cli.interrupts import Interrupts
-from gangq.client import Client
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from gangq.client import Client
 
 
 class Listener:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +19,6 @@ from gangq.cli.output import gang, megabytes, seconds, when, words
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns, table
 from gangq.cli.which import Which, WhichType, takes_one
-from gangq.client import Client
 from gangq.client.encoding import counted
 from gangq.client.rows import (
     AttemptRow,
@@ -33,6 +32,9 @@ from gangq.client.rows import (
     WaitingRow,
 )
 from gangq.status import error_in_words, progress_in_words, said_of
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 _JOBS = "id state task queue:3 prio:4 >gang:2 rank:2 worker:1 >tries:4 submitted:5 ended:5 what"
 _MEMBERS = columns(

@@ -11,7 +11,6 @@ from gangq import private
 from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.client import Client
 from gangq.errors import DatabaseUnreachable
 from gangq.metrics import Collector, MetricsServer, exposition
 
@@ -56,6 +55,8 @@ def metrics(session: Session, listen: str, once: bool) -> None:
             text, _ = exposition(Collector(lambda: rows))
             output.write(text.decode(), nl=False)
         return
+    from gangq.client import Client
+
     with Client(session.dsn(), max_size=1, connect_s=_CONNECT_S, timeout_s=_ANSWER_S) as client:
         # It may be started before its database. A login that may not read them is told at once.
         with contextlib.suppress(DatabaseUnreachable):

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import click
-import psycopg
 
 from gangq import private
 from gangq.cli import stored
@@ -267,6 +266,9 @@ class _Loop:
             self._listener.close()
 
     def _round(self) -> None:
+        # Not at the top: completion asks this module for options, without a database.
+        import psycopg
+
         try:
             if not self._checked:
                 self._session.check_schema(self._session.client(checked=False))

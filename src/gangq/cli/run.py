@@ -7,11 +7,10 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gangq.app import COMMAND, command_payload
 from gangq.cli import look, output
 from gangq.cli.follow import LogReader, Tagger
 from gangq.cli.interrupts import Interrupts
@@ -20,11 +19,14 @@ from gangq.cli.parsing import ArrayType, KeyValue
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.which import Which
 from gangq.cli.work import is_gang, notes_aloud, submission, work_options
-from gangq.client import Client
 from gangq.client.encoding import counted
 from gangq.client.rows import EventRow, JobRow, LogRow
+from gangq.commands import COMMAND, command_payload
 from gangq.errors import DatabaseUnreachable, GangqError
 from gangq.status import ENDED, WAITS, holding, why_it_waits
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 _POLL_S = 0.2
 _EXPLAIN_AFTER_S = 2.0

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from gangq.app import COMMAND, command_payload
 from gangq.cli import output, queries, stored
 from gangq.cli.listing import table_options
 from gangq.cli.output import when
@@ -17,6 +16,7 @@ from gangq.cli.tables import Column
 from gangq.cli.work import notes_aloud, recurring_options, submission
 from gangq.client.encoding import AWAITING
 from gangq.client.rows import ScheduleRow
+from gangq.commands import COMMAND, command_payload
 from gangq.due import Cron
 from gangq.errors import NotFound
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from gangq.app import COMMAND, command_payload
 from gangq.cli import output, stored
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
@@ -17,6 +16,7 @@ from gangq.cli.tables import columns, table
 from gangq.cli.work import recurring_options, submission
 from gangq.client.encoding import AWAITING
 from gangq.client.rows import EndpointRow, ServiceRow
+from gangq.commands import COMMAND, command_payload
 from gangq.errors import Busy, DatabaseUnreachable, NotFound
 
 _LOOK_S = 5.0

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 import time
+from typing import TYPE_CHECKING
 
 import click
-import psycopg
 
 from gangq import private
 from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.client import Client
 from gangq.client.rows import TickReport
 from gangq.errors import Busy, GangqError, translate
 from gangq.worker.retry import backoff
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 _RETRY_FIRST_S = 0.2
 _RETRY_LAST_S = 10.0
@@ -101,6 +103,9 @@ class _Loop:
 
     def _round(self, asked: bool) -> bool:
         """One tick and the wait for the next; whether a notification ended it."""
+        # Not at the top: completion asks this module for options, without a database.
+        import psycopg
+
         try:
             self._listener.listen()
             # Any login may notify: a flood of notifications is no reason to do nothing but tick.

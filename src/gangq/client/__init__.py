@@ -2,16 +2,20 @@
 
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.sync import Client
-
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
+    from gangq.client.sync import Client
 
 __all__ = ["AsyncClient", "Client"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported for those who use it: a worker does not.
+    # Imported for those who use it: a worker has no AsyncClient, and the help and the completion of the command line
+    # neither of them, which is why they load no psycopg.
+    if name == "Client":
+        from gangq.client.sync import Client
+
+        return Client
     if name == "AsyncClient":
         from gangq.client.aio import AsyncClient
 

@@ -11,8 +11,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Unpack
 
-from psycopg.rows import dict_row, tuple_row
-
 from gangq.client import rows
 from gangq.client.encoding import dumps, dumps_each
 from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
@@ -32,6 +30,8 @@ from gangq.client.verb import (
     Verb,
     always,
     function_call,
+    in_dicts,
+    in_tuples,
     verb,
 )
 from gangq.client.views import Views
@@ -202,7 +202,7 @@ class OperatorVerbs:
     @verb
     def board(self) -> Steps[str]:
         """What a pass decides from, as JSON: `gangq.placement.board.Board.from_json` reads it."""
-        found = yield Query("gangq.board", "select gangq.board()::text", {}, list, factory=tuple_row)
+        found = yield Query("gangq.board", "select gangq.board()::text", {}, list, factory=in_tuples)
         return str(found[0][0])
 
     @verb
@@ -307,7 +307,7 @@ class OperatorVerbs:
         What goes into jsonb is any value that JSON can hold. Raises `InvalidInput` where there is no such function or
         argument, `NotSerializable`, and what the function raises.
         """
-        found = yield Query("gangq.call", _OF_FUNCTION, {"name": name}, list, factory=tuple_row)
+        found = yield Query("gangq.call", _OF_FUNCTION, {"name": name}, list, factory=in_tuples)
         if not found:
             raise InvalidInput(f"there is no SQL function gangq.{name}: in psql, \\df gangq.* lists them")
         types, rows_too = dict(zip(found[0][0] or (), found[0][1], strict=True)), found[0][2]
@@ -322,6 +322,6 @@ class OperatorVerbs:
             for key, value in arguments.items()
         }
         text = function_call(name, "*" if rows_too else name, {key: types[key] for key in given})
-        factory = dict_row if rows_too else tuple_row
+        factory = in_dicts if rows_too else in_tuples
         answer = yield Query(f"gangq.{name}", text, given, list, factory=factory)
         return answer if rows_too else answer[0][0]

@@ -15,8 +15,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack
 from uuid import UUID
 
-from psycopg.rows import tuple_row
-
 from gangq import tracing
 from gangq.client import rows
 from gangq.client.options import ScheduleOptions, ServiceOptions, SubmitGangOptions, SubmitOptions
@@ -38,6 +36,7 @@ from gangq.client.verb import (
     Texts,
     Time,
     Verb,
+    in_tuples,
     verb,
 )
 from gangq.durations import Duration, seconds
@@ -138,7 +137,7 @@ def _in_pages(
 
 def _now(connection: object | None = None) -> Steps[datetime]:
     now: datetime = yield Query(
-        "gangq.now", "select gangq.now()", {}, lambda found: found[0][0], connection, tuple_row
+        "gangq.now", "select gangq.now()", {}, lambda found: found[0][0], connection, in_tuples
     )
     return now
 

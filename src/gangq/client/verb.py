@@ -29,8 +29,6 @@ from typing import (
 )
 from uuid import UUID
 
-from psycopg.rows import dict_row, tuple_row
-
 from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each
 from gangq.client.options import as_json, encode_options, texts
 from gangq.client.rows import columns
@@ -48,6 +46,20 @@ Steps = Generator["Query[Any] | float", Any, R]
 """Yields a query to be sent its result, or seconds to wait; returns the result of all."""
 
 
+def in_dicts(cursor: Any) -> Any:
+    """As psycopg's `dict_row`, which is imported once there is a cursor: to know the verbs takes no psycopg."""
+    from psycopg.rows import dict_row
+
+    return dict_row(cursor)
+
+
+def in_tuples(cursor: Any) -> Any:
+    """As psycopg's `tuple_row`."""
+    from psycopg.rows import tuple_row
+
+    return tuple_row(cursor)
+
+
 @dataclass(slots=True)  # Not frozen, which makes it cost twice as much: there is one for every call.
 class Query(Generic[R]):
     """One statement to run: `read` makes the result out of the rows that `factory` (a row factory of psycopg) makes;
@@ -59,7 +71,7 @@ class Query(Generic[R]):
     params: Mapping[str, object]
     read: Callable[[list[Any]], R]
     connection: object | None = None
-    factory: Any = dict_row
+    factory: Any = in_dicts
     repeatable: bool = False
     """Carried out once however often it is sent: it has a request_id."""
     steps: Callable[[], Steps[R]] | None = None
@@ -281,16 +293,16 @@ class Verb(Generic[P, R]):
         many = get_origin(hint) is list
         row = next((part for part in (hint, *get_args(hint)) if hasattr(part, "_fields")), None)
         if row is not None and hasattr(row, "of_rows"):
-            return row.select_list(), row.of_rows, tuple_row
+            return row.select_list(), row.of_rows, in_tuples
         if row is not None:
             make = row._make
             return columns(row), list if many else _first, lambda _cursor: make
         if get_origin(hint) is dict:
-            return "id, state", dict, tuple_row
+            return "id, state", dict, in_tuples
         if hint is type(None):
-            return "1", lambda _: None, tuple_row
+            return "1", lambda _: None, in_tuples
         # A function's column is called as the function; that name is what a table alias cannot take away.
-        return self.name, _column if many else _scalar, tuple_row
+        return self.name, _column if many else _scalar, in_tuples
 
     @functools.cached_property
     def _known(self) -> tuple[frozenset[str], frozenset[str], str | None]:

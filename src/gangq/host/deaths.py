@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gangq.client import Client
 from gangq.errors import IncarnationEnded
 from gangq.proc import procfs
 from gangq.proc.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
 from gangq.worker import host_record
 from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.report import report_end
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 CHECK_S = 0.3
 """How long to look whether a silent worker's processes are gone already."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gangq.client import Client
 from gangq.notify.delivery import Deliver, Failed
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 _LEASE_MARGIN_S = 30.0
 """How long a delivery that has ended may take to be acknowledged before the notification is given out again."""

@@ -17,8 +17,9 @@ from types import FrameType
 from typing import Any
 
 from gangq import logqueue
-from gangq.app import COMMAND, App, AsyncApp
+from gangq.app import App, AsyncApp
 from gangq.client.rows import JobRow, WaitingRow
+from gangq.commands import COMMAND
 from gangq.context import runs_handler
 from gangq.durations import Duration, seconds
 from gangq.errors import GangqError, InvalidInput, WaitTimeout

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from gangq.app import COMMAND, App
+from gangq.app import App
+from gangq.commands import COMMAND
 from gangq.errors import GangqError, UnknownTask
 from gangq.retry import Again
 from gangq.worker.child_main import app_target

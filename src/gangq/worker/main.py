@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from gangq import logqueue, private
-from gangq.app import COMMAND, App
+from gangq.app import App
 from gangq.client import Client
+from gangq.commands import COMMAND
 from gangq.errors import GangqError, IncarnationEnded
 from gangq.gpu import SamplerProcess, detect
 from gangq.proc import procfs

@@ -19,16 +19,18 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangq import private
-from gangq.client import Client
 from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotAllowed, NotFound, StaleToken
 from gangq.proc import clock, statefile
 from gangq.proc.proof import HostIdentity
 from gangq.watchdogs.codes import ExitCode
 from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.session import clean_stop_reason
+
+if TYPE_CHECKING:
+    from gangq.client import Client
 
 log = logging.getLogger("gangq.worker.report")
 
@@ -54,6 +56,8 @@ def main() -> None:
         try:
             # libpq counts whole seconds, two at least: the pool's own limit ends a connect sooner.
             limit_s = max(0.1, min(_CALL_S, until - clock.boottime()))
+            from gangq.client import Client
+
             with Client(dsn, max_size=1, timeout_s=limit_s, connect_timeout=2) as client:
                 said = report(client, record, facts)
             break
