@@ -10,6 +10,7 @@ from typing import Any
 from gangq.client.rows import BatchRow, GangRow, JobRow, Reason
 
 ENDED = frozenset({"done", "failed", "cancelled"})
+RUNS = frozenset({"running", "preempting", "draining"})
 WAITS = frozenset({"pending", "blocked", "waiting", "scheduled"})
 
 

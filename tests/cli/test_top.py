@@ -21,9 +21,10 @@ from cli_process import GANGQ, environment, gangq
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
+from gangq.cli.progress import bar, remaining_s
 from gangq.client import Client
 from gangq.top.app import Pages, Question, Top, answer_of
-from gangq.top.tabs import MOST, TABS, bar, remaining_s, summary
+from gangq.top.tabs import MOST, TABS, summary
 
 Db = psycopg.Connection[dict[str, Any]]
 Steps = Callable[[Pilot[None], Top], Awaitable[None]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gangq.cli.follow import LogReader, Tagger
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import seconds
 from gangq.cli.parsing import ArrayType, KeyValue
+from gangq.cli.progress import Bars
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.which import Which
 from gangq.cli.work import is_gang, notes_aloud, submission, work_options
@@ -23,12 +25,13 @@ from gangq.client.encoding import counted
 from gangq.client.rows import EventRow, JobRow, LogRow
 from gangq.commands import COMMAND, command_payload
 from gangq.errors import DatabaseUnreachable, GangqError
-from gangq.status import ENDED, WAITS, holding, why_it_waits
+from gangq.status import ENDED, RUNS, WAITS, holding, why_it_waits
 
 if TYPE_CHECKING:
     from gangq.client import Client
 
 _POLL_S = 0.2
+_PROGRESS_EVERY_S = 1.0
 _EXPLAIN_AFTER_S = 2.0
 _EXPLAIN_EVERY_S = 5.0
 _OUTAGE_TOLERATED_S = 300.0
@@ -98,8 +101,8 @@ def run(
     """Run a command, a gang of it, or an array, like srun and sbatch --array.
 
     Waits, streams, exits with its status. Its output goes to standard output, for a gang or an array with the rank or
-    the index in front of each line; changes of state go to standard error. Ctrl-C (or SIGTERM, or a closed terminal)
-    cancels it and waits until it is gone; a second one leaves at once.
+    the index in front of each line; changes of state go to standard error, and on a terminal a bar of its steps.
+    Ctrl-C (or SIGTERM, or a closed terminal) cancels it and waits until it is gone; a second one leaves at once.
 
     A solo command is not tried again when it fails, unless --max-attempts says so; a gang is, as its queue
     says. Either survives the loss of a worker.
@@ -204,6 +207,10 @@ class _Watcher:
         self._explained = ""
         self._explain_at = clock() + _EXPLAIN_AFTER_S
         self._hosts: list[str] = []
+        self._bars = Bars()
+        self._jobs: list[JobRow] = []
+        self._progress_at = clock()
+        self._line_is_open = False
 
     def watch(self) -> int:
         """Watch it to its end; return the exit code."""
@@ -219,6 +226,7 @@ class _Watcher:
                     return code
                 self._interrupts.wait(_POLL_S * random.uniform(0.8, 1.2))
         except KeyboardInterrupt:
+            self._bars.clear()
             say(f"left {self._target.phrase} to itself; see gangq show {self._target}")
             return EXIT_CANCELLED
 
@@ -231,7 +239,9 @@ class _Watcher:
             self._print(row)
         if not ended:
             self._explain()
+            self._progress()
             return None
+        self._bars.clear()
         rest = self._tagger.rest()
         if not self._session.json:
             output.job_output(rest)
@@ -240,6 +250,7 @@ class _Watcher:
     def _cancel(self) -> None:
         self._target.cancel(self._client, "interrupted in gangq run")
         self._cancelled = True
+        self._bars.clear()
         say(f"cancelling {self._target.phrase}; Ctrl-C again leaves it to itself")
 
     def _outage(self, problem: GangqError) -> None:
@@ -248,6 +259,7 @@ class _Watcher:
             raise problem
         if self._lost_at is None:
             self._lost_at = now
+            self._bars.clear()
             say(f"{problem}; {self._target.phrase} goes on, waiting for the database")
         elif now - self._lost_at > _OUTAGE_TOLERATED_S:
             raise DatabaseUnreachable(
@@ -256,6 +268,7 @@ class _Watcher:
             ) from problem
 
     def _report(self, event: str, text: str = "", **fields: Any) -> None:
+        self._bars.clear()
         _tell(self._session, self._target, event, f"{self._target.phrase} {text}", **fields)
 
     # States
@@ -342,6 +355,17 @@ class _Watcher:
         state = self._watched.state
         self._report("waits", f"is {state} for {waited}: {why}", state=state, reasons=held)
 
+    def _progress(self) -> None:
+        """Draw the bars, at most so often, and not into a line that the job has not ended."""
+        if not self._bars.on or self._line_is_open or self._session.json:
+            return
+        now = self._clock()
+        if self._watched.state in RUNS and now >= self._progress_at:
+            self._progress_at = now + _PROGRESS_EVERY_S
+            jobs = self._client.jobs(ids=list(self._watched.ranks), limit=None)
+            self._jobs = sorted(jobs, key=lambda job: job.rank or 0)
+        self._bars.draw(self._jobs if self._watched.state in RUNS else [])
+
     # Output and end
 
     def _print(self, row: LogRow) -> None:
@@ -349,7 +373,11 @@ class _Watcher:
             fields = {"job_id": row.job_id, "rank": self._watched.ranks[row.job_id], "text": row.chunk}
             output.write(output.to_json({"event": "output", **fields}))
         else:
-            output.job_output(self._tagger.add(row))
+            text = self._tagger.add(row)
+            if text:
+                self._bars.clear()
+                output.job_output(text)
+                self._line_is_open = sys.stdout.isatty() and not text.endswith("\n")
 
     def _end(self) -> int:
         state = self._watched.state

@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from gangq.cli import output
+from gangq.cli.progress import bar, number, remaining_s
 from gangq.cli.tables import Column, columns
 from gangq.client.verb import Query
 
@@ -18,7 +19,6 @@ Row = Mapping[str, Any]
 
 MOST = 100
 """So many rows of a tab are drawn; the rest is found by filter and sorting."""
-_BAR = 10
 
 
 @dataclass(frozen=True)
@@ -45,33 +45,13 @@ def summary() -> Query[Row]:
     return Query("the fleet", _SUMMARY, {}, lambda found: found[0])
 
 
-def bar(done: float | None, total: float | None) -> str:
-    """Progress as a bar with percent, or nothing where it is not known."""
-    if done is None or not total or total < 0:
-        return ""
-    share = min(1.0, max(0.0, done / total))
-    full = int(share * _BAR)
-    return f"{share:4.0%} {'█' * full}{'░' * (_BAR - full)}"
-
-
-def remaining_s(done: float | None, total: float | None, rate: float | None) -> float | None:
-    """Seconds until the last step at the present rate; None where that is not known."""
-    if done is None or total is None or not rate or rate < 0:
-        return None
-    return max(0.0, total - done) / rate
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
 def _work(rows: list[Row]) -> list[Row]:
     """One row for each gang and each single job. A gang is as far as the slowest of its members."""
     found: list[Row] = []
     for (gang, id), group in groupby(rows, key=lambda row: (row["gang_id"], row["gang_id"] or row["id"])):
         members = list(group)
         beats = [row["progress"] if isinstance(row["progress"], dict) else {} for row in members]
-        steps = [_number(beat.get("step")) for beat in beats]
+        steps = [number(beat.get("step")) for beat in beats]
         slowest = min(range(len(members)), key=lambda i: -1.0 if steps[i] is None else steps[i] or 0.0)
         rates = [row["step_rate"] for row in members if row["step_rate"]]
         states = {row["state"] for row in members}
@@ -88,7 +68,7 @@ def _work(rows: list[Row]) -> list[Row]:
                 "hosts": sorted({row["host"] for row in members if row["host"]}),
                 "gpus": sum(row["gpus"] for row in members),
                 "step": steps[slowest],
-                "total": _number(beats[slowest].get("total")),
+                "total": number(beats[slowest].get("total")),
                 "rate": min(rates, default=None),
             }
         )
