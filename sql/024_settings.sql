@@ -16,7 +16,7 @@ returns table (name text, type regtype, domain oid, needed boolean) language sql
   where t.oid = of_type and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
     -- Nor the key of a table, nor what a verb writes beside the settings.
     and (c.relkind = 'c'
-      or a.attname <> all ('{singleton,name,task,created_at,worker,declared_at}'))
+      or a.attname <> all ('{singleton,name,task,created_at,worker,declared_at,full_at}'))
 $$;
 
 -- Internal. Whether JSON writes a value of this type so.

@@ -232,7 +232,8 @@ end $$;
 -- takes one away where there may be none: set_queue('gpu', '{"maximum": {"gpus": 8}, "budget_s":
 -- null}'). paused: nothing new starts, until somebody or, at paused_until, a tick opens it again.
 -- guaranteed, maximum: {"gpus", "memory_mb", "cpus", "jobs"}; submitter_maximum: {"gpus", "jobs",
--- "gangs"}; each replaces what was there. A limit that is already exceeded stops nothing that runs.
+-- "gangs"}; each replaces what was there. rate: so many starts in a period, 60/1m. A limit that is
+-- already exceeded stops nothing that runs.
 -- others: who may cancel, retry, reprioritise and read the work of others in it, owner (admins
 -- only) or shared (all submitters). ceilings: the highest priority by role, {"alice": 100,
 -- "gangq_submitter": 10}, here and in the queues below; the highest entry that applies counts, who
@@ -240,7 +241,7 @@ end $$;
 create function gangq.set_queue(name text, settings jsonb default '{}') returns void
 language plpgsql as $$
 declare
-  limits constant text[] := '{maximum,max_running_gangs,max_running_jobs,submitter_maximum}';
+  limits constant text[] := '{maximum,max_running_gangs,max_running_jobs,submitter_maximum,rate}';
   parts text[] := string_to_array(name, '.');
   names text[];
   n gangq.queues_table;
@@ -267,12 +268,13 @@ begin
   n := gangq.read_queue(name, settings, n);
   update gangq.queues_table q set (
     paused, paused_until, draining, policy, guaranteed, maximum, submitter_maximum,
-    max_running_gangs, max_running_jobs, weight, preempts, preemptible, min_run_s,
+    max_running_gangs, max_running_jobs, rate, full_at, weight, preempts, preemptible, min_run_s,
     placement_timeout_s, timeout_style, others, ceilings, max_attempts, max_crashes, max_trips,
     backoff_s, backoff_max_s, budget_s, max_payload_bytes, retention_done, retention_failed
   ) = (
     select n.paused, n.paused_until, n.draining, n.policy, n.guaranteed, n.maximum,
-    n.submitter_maximum, n.max_running_gangs, n.max_running_jobs, n.weight, n.preempts,
+    n.submitter_maximum, n.max_running_gangs, n.max_running_jobs, n.rate,
+    least(n.full_at, gangq.empty_until(n.rate)), n.weight, n.preempts,
     n.preemptible, n.min_run_s, n.placement_timeout_s, n.timeout_style, n.others, n.ceilings,
     n.max_attempts, n.max_crashes, n.max_trips, n.backoff_s, n.backoff_max_s, n.budget_s,
     n.max_payload_bytes, n.retention_done, n.retention_failed)

@@ -1,19 +1,94 @@
 -- Limit keys: of the jobs that name one, whatever their queue, at most so many are placed at once
--- (licences, a data source that bears so many readers).
+-- (licences, a data source that bears so many readers), or started in a period (an API).
+-- And the rates of limit keys and queues.
 -- Locks: whoever places work that names a key locks its row after the queues with limits
 -- (lock_limited in 028). Then it counts, then it places.
+--
+-- A rate of N in P is a bucket of N starts that gets one more each P/N (GCRA). So at most N start
+-- at once, then one each P/N; in a period of the length P after idle time up to 2N. All that is
+-- kept is full_at, the moment when the bucket is full again: every start moves it on by P/N. A start is
+-- counted when a place is opened for a job (add_place) or seats are reserved for members
+-- (reserve_gang), in the transaction that does it, under the row's lock. What then does not run is
+-- counted all the same: given back later, a start could be used twice.
 
--- Internal. Makes a limit key that is named for the first time. Raises GQ001 for another limit than
--- it has, unless an administrator has set that, and for the key of a batch, and GQ002 where nobody
--- has said its limit.
-create function gangq.name_limit(key text, most integer, login text) returns void
+-- Internal. A rate as numbers. starts: the size of the bucket; every: in which time it gets one
+-- more.
+create function gangq.rate_of(rate text, out starts integer, out every interval)
+language sql immutable as $$
+  select n.starts, make_interval(secs => n.seconds / n.starts)
+  from (
+    select split_part(rate_of.rate, '/', 1)::integer as starts,
+      coalesce(substring(rate_of.rate from '/([0-9]+)')::float8, 1)
+        * case right(rate_of.rate, 1)
+          when 's' then 1 when 'm' then 60 when 'h' then 3600 when 'd' then 86400 end as seconds) n
+$$;
+
+-- Internal. When a bucket that is empty now is full again; null: no rate.
+create function gangq.empty_until(rate text) returns timestamptz language sql stable as $$
+  select gangq.now() + r.starts * r.every from gangq.rate_of(empty_until.rate) r
+$$;
+
+-- Internal. full_at, not before now. A moment that no start can have made means that the clock was
+-- set back: how full the bucket is is unknown, and it counts as full.
+create function gangq.filled_at(rate text, full_at timestamptz) returns timestamptz
+language sql stable as $$
+  select case
+    when filled_at.full_at > gangq.empty_until(filled_at.rate) + interval '1 s' then gangq.now()
+    else greatest(filled_at.full_at, gangq.now()) end
+$$;
+
+-- Internal. The rates that count the starts of such jobs: of the limit key, and of the queues on
+-- the path.
+create function gangq.rates_on(queue text, key text)
+returns table (queue text, key text, rate text, full_at timestamptz) language sql stable as $$
+  select null, k.name, k.rate, k.full_at
+  from gangq.limit_keys k where k.name = rates_on.key and k.rate is not null
+  union all
+  select q.name, null, q.rate, q.full_at
+  from gangq.queues_table q
+  where q.rate is not null and q.name = any (gangq.queue_path(rates_on.queue))
+$$;
+
+-- Internal. As limit_hit, of the rates: the first of which so many starts are not left. Binding
+-- only after lock_limited, and it reads the clock after that: a moment from before the wait for the
+-- lock would be earlier than the last start.
+create function gangq.rate_hit(queue text, key text, starts integer) returns jsonb
+language sql stable as $$
+  select jsonb_strip_nulls(jsonb_build_object('gate', 'rate', 'queue', x.queue, 'key', x.key,
+    'resource', 'starts', 'limit', r.starts, 'asked', rate_hit.starts,
+    'used', ceil(extract(epoch from n.full_at - gangq.now()) / extract(epoch from r.every))))
+  from gangq.rates_on(rate_hit.queue, rate_hit.key) x
+  cross join lateral gangq.rate_of(x.rate) r
+  cross join lateral gangq.filled_at(x.rate, x.full_at) as n(full_at)
+  where n.full_at + rate_hit.starts * r.every > gangq.empty_until(x.rate)
+  order by x.key, length(x.queue) desc limit 1
+$$;
+
+-- Internal. So many of such jobs start now: rate_hit has found nothing, under the same locks.
+create function gangq.count_starts(queue text, key text, starts integer) returns void
+language sql volatile as $$
+  update gangq.limit_keys k
+  set full_at = gangq.filled_at(k.rate, k.full_at) + count_starts.starts * r.every
+  from gangq.rates_on(null, count_starts.key) x cross join lateral gangq.rate_of(x.rate) r
+  where k.name = x.key;
+  update gangq.queues_table q
+  set full_at = gangq.filled_at(q.rate, q.full_at) + count_starts.starts * r.every
+  from gangq.rates_on(count_starts.queue, null) x cross join lateral gangq.rate_of(x.rate) r
+  where q.name = x.queue;
+$$;
+
+-- Internal. Makes a limit key that is named for the first time. Raises GQ001 for another limit or
+-- rate than it has, unless an administrator has set them, and for the key of a batch, and GQ002
+-- where nobody has said either.
+create function gangq.name_limit(key text, most integer, rate text, login text) returns void
 language plpgsql as $$
 declare
   known gangq.limit_keys;
+  said text := coalesce('limit is ' || most, 'rate is ' || rate);
 begin
   if key is null then
-    if most is not null then
-      perform gangq.refuse('GQ001', format('limit is %s, and no limit_key says of what', most),
+    if said is not null then
+      perform gangq.refuse('GQ001', format('%s, and no limit_key says of what', said),
         'Pass limit_key, or limit the queue: gangq queue set.');
     end if;
     return;
@@ -22,34 +97,51 @@ begin
       'Submit the jobs in one call, with at_most; or name the key otherwise.');
   end if;
   select k.* into known from gangq.limit_keys k where k.name = key;
-  if not found and most is not null then
-    insert into gangq.limit_keys (name, most, login) values (key, most, name_limit.login)
+  if not found and said is not null then
+    insert into gangq.limit_keys (name, most, rate, login)
+    values (key, most, name_limit.rate, name_limit.login)
     on conflict do nothing;
     select k.* into known from gangq.limit_keys k where k.name = key;
   end if;
   if known.name is null then
     perform gangq.refuse('GQ002', format('limit key %L does not exist', key),
-      'The first submission that names it also says its limit: --limit-key KEY --limit 2.');
-  elsif most <> known.most and not known.pinned then
-    perform gangq.refuse('GQ001',
-      format('the limit of limit key %L is %s, and not %s', key, known.most, most),
+      'The first submission that names it also says its limit, its rate or both: --limit-key KEY '
+      '--limit 2 --rate 10/1m.');
+  elsif not known.pinned and most is not null and most is distinct from known.most then
+    perform gangq.refuse('GQ001', format('the limit of limit key %L is %s, and not %s', key,
+        coalesce(known.most::text, 'none'), most),
       'Leave limit out to take it as it is. An administrator changes it: gangq limit set.');
+  elsif not known.pinned and name_limit.rate is not null
+    and gangq.rate_of(name_limit.rate) is distinct from gangq.rate_of(known.rate)
+  then
+    perform gangq.refuse('GQ001', format('the rate of limit key %L is %s, and not %s', key,
+        coalesce(known.rate, 'none'), name_limit.rate),
+      'Leave rate out to take it as it is. An administrator changes it: gangq limit set --rate.');
   end if;
 end $$;
 
--- Makes a limit key, or changes its limit: at most so many jobs that name it are placed at once,
--- whatever limit later submissions say. A limit that is already exceeded stops nothing that runs;
--- 0: nothing more starts. For gangq_admin. Raises GQ001.
-create function gangq.set_limit(key text, most integer) returns void language plpgsql as $$
+-- Makes a limit key, or changes its limit, its rate or both: at most so many jobs that name it are
+-- placed at once, and so many started in a period (10/1m), whatever later submissions say. What is
+-- null stays as it is; rate none takes the rate away. What runs goes on; most 0: nothing more
+-- starts. For gangq_admin. Raises GQ001.
+create function gangq.set_limit(key text, most integer default null, rate text default null)
+returns void language plpgsql as $$
+declare
+  asked gangq.limit_keys := gangq.read_options('set_limit', jsonb_strip_nulls(
+    jsonb_build_object('rate', nullif(set_limit.rate, 'none'))), null::gangq.limit_keys);
 begin
-  if (length(key) between 1 and 200 and most >= 0) is not true then
+  if (length(key) between 1 and 200 and coalesce(most, 0) >= 0 and num_nulls(most, rate) < 2)
+    is not true
+  then
     perform gangq.refuse('GQ001',
-      'a limit key needs a name of 1 to 200 characters, and a limit of 0 or more',
-      'Call gangq.set_limit(''licence'', 2).');
+      'a limit key needs a name of 1 to 200 characters, and a limit of 0 or more or a rate',
+      'Call gangq.set_limit(''licence'', 2), or gangq.set_limit(''api'', rate => ''10/1m'').');
   end if;
-  insert into gangq.limit_keys as k (name, most, pinned, login)
-  values (key, set_limit.most, true, session_user)
-  on conflict (name) do update set most = excluded.most, pinned = true;
+  insert into gangq.limit_keys as k (name, most, rate, pinned, login)
+  values (key, set_limit.most, asked.rate, true, session_user)
+  on conflict (name) do update set pinned = true, most = coalesce(excluded.most, k.most),
+    rate = case when set_limit.rate is null then k.rate else excluded.rate end,
+    full_at = least(k.full_at, gangq.empty_until(excluded.rate));
   perform gangq.wake_tick();
 end $$;
 
@@ -82,11 +174,13 @@ create function gangq.key_hit(key text, jobs integer) returns jsonb language sql
   where k.name = key and u.jobs + coalesce(key_hit.jobs, 0) > k.most
 $$;
 
--- Internal. Refuses (GQ001) a gang that alone exceeds the limit of its key, and so could never run.
-create function gangq.check_key(key text, members integer) returns void
+-- Internal. Refuses (GQ001) a gang that alone exceeds the limit of its key, or a rate, and so could
+-- never run.
+create function gangq.check_key(queue text, key text, members integer) returns void
 language plpgsql stable as $$
 declare
   most integer;
+  over record;
 begin
   select k.most into most from gangq.limit_keys k where k.name = key;
   -- A limit of 0 is how an operator shuts a key for a while.
@@ -95,6 +189,16 @@ begin
       format('it needs %s at once, and the limit of limit key %L is %s',
         gangq.counted(members, 'job'), key, most),
       'Ask for fewer members (an elastic gang counts with its minimum), or for another key.');
+  end if;
+  select x.rate, gangq.limited_by(to_jsonb(x)) as whose
+  into over
+  from gangq.rates_on(check_key.queue, check_key.key) x
+  where members > (gangq.rate_of(x.rate)).starts limit 1;
+  if found then
+    perform gangq.refuse('GQ001',
+      format('it starts %s at once, and the rate of %s is %s', gangq.counted(members, 'job'),
+        over.whose, over.rate),
+      'Ask for fewer members (an elastic gang counts with its minimum), or for a higher rate.');
   end if;
 end $$;
 
@@ -112,11 +216,11 @@ $$;
 create function gangq.limited_by(hit jsonb) returns text language sql immutable
 return coalesce('queue ' || (hit ->> 'queue'), 'limit key ' || (hit ->> 'key'));
 
--- Limit keys: at most so many jobs that name one are placed at once. used: how many are, open
--- places included. pinned: an administrator has set the limit. login: who made it. Those of batches
--- (at_most) are in gangq.batches.
+-- Limit keys: at most so many jobs that name one are placed at once (most), or started in a period
+-- (rate). used: how many are placed, open places included. pinned: an administrator has set them.
+-- login: who made it. Those of batches (at_most) are in gangq.batches.
 create view gangq.limits as
-select k.name, k.most, coalesce(u.jobs, 0) as used, k.pinned, k.login, k.made_at
+select k.name, k.most, k.rate, coalesce(u.jobs, 0) as used, k.pinned, k.login, k.made_at
 from gangq.limit_keys k
 left join gangq.key_usage(array(select x.name from gangq.limit_keys x where x.batch_id is null)) u
   on u.name = k.name

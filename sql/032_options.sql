@@ -9,9 +9,10 @@
 -- compared as more or less must be a number on both sides, in text or not. tolerates: taints it may
 -- run in spite of: key, key=value or *. model: what it needs loaded; a worker that has it is
 -- preferred, any other may take it. limit_key, limit: of all jobs that name this key at most so
--- many are placed at once; the first submission that names it says the limit. wait_for_hardware:
--- take it though no known worker of the queue could ever run it. budget_s: wall-clock seconds of an
--- attempt. max_attempts, max_crashes, max_trips, max_snoozes: 1 to 1000, then it fails. after_any,
+-- many are placed at once; the first submission that names it says the limit. rate: so many of them
+-- start in a period, 10/1m, in place of the limit or besides. wait_for_hardware: take it though no
+-- known worker of the queue could ever run it. budget_s: wall-clock seconds of an attempt.
+-- max_attempts, max_crashes, max_trips, max_snoozes: 1 to 1000, then it fails. after_any,
 -- after_failed: as the argument after, but jobs that must have ended, whatever came of them, or
 -- that must have failed (if one is done or cancelled, this job is cancelled; a member of a gang has
 -- failed when its gang has). name: these jobs are a batch of this name (gangq.batches). tags: marks
@@ -23,7 +24,7 @@
 create type gangq.job_options as (
   vram_mb gangq.vram_mb, memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object,
   selector jsonb, tolerates text[], model gangq.name, limit_key gangq.name, "limit" gangq.count,
-  wait_for_hardware boolean, budget_s gangq.budget, max_attempts gangq.few,
+  rate gangq.rate, wait_for_hardware boolean, budget_s gangq.budget, max_attempts gangq.few,
   max_crashes gangq.few, max_trips gangq.few, max_snoozes gangq.few,
   after_any bigint[], after_failed bigint[], name gangq.name, tags text[], at_most gangq.members,
   wake gangq.wake, parent bigint, parent_token bigint, trace gangq.traceparent
@@ -49,7 +50,7 @@ create type gangq.gang_options as (
   payloads jsonb, roles jsonb, min_size gangq.members, name text, vram_mb gangq.vram_mb,
   memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object, selector jsonb,
   tolerates text[], model gangq.name, limit_key gangq.name, "limit" gangq.count,
-  wait_for_hardware boolean, strategy gangq.strategy,
+  rate gangq.rate, wait_for_hardware boolean, strategy gangq.strategy,
   require text, prefer text, balanced boolean, apart gangq.name, budget_s gangq.budget,
   max_attempts gangq.few, max_crashes gangq.few, max_trips gangq.few, max_snoozes gangq.few,
   failure_policy gangq.failure_policy, completion text, checkpoint_mode gangq.checkpoint_mode,

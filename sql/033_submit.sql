@@ -255,7 +255,7 @@ create function gangq.read_submission(
 ) returns setof gangq.submission language sql stable as $$
   select x.name, z.id, z.fits, z.light and not v.special,
     v.special or z.id is null or (n.asked).limit_key is not null or (o)."limit" is not null
-      or num_nonnulls((o).name, (o).tags, (o).at_most) > 0
+      or (o).rate is not null or num_nonnulls((o).name, (o).tags, (o).at_most) > 0
       or not (z.fits or coalesce((o).wait_for_hardware, false)
         or not gangq.known_workers(x.name)),
     coalesce(read_submission.priority, d.priority, 0),
@@ -310,9 +310,11 @@ begin
       'Pass one payload per job: payloads => array[''{"n": 1}'']::jsonb[].');
   end if;
   q := gangq.open_queue(queue, payloads);
-  perform gangq.name_limit((s.asked).limit_key, coalesce(o."limit", (
-    select d."limit" from gangq.task_options d
-    where d.task = (s.asked).task and d.limit_key = (s.asked).limit_key)), login);
+  perform gangq.name_limit((s.asked).limit_key, coalesce(o."limit", d."limit"),
+    coalesce(o.rate, d.rate), login)
+  from (select 1) as one
+  left join gangq.task_options d
+    on d.task = (s.asked).task and d.limit_key = (s.asked).limit_key;
   if num_nonnulls(o.name, o.tags, o.at_most) > 0 then
     s := gangq.draw_batch(s, o, cardinality(payloads), login);
   end if;

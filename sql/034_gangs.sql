@@ -177,8 +177,10 @@ begin
   o.max_crashes := coalesce(o.max_crashes, d.max_crashes);
   o.max_trips := coalesce(o.max_trips, d.max_trips);
   o.max_snoozes := coalesce(o.max_snoozes, d.max_snoozes);
-  o."limit" := coalesce(o."limit", case when d.limit_key = coalesce(o.limit_key, d.limit_key)
-    then d."limit" end);
+  if d.limit_key = coalesce(o.limit_key, d.limit_key) then
+    o."limit" := coalesce(o."limit", d."limit");
+    o.rate := coalesce(o.rate, d.rate);
+  end if;
   o.limit_key := coalesce(o.limit_key, d.limit_key);
   return o;
 end $$;
@@ -292,7 +294,7 @@ begin
   from gangq.kind_roles k join gangq.shapes s on s.id = k.shape_id
   where k.kind_id = kind;
   perform gangq.check_limits(queue, 1, least_members, needs.gpus, needs.memory_mb, needs.cpus);
-  perform gangq.check_key(gangq.key_of(kind), least_members);
+  perform gangq.check_key(queue, gangq.key_of(kind), least_members);
   if note is not null and wait is not true then
     why := gangq.kind_infeasible(kind, true);
     if why is not null then
@@ -378,7 +380,8 @@ begin
   end if;
   m := gangq.read_gang(a, o);
   perform gangq.check_ceiling((m.queue).name, m.priority, g.submitter, g.login);
-  perform gangq.name_limit((m.options).limit_key, (m.options)."limit", g.login);
+  perform gangq.name_limit((m.options).limit_key, (m.options)."limit", (m.options).rate,
+    g.login);
   g.kind_id := gangq.keep_kind(m, g.submitter, g.login);
   note := gangq.check_gang_fit(g.kind_id, (m.queue).name, m.least_members, o.wait_for_hardware);
   waits := gangq.await(after, o.after_any, o.after_failed);

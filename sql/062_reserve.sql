@@ -213,7 +213,8 @@ begin
   select coalesce(
     gangq.limit_hit(own_queue, g.submitter, (g.state = 'blocked')::integer, count(*)::integer,
       sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus)),
-    gangq.key_hit(gangq.key_of(g.kind_id), count(*)::integer))
+    gangq.key_hit(gangq.key_of(g.kind_id), count(*)::integer),
+    gangq.rate_hit(own_queue, gangq.key_of(g.kind_id), count(*)::integer))
   into hit
   from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
   where j.id = any (reserve_gang.job_ids);
@@ -228,6 +229,8 @@ begin
   if d.devices is null then
     return false;
   end if;
+  perform gangq.count_starts(
+    own_queue, gangq.key_of(g.kind_id), cardinality(reserve_gang.job_ids));
   perform gangq.place_members(g, reserve_gang.job_ids, reserve_gang.incarnations, d.devices,
     d.holders, reserve_gang.digest, t);
   return true;

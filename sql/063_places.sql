@@ -3,6 +3,7 @@
 -- 1. A decision opens it (open_place, or apply_places in 067) and does not name a job.
 -- 2. The worker's claim fills it with the first job of that shape (fill_places).
 -- 3. When that job is done, the place is vacant (vacate); the same call may fill it again.
+--    Where a rate counts starts, the place is closed instead: it was opened for one start.
 -- 4. A pass renews it. Two ticks after the last renewal it is closed (close_places).
 -- Locks: opening takes the worker's row, then queues with limits by name. Filling runs under the
 -- worker's row and takes a place, then a pending job, both with skip locked. Vacating and closing
@@ -42,7 +43,7 @@ begin
   end if;
   hit := coalesce(
     gangq.limit_hit((s).queue, (s).submitter, 0, 1, (s).gpus, (s).memory_mb, (s).cpus),
-    gangq.key_hit((s).limit_key, 1));
+    gangq.key_hit((s).limit_key, 1), gangq.rate_hit((s).queue, (s).limit_key, 1));
   return case when hit is not null then format('%s uses %s %s of at most %s',
     gangq.limited_by(hit), hit ->> 'used', hit ->> 'resource', hit ->> 'limit') end;
 end $$;
@@ -70,6 +71,7 @@ begin
     (incarnation, shape_id, device_ids, min_priority, ends_by, refills, until)
   values ((me).id, (s).id, device_ids, min_priority, ends_by, refills, gangq.place_until(t))
   returning id into opened;
+  perform gangq.count_starts((s).queue, (s).limit_key, 1);
   insert into gangq.device_holds (device_id, kind, place_id, since)
   select d.id, 'place', opened, t from unnest(device_ids) as d(id);
   perform gangq.wake(array[(me).id], 'claim');
@@ -207,8 +209,12 @@ begin
     update gangq.device_holds h
     set kind = 'job', place_id = null, job_id = head.id, since = t
     where h.place_id = p.id;
-    update gangq.places x set job_id = head.id, token = drawn where x.id = p.id and p.refills;
-    delete from gangq.places x where x.id = p.id and not p.refills;
+    -- A place is one start of a rate: the next job needs another one.
+    if p.refills and not exists (select from gangq.rates_on(s.queue, s.limit_key)) then
+      update gangq.places x set job_id = head.id, token = drawn where x.id = p.id;
+    else
+      delete from gangq.places x where x.id = p.id;
+    end if;
     started := started || head.id;
   end loop;
   if closed then

@@ -8,7 +8,7 @@
 
 -- Internal. Whether a gang with a verdict of this gate is not eligible.
 create function gangq.makes_ineligible(gate text) returns boolean language sql immutable as
-$$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit', 'limit_key') $$;
+$$ select gate in ('paused', 'quota', 'running_limit', 'submitter_limit', 'limit_key', 'rate') $$;
 
 -- Internal. For how many seconds gangs of this kind were not eligible, as far as its verdict tells.
 -- PL/pgSQL, because SQL with a subquery is not inlined, and each submit_gang would plan it anew.

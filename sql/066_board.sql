@@ -25,6 +25,15 @@ create function gangq.placed_jobs() returns setof gangq.live_jobs language sql s
     where x.incarnation = l.incarnation and not x.light offset 0) j
 $$;
 
+-- Internal. A rate on a board; null: there is none.
+create function gangq.board_rate(rate text, full_at timestamptz) returns json
+language sql stable as $$
+  select json_build_object('said', board_rate.rate, 'starts', r.starts,
+    'every_s', extract(epoch from r.every)::float8,
+    'full_at', gangq.seconds(greatest(board_rate.full_at, 'epoch')))
+  from gangq.rate_of(board_rate.rate) r where board_rate.rate is not null
+$$;
+
 -- Internal. The queues of a board. A job that took a light slot before its queue had a limit counts
 -- for that limit.
 create function gangq.board_queues() returns json language plpgsql stable as $$
@@ -42,7 +51,8 @@ begin
       'name', q.name, 'paused', q.paused, 'policy', q.policy, 'weight', q.weight::float8,
       'maximum', q.maximum, 'guaranteed', q.guaranteed, 'submitter_maximum', q.submitter_maximum,
       'max_gangs', q.max_running_gangs, 'max_jobs', q.max_running_jobs, 'displaces', q.preempts,
-      'light_jobs', coalesce(l.jobs, 0)) order by q.name)
+      'light_jobs', coalesce(l.jobs, 0), 'rate', gangq.board_rate(q.rate, q.full_at))
+      order by q.name)
     from gangq.queues_table q left join light l on l.queue = q.name);
 end $$;
 
@@ -610,6 +620,9 @@ begin
         -- Batches that have ended keep their keys for weeks.
         where k.batch_id is null or k.batch_id = any (array(
           select b.id from gangq.batches_table b where b.finished_at is null))),
+      'rates', (
+        select json_object_agg(k.name, gangq.board_rate(k.rate, k.full_at) order by k.name)
+        from gangq.limit_keys k where k.rate is not null),
       'workers', gangq.board_workers(t, workers, classes),
       'units', gangq.board_units(t, coalesce(moves, '{}')), 'kept', gangq.board_kept(t),
       'places', gangq.board_places(), 'kinds', gangq.board_kinds(kinds, examples), 'asks', asks))

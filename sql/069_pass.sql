@@ -58,7 +58,9 @@ begin
       when v.gate <> excluded.gate and gangq.makes_ineligible(v.gate)
       then greatest(0, extract(epoch from t - v.since)) else 0 end
   where (v.gate, v.why, v.unblocks, v.follows)
-    is distinct from (excluded.gate, excluded.why, excluded.unblocks, excluded.follows);
+      is distinct from (excluded.gate, excluded.why, excluded.unblocks, excluded.follows)
+    -- The tick is due at its moment.
+    or v.gate = 'rate' and v.numbers -> 'at' is distinct from excluded.numbers -> 'at';
 end $$;
 
 -- Internal. Writes down a part of a pass that decided something: to ask why, and to run it again. A
@@ -185,7 +187,8 @@ begin
   exception when lock_not_available then
     busy_queues := array(
       select q from unnest(queues) as q
-      where exists (select 1 from gangq.limits_of(gangq.queue_path(q))));
+      where exists (
+        select from gangq.queues_table x where x.limited and x.name = any (gangq.queue_path(q))));
     busy_keys := keys;
   end;
 end $$;

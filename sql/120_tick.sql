@@ -56,7 +56,8 @@ declare
   t timestamptz := gangq.now();
   ago_s real := extract(epoch from t - last_at);
   just_ran boolean := coalesce(
-    (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8, false);
+    (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8
+      and gangq.rate_opens_at() > t is not false, false);
   steps text[] := gangq.steps_due(t, just_ran);
   step text;
   done integer;
@@ -104,8 +105,13 @@ begin
   return next;
 end $$;
 
--- Internal. The first moment after t at which a job or a schedule is due, a pause ends, a gang has
--- backed off, or one of a service is told to stop or made; null: none.
+-- Internal. When the first rate that holds something back allows it; null: none does.
+create function gangq.rate_opens_at() returns timestamptz language sql stable as $$
+  select min(to_timestamp((v.numbers ->> 'at')::float8)) from gangq.verdicts v where v.gate = 'rate'
+$$;
+
+-- Internal. The first moment after t at which a job or a schedule is due, a pause ends, a rate
+-- allows a start, a gang has backed off, or one of a service is told to stop or made; null: none.
 create function gangq.next_due(t timestamptz) returns timestamptz language sql stable as $$
   select least(
     (select min(j.due_at) from gangq.live_jobs j where j.state = 'scheduled' and j.due_at > t),
@@ -113,6 +119,7 @@ create function gangq.next_due(t timestamptz) returns timestamptz language sql s
       where g.state = 'blocked' and g.not_before > t),
     (select min(g.not_before) from gangq.live_gangs g
       where g.missing_since is not null and g.not_before > t),
+    (select gangq.rate_opens_at() where gangq.rate_opens_at() > t),
     (select min(x.due_at) from gangq.schedules_table x where x.due_at > t),
     (select min(x.stop_at) from gangq.service_gangs_table x where x.stop_at > t),
     (select min(x.next_try_at) from gangq.services_table x where x.next_try_at > t),

@@ -53,7 +53,7 @@ select q.name, q.paused, q.paused_until, q.policy, q.max_attempts, q.max_crashes
   q.backoff_s, q.backoff_max_s, q.budget_s, q.max_payload_bytes, q.retention_done,
   q.retention_failed,
   q.created_at, l.depth, l.paused_by, q.draining, q.guaranteed, q.maximum, q.weight,
-  q.max_running_gangs, q.max_running_jobs, q.submitter_maximum, q.placement_timeout_s,
+  q.max_running_gangs, q.max_running_jobs, q.rate, q.submitter_maximum, q.placement_timeout_s,
   q.timeout_style, q.preempts, q.preemptible, q.min_run_s, q.others, q.ceilings, l.running_gangs,
   l.running_jobs, l.gpus as used_gpus, l.memory_mb as used_memory_mb, l.cpus as used_cpus,
   l.waiting_gangs, l.waiting_jobs

@@ -167,8 +167,9 @@ returns setof gangq.reason language sql stable as $$
       when (v).gate is not null
         then 'of those of its kind before it: ' || coalesce((v).why, (v).gate)
       else 'no pass has judged it' end
-    || case when (v).gate = 'planned_start'
-      then format(', in %s s', ceil(((v).numbers ->> 'at')::float8 - gangq.seconds(t))) else '' end
+    || case when (v).gate in ('planned_start', 'rate') and (v).numbers ? 'at'
+      then format(case (v).gate when 'rate' then '; in %s s it may start' else ', in %s s' end,
+        greatest(0, ceil(((v).numbers ->> 'at')::float8 - gangq.seconds(t)))) else '' end
     || case
       when n.fresh then format(' (decided %s s ago)', round(n.ago_s, 1))
       else format(' (nobody has decided %s: is a worker or gangq tick running?)',

@@ -72,6 +72,8 @@ create domain gangq.count as integer check (value >= 0);
 -- W3C trace context: "00-<32 hexadecimal digits>-<16>-<2>", as OpenTelemetry has it.
 create domain gangq.traceparent as text
   check (value ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$');
+-- So many starts in a period of s, m, h or d: 10/1m, 100/h; null: no limit.
+create domain gangq.rate as text check (value ~ '^[1-9][0-9]{0,5}/([1-9][0-9]{0,4})?[smhd]$');
 -- -1000 to 1000; higher runs first, and the default is 0.
 create domain gangq.priority as integer check (value between -1000 and 1000);
 -- 0 to 1024 whole devices, never shared; a MIG instance counts as a device.
@@ -219,10 +221,12 @@ create table gangq.queues_table (
   submitter_maximum gangq.object not null default '{}',
   max_running_gangs gangq.count, -- Placed at once, children included; null: no limit
   max_running_jobs gangq.count, -- The same of jobs, members included
+  rate gangq.rate, -- So many starts in a period, children included; null: no limit
+  full_at timestamptz not null default '-infinity', -- When the whole rate may start at once again
   -- Whether it has a limit itself: only then is it locked and counted
   limited boolean not null generated always as (
-    maximum <> '{}' or submitter_maximum <> '{}'
-    or max_running_gangs is not null or max_running_jobs is not null) stored,
+    maximum <> '{}' or submitter_maximum <> '{}' or max_running_gangs is not null
+    or max_running_jobs is not null or rate is not null) stored,
   weight gangq.weight not null default 1, -- Its share among siblings in a fair parent
   preempts boolean not null default true, -- Whether its gangs may displace others
   preemptible boolean not null default true, -- Whether its work may be displaced
@@ -288,6 +292,7 @@ create table gangq.task_options (
   model gangq.name, -- What it needs loaded
   limit_key gangq.name, -- What limits it beside its queue
   "limit" gangq.count, -- The limit of that key
+  rate gangq.rate, -- The rate of that key
   budget_s gangq.budget, -- Wall-clock budget of an attempt, seconds
   max_attempts gangq.few, -- Attempts it may spend
   max_crashes gangq.few, -- How often its worker may be lost
@@ -299,12 +304,14 @@ create table gangq.task_options (
 
 -- What work asks for ------------------------------------------------------------------------------
 
--- Of the jobs that name one, in whatever queue, so many may be placed at once. Made by the first
--- submission that names it; change with gangq.set_limit().
+-- Of the jobs that name one, in whatever queue, so many may be placed at once, and so many started
+-- in a period. Made by the first submission that names it; change with gangq.set_limit().
 create table gangq.limit_keys (
   name gangq.name primary key, -- As submissions name it
-  most gangq.count not null, -- Its limit
-  -- An administrator has set it: submissions that say another one are not refused
+  most gangq.count, -- Its limit; null: none
+  rate gangq.rate, -- So many starts in a period; null: no limit
+  full_at timestamptz not null default '-infinity', -- When the whole rate may start at once again
+  -- An administrator has set them: submissions that say others are not refused
   pinned boolean not null default false,
   login text not null, -- The login that made it
   made_at timestamptz not null default clock_timestamp(), -- When

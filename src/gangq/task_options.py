@@ -35,6 +35,8 @@ class TaskOptions(Needs, total=False):
       model it has.
     - `limit_key`: of all jobs that name this key, whatever their queue, at most `limit` are placed at once. The first
       submission that names a key says its limit; another `limit` later is refused (gangq_admin: `gangq limit set`).
+      `rate`, in its place or besides: so many of them start in a period, "10/1m" (s, m, h, d): ten at once, then
+      one each 6 s.
     - `max_attempts`, `max_crashes` (lost workers), `max_trips` (watchdog trips), `max_snoozes` (`ctx.snooze`) [100]:
       then it is failed.
     - `wait_for_hardware`: take it though no known worker could ever run it, because one is still to come.

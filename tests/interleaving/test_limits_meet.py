@@ -216,3 +216,48 @@ def test_two_that_name_a_limit_key_first_agree_or_one_is_refused(meeting: Arena,
     assert met.later.waited
     assert met.later.sqlstate == ("GQ001" if end == "commit" else None)
     assert value(meeting.db, "submit", task="t", options={"limit_key": "licence"}) > 0
+
+
+@both_ends
+@pytest.mark.parametrize("of", ["limit key", "queue"])
+def test_of_two_places_of_one_rate_the_second_counts_the_start_of_the_first(meeting: Arena, of, end):
+    options = {"limit_key": "api", "rate": "1/1h"} if of == "limit key" else {}
+    if not options:
+        call(meeting.db, "set_queue", name="default", rate="1/1h")
+    jobs = [meeting.job(**options) for _ in range(2)]
+    workers = [meeting.worker(f"w{n}") for n in range(2)]
+    met = meeting.meet(opens(workers[0], jobs[0]), opens(workers[1], jobs[1]), end)
+    assert met.later.waited
+    assert met.later.sqlstate == ("GQ004" if end == "commit" else None)
+    assert placed(meeting.db) == 1
+
+
+def test_8_claimers_never_start_more_than_a_rate_allows(meeting: Arena):
+    incarnations = [meeting.worker(f"w{n}", slots=4) for n in range(8)]
+    for _ in range(40):
+        meeting.job(limit_key="api", rate="5/1h")
+    started: list[int] = []
+    together = threading.Barrier(8)
+
+    def work(incarnation: int) -> None:
+        conn = meeting.connect()
+        together.wait(10)
+        for _ in range(5):
+            place(conn)
+            rows = call(conn, "claim", incarnation=incarnation, max_jobs=4)
+            started.extend(row["job_id"] for row in rows)
+            if rows:
+                tokens = [row["token"] for row in rows]
+                call(conn, "complete", job_ids=[row["job_id"] for row in rows], tokens=tokens)
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in incarnations]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    place(meeting.db)
+    started += [
+        row["job_id"] for i in incarnations for row in call(meeting.db, "claim", incarnation=i, max_jobs=4)
+    ]
+    assert len(started) == 5
+    assert meeting.violations() == []

@@ -114,7 +114,7 @@ def tick(db: psycopg.Connection[Row]) -> Row:
     if row["unplanned"]:
         row["again"] |= in_steps(db, plan_schedules())
     if row["decide"]:
-        row["again"] |= in_steps(db, run_passes())
+        row["again"] |= in_steps(db, run_passes()).again
     return row
 
 

@@ -1,4 +1,4 @@
-"""gangq limit: keys of which only so many jobs are placed at once."""
+"""gangq limit: keys of which only so many jobs are placed at once, or started in a period."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import columns
 
 _COLUMNS = columns(
-    "name >used >most set_by:1", {"set_by": lambda k: "an administrator" if k.pinned else k.login}
+    "name >used >most rate set_by:1", {"set_by": lambda k: "an administrator" if k.pinned else k.login}
 )
 
 
 @click.group()
 def limit() -> None:
-    """See and change how many jobs that name a limit key are placed at once, whatever their queue.
+    """See and change how many jobs that name a limit key are placed at once, or started in a period, whatever their
+    queue.
 
     A key is made by the first job that names it: gangq submit --limit-key licence --limit 2.
     """
@@ -33,11 +34,15 @@ def list_(session: Session, name: str | None) -> None:
 
 @limit.command(name="set")
 @click.argument("name", shell_complete=stored.limits)
-@click.argument("most", type=int)
+@click.argument("most", type=int, required=False)
+@click.option("--rate", metavar="N/PERIOD", help="So many start in a period: 10/1m; none: no limit.")
 @common_options
 @pass_session
-def set_(session: Session, name: str, most: int) -> None:
-    """Change the limit of a key, or make one. What runs goes on; with 0 nothing more starts."""
-    session.client().set_limit(key=name, most=most)
+def set_(session: Session, name: str, most: int | None, rate: str | None) -> None:
+    """Change how many jobs of a key may be placed at once, its rate, or both; or make one. What runs goes on; with 0
+    nothing more starts.
+    """
+    session.client().set_limit(key=name, most=most, rate=rate)
     (found,) = session.client().limits(name=name)
-    session.answer(found, f"limit key {name}: {found.most} at once, {found.used} placed now")
+    limits = [f"{found.most} at once"] * (found.most is not None) + [f"rate {found.rate}"] * bool(found.rate)
+    session.answer(found, f"limit key {name}: {', '.join(limits) or 'no limit'}, {found.used} placed now")

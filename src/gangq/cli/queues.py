@@ -54,6 +54,7 @@ _settings = options.settings(
         "weight": "Its share beside its siblings below a fair parent [1].",
         "max_running_gangs": "Gangs placed at once.",
         "max_running_jobs": "Jobs placed at once, members included.",
+        "rate": (click.STRING, "So many starts in a period, members included: 60/1m; none: no limit."),
         "submitter_maximum": "What one submitter may hold: gpus, jobs, gangs.",
         "placement_timeout_s": "How long its gangs wait for placement.",
         "timeout_style": (options.TIMEOUT_STYLE, f"What happens then: {options.THEN}."),
@@ -180,6 +181,7 @@ def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any
         raise click.UsageError(f"{both} is both set and reset: give it a value or take it away, not both")
     changes = {setting: value for setting, value in settings.items() if value is not None}
     changes |= dict.fromkeys(reset)
+    changes |= {"rate": None} if changes.get("rate") == "none" else {}
     if not changes:
         raise click.UsageError("nothing to change: name at least one option, see gangq queue set --help")
     _set(session, name, changes, "changed")

@@ -60,7 +60,13 @@ recurring_options = chained(
         help="Of all jobs that name this key only so many are placed at once, whatever their queue.",
     ),
     click.option(
-        "--limit", type=int, metavar="N", help="So many; the first submission of a key must say it."
+        "--limit",
+        type=int,
+        metavar="N",
+        help="So many; the first submission of a key must say it or the rate.",
+    ),
+    click.option(
+        "--rate", metavar="N/PERIOD", help="Of the jobs that name the key so many start in a period: 10/1m."
     ),
     click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
     click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),

@@ -57,8 +57,9 @@ def _then_decide(
         return report
     from gangq.decider.passes import run_passes
 
-    more = yield from run_passes()
-    return report._replace(again=report.again or more)
+    passed = yield from run_passes()
+    moments = [s for s in (report.next_in_s, passed.next_in_s) if s is not None]
+    return report._replace(again=report.again or passed.again, next_in_s=min(moments, default=None))
 
 
 class OperatorVerbs:
@@ -73,10 +74,12 @@ class OperatorVerbs:
         """
 
     @verb
-    def set_limit(self, *, key: str, most: int) -> None:
-        """Make a limit key, or change its limit: so many jobs that name it may be placed at once.
+    def set_limit(self, *, key: str, most: int | None = None, rate: str | None = None) -> None:
+        """Make a limit key, or change it: `most` jobs that name it may be placed at once.
 
-        It holds whatever limit later submissions say; what runs goes on. For gangq_admin. Raises `InvalidInput`.
+        `rate`: so many start in a period, "10/1m", or "none" to take it away. What is None stays as it is.
+
+        It holds whatever later submissions say; what runs goes on. For gangq_admin. Raises `InvalidInput`.
         """
 
     @verb

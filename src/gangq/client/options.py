@@ -31,6 +31,7 @@ class Needs(TypedDict, total=False):
     model: str | None
     limit_key: str | None
     limit: int | None
+    rate: str | None
     wait_for_hardware: bool | None
     max_attempts: int | None
     max_crashes: int | None

@@ -925,6 +925,7 @@ class QueueRow(NamedTuple):
     weight: float
     max_running_gangs: int | None
     max_running_jobs: int | None
+    rate: str | None
     submitter_maximum: dict[str, int]
     placement_timeout_s: float | None
     timeout_style: str | None
@@ -943,12 +944,13 @@ class QueueRow(NamedTuple):
 
 
 class LimitRow(NamedTuple):
-    """A limit key: `most` jobs that name it may be placed at once, `used` are. `pinned`: an administrator has set
-    that number. `login`: the login that made it.
+    """A limit key: `most` jobs that name it may be placed at once (None: any number), `used` are; `rate`: so many
+    start in a period ("10/1m"). `pinned`: an administrator has set them. `login`: the login that made it.
     """
 
     name: str
-    most: int
+    most: int | None
+    rate: str | None
     used: int
     pinned: bool
     login: str

@@ -25,6 +25,7 @@ class QueueSettings(TypedDict, total=False):
     submitter_maximum: Mapping[str, int] | None
     max_running_gangs: int | None
     max_running_jobs: int | None
+    rate: str | None
     weight: float
     preempts: bool
     preemptible: bool

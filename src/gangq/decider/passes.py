@@ -17,6 +17,7 @@ from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
 from gangq.placement.explain import told
+from gangq.placement.gates import RATE
 from gangq.placement.places import closed_places
 
 PART = 50
@@ -39,17 +40,19 @@ class Passed:
     placed: int
     again: bool
     """Somebody has asked for another one meanwhile, or something was busy."""
+    next_in_s: float | None = None
+    """When a rate allows the next start; None: none holds anything back."""
 
 
-def run_passes() -> Steps[bool]:
-    """Decide until nobody has asked for more meanwhile; whether something is left for another time."""
+def run_passes() -> Steps[Passed]:
+    """Decide until nobody has asked for more meanwhile; the last pass says whether something is left."""
     for _ in range(ROUNDS):
         began = time.monotonic()
         passed = yield from run_pass()
         if not passed.again:
-            return False
+            break
         yield min(REST_MOST_S, REST * (time.monotonic() - began))
-    return True
+    return passed
 
 
 def run_pass() -> Steps[Passed]:
@@ -81,7 +84,9 @@ def run_pass() -> Steps[Passed]:
         if not report.accepted:
             break
     placed = sum(outcomes.get(one.ask) == "done" for one in decided if one.action == "start")
-    return Passed(outcomes, placed, again)
+    opens = [one.refused.at for one in decided if one.refused and one.refused.gate == RATE]
+    next_in_s = min((max(0.0, at - seen.now) for at in opens if at is not None), default=None)
+    return Passed(outcomes, placed, again, next_in_s)
 
 
 def _sees_more(board: Board, decided: Sequence[Decision]) -> bool:

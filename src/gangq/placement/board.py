@@ -212,6 +212,18 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Rate:
+    """At most ``starts`` at once, then one each ``every_s``: a bucket that refills."""
+
+    said: str
+    """As it was set: ``10/1m``."""
+    starts: int
+    every_s: float
+    full_at: float = 0.0
+    """When the bucket is full again. Every start moves it on by ``every_s``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
     """A queue; ``a.b`` is a child of ``a``, and what is set for ``a`` counts what its children use."""
 
@@ -231,6 +243,8 @@ class Queue:
     """Whether what waits here may have others told to stop."""
     light_jobs: int = 0
     """Jobs that run here without having been placed: they count as jobs."""
+    rate: Rate | None = None
+    """What limits how often jobs of it and its children start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +259,8 @@ class Board:
     queues: tuple[Queue, ...] = (Queue("default"),)
     limits: Mapping[str, float] = field(default_factory=dict)
     """Of the jobs that name a limit key so many may be placed at once."""
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    """Of the jobs that name a limit key so many may start in a period."""
     cut: tuple[int, ...] = ()
     """Kinds of which more may wait than are on the board."""
     kept: tuple[Kept, ...] = ()
@@ -418,4 +434,4 @@ def _dump(value: Any) -> Any:
         return sorted(value)
     if isinstance(value, tuple):
         return [_dump(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
+    return {key: _dump(item) for key, item in value.items()} if isinstance(value, Mapping) else value

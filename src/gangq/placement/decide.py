@@ -110,13 +110,14 @@ def unknown(now: Pass, _: Ask, kind: Kind, __: Sequence[int]) -> Refused | None:
 
 
 def limited(now: Pass, ask: Ask, kind: Kind, counts: Sequence[int]) -> Refused | None:
-    """No limit of its queue, of an ancestor, of its submitter or of its limit key may be exceeded."""
+    """No limit or rate of its queue, of an ancestor, of its submitter or of its limit key may be exceeded."""
     gangs = not ask.single and ask.missing is None
     if now.usage.limits(kind.queue):
         refused = now.usage.limit_on(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
         if refused is not None:
             return refused
-    return now.usage.key_on(kind.limit_key, sum(counts)) if kind.limit_key else None
+    refused = now.usage.key_on(kind.limit_key, sum(counts)) if kind.limit_key else None
+    return refused or now.usage.rate_on(kind, sum(counts))
 
 
 def judged(now: Pass, ask: Ask, _: Kind, __: Sequence[int]) -> Refused | None:
@@ -365,6 +366,7 @@ class Pass:
         gangs = not ask.single and ask.missing is None
         self.usage.add(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
         self.usage.add_to_key(kind.limit_key, sum(counts))
+        self.usage.count_starts(kind, sum(counts))
 
     def _keep(
         self, ask: str, estimate_s: float, victims: Sequence[str], seats: list[Taken], starts_at: float

@@ -60,7 +60,7 @@ class Refused:
     short: tuple[Short, ...] = ()
     """All that one more member lacks there."""
     at: float | None = None
-    """The moment of a planned start: of the one that needs the room, or of its own."""
+    """The moment of a planned start: of the one that needs the room, or of its own; or when a rate allows it."""
     may_stop: tuple[str, ...] = ()
     """Units that may be told to stop for it later, once they have run their minimum time."""
     may_stop_at: float | None = None

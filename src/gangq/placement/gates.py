@@ -92,6 +92,13 @@ def _limit(name: str) -> Callable[[Refused], Words]:
     return words
 
 
+def _rate(r: Refused) -> Words:
+    return (
+        f"the rate of {r.where} leaves {number(r.have, 'starts')} now, and it needs {number(r.need, 'starts')}",
+        "nothing: its time comes by itself" if r.at is not None else f"a rate of {r.need:g} or more",
+    )
+
+
 PAUSED = Gate("paused", _paused, waits_for="", remembered=False)
 UNKNOWN = Gate("unknown", _unknown, waits_for="", remembered=False)
 RUNNING_LIMIT = Gate(
@@ -101,6 +108,7 @@ QUOTA = Gate("quota", _limit("the maximum of queue"), waits_for="limit", remembe
 SUBMITTER_LIMIT = Gate(
     "submitter_limit", _limit("the limit for each submitter of queue"), waits_for="limit", remembered=False
 )
+RATE = Gate("rate", _rate, waits_for="", remembered=False)
 LIMIT_KEY = Gate("limit_key", _limit("the limit of limit key"), waits_for="limit", remembered=False)
 
 

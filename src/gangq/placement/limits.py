@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from gangq.placement import gates
-from gangq.placement.board import Board, Kind, Queue, Unit
+from gangq.placement.board import Board, Kind, Queue, Rate, Unit
 from gangq.placement.decisions import HOLDERS, Refused
+
+_ROUNDING = 1e-4
+"""Of a start: moments are floats, and the database counts exactly."""
 
 
 class Amount(defaultdict[str, float]):
@@ -55,6 +59,11 @@ class Usage:
         self._paths: dict[str, list[Queue]] = {}
         self.used: dict[str, Amount] = defaultdict(Amount)
         self._limits = board.limits
+        self._now, self._rates = board.now, board.rates
+        self._full_at: dict[str, float] = {}
+        """By what has a rate, when its bucket is full again, as the pass goes on."""
+        self._counted = Counter(place.kind for place in board.places if not place.job)
+        """By kind of single jobs, the starts that are counted already: places that no job has filled yet."""
         self._key_used: dict[str, float] = defaultdict(float)
         self._of_key: dict[str, list[str]] = defaultdict(list)
         """By limit key, the units that name it."""
@@ -106,6 +115,47 @@ class Usage:
         holders = tuple(self._of_key[key][:HOLDERS])
         left = most - self._key_used[key]
         return Refused(gates.LIMIT_KEY, jobs, left, "jobs", limit=most, where=key, holders=holders)
+
+    def rate_on(self, kind: Kind, starts: float) -> Refused | None:
+        """The first rate of a kind's limit key or queues of which so many starts are not left."""
+        if self._counted[kind.id]:
+            return None
+        for where, rate in self._rates_on(kind):
+            left = rate.starts - (self._full(where, rate) - self._now) / rate.every_s
+            if starts > left + _ROUNDING:
+                at = self._now + (starts - left) * rate.every_s if starts <= rate.starts else None
+                have = max(0, math.floor(left + _ROUNDING))
+                return Refused(
+                    gates.RATE,
+                    starts,
+                    have,
+                    "starts",
+                    limit=rate.starts,
+                    where=f"{where}, {rate.said},",
+                    at=at,
+                )
+        return None
+
+    def count_starts(self, kind: Kind, starts: float) -> None:
+        """So many of a kind start now."""
+        if self._counted[kind.id]:
+            self._counted[kind.id] -= 1
+            return
+        for where, rate in self._rates_on(kind):
+            self._full_at[where] = self._full(where, rate) + starts * rate.every_s
+
+    def _rates_on(self, kind: Kind) -> Iterator[tuple[str, Rate]]:
+        if (rate := self._rates.get(kind.limit_key)) is not None:
+            yield f"limit key {kind.limit_key}", rate
+        for queue in self.path(kind.queue):
+            if queue.rate is not None:
+                yield f"queue {queue.name}", queue.rate
+
+    def _full(self, where: str, rate: Rate) -> float:
+        full_at = self._full_at.get(where, rate.full_at)
+        # Later than any start can have made it: the clock was set back, and the database takes the bucket as full.
+        late = full_at > self._now + rate.starts * rate.every_s + 1
+        return self._now if late else max(full_at, self._now)
 
     def limits(self, queue: str) -> bool:
         """Whether there is any limit on the path of a queue."""
