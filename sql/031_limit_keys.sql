@@ -6,8 +6,8 @@
 --
 -- A rate of N in P is a bucket of N starts that gets one more each P/N (GCRA). So at most N start
 -- at once, then one each P/N; in a period of the length P after idle time up to 2N. All that is
--- kept is full_at, the moment when the bucket is full again: every start moves it on by P/N. A start is
--- counted when a place is opened for a job (add_place) or seats are reserved for members
+-- kept is full_at, the moment when the bucket is full again: every start moves it on by P/N. A
+-- start is counted when a place is opened for a job (add_place) or seats are reserved for members
 -- (reserve_gang), in the transaction that does it, under the row's lock. What then does not run is
 -- counted all the same: given back later, a start could be used twice.
 

@@ -193,7 +193,7 @@ def test_a_clock_that_is_set_back_does_not_hold_a_rate_up(q: Q) -> None:
         q.submit(limit_key="api", rate="1/1m")
     assert starts(q, worker) == 1
     q.later(-3600)
-    worker = q.worker("w2", slots=4)
+    worker.beat()
     assert starts(q, worker) == 1
     assert starts(q, worker) == 0
 
