@@ -28,7 +28,7 @@ _JOB = {
     "error",
 }
 _GANG = {"id", "name", "queue", "task", "state", "size", "epoch", "reason", "note", "hosts"}
-_LIMIT = {"name", "most", "used", "pinned", "login", "made_at"}
+_LIMIT = {"name", "most", "rate", "used", "pinned", "login", "made_at"}
 _QUEUE = {"name", "paused", "policy", "max_attempts", "budget_s"}
 _EVENT = {
     "id",
@@ -138,7 +138,10 @@ CASES: list[tuple[str, set[str]]] = [
     ("service delete s", {"name", "state"}),
     ("queue create q2", _QUEUE),
     ("queue set q2 --budget 5m", _QUEUE),
+    ("queue set q2 --rate 60/1m", {*_QUEUE, "rate"}),
+    ("queue set q2 --rate none", _QUEUE),
     ("limit set licence 2", _LIMIT),
+    ("limit set api --rate 10/1m", _LIMIT),
     ("limit list", _LIMIT),
     ("queue pause q2 --until 2h", _QUEUE),
     ("queue drain q2", _QUEUE),

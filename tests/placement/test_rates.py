@@ -1,0 +1,75 @@
+"""The gate ``rate``: how many starts a bucket has left, and when it has more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangq.placement import gates
+from gangq.placement.board import Ask, Board, Kind, Needs, Place, Queue, Rate, Role, Worker
+from gangq.placement.decide import decide
+from gangq.placement.decisions import Decision
+from gangq.placement.explain import explain
+
+RATE = Rate("4/1m", 4, 15.0)
+
+
+def decided(rate: Rate, *, count: int = 9, least: int = 1, most: int = 1, **more: Any) -> Decision:
+    """What becomes of single jobs, or of a gang of these sizes, under a rate at the moment 1000."""
+    single = most == 1
+    ask = Ask("k7/0" if single else "g7", -7 if single else 7, count=count if single else 1)
+    role = Role(Needs(memory_mb=1), least, most)
+    board = Board(
+        now=1000.0,
+        workers=(Worker(1, "w1", "h1", slots=20, memory_mb=100),),
+        kinds=(Kind(ask.kind, (role,), limit_key="api"),),
+        asks=(ask,),
+        **({"rates": {"api": rate}} | more),
+    )
+    assert Board.from_json(board.to_json()) == board
+    (decision,) = decide(board)
+    return decision
+
+
+@pytest.mark.parametrize(
+    ("full_at", "starts", "at"),
+    [(0, 4, 1015), (1000, 4, 1015), (1030, 2, 1015), (1052, 0, 1007), (1060, 0, 1015)],
+)
+def test_so_many_start_as_the_bucket_holds_and_the_next_when_it_has_one_more(
+    full_at: float, starts: int, at: float
+) -> None:
+    decision = decided(Rate("4/1m", 4, 15.0, full_at))
+    assert len(decision.seats) == starts
+    assert decision.refused is not None
+    assert (decision.refused.gate, decision.refused.at) == (gates.RATE, at)
+    assert explain(decision.refused) == (
+        "the rate of limit key api, 4/1m, leaves 0 starts now, and it needs 1 start",
+        "nothing: its time comes by itself",
+    )
+
+
+def test_the_rate_of_a_queue_above_counts() -> None:
+    queues = (Queue("default", rate=Rate("2/1m", 2, 30.0)),)
+    decision = decided(RATE, queues=queues)
+    assert len(decision.seats) == 2
+    assert decision.refused is not None
+    assert decision.refused.where == "queue default, 2/1m,"
+
+
+def test_an_open_place_is_a_start_that_is_counted_already() -> None:
+    empty = Rate("4/1m", 4, 15.0, 1060.0)
+    assert len(decided(empty, places=(Place(5, 1, -7),)).seats) == 1
+    assert len(decided(empty, places=(Place(5, 1, -8),)).seats) == 0
+
+
+def test_a_gang_needs_all_its_starts_and_an_elastic_one_takes_those_there_are() -> None:
+    half = Rate("4/1m", 4, 15.0, 1030.0)
+    assert len(decided(half, least=1, most=4).seats) == 2
+    waits = decided(half, least=4, most=4)
+    assert waits.refused is not None
+    assert (waits.refused.gate, waits.refused.at) == (gates.RATE, 1030)
+    never = decided(half, least=5, most=5)
+    assert never.refused is not None
+    assert never.refused.at is None
+    assert explain(never.refused)[1] == "a rate of 5 or more"
