@@ -256,3 +256,17 @@ def test_a_script_without_that_if_is_told_what_to_write(client: Client, dsn: str
     error = until_state(client, job, "failed").error
     assert error is not None
     assert "__main__" in error["message"]
+
+
+def test_jobs_with_a_rate_start_at_its_pace(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task(limit_key="api", rate="2/1s")
+def asks(ctx):
+    pass
+""")
+    fleet.start(slots=8)
+    jobs = client.submit(task="asks", payloads=[{}] * 6, wait_for_hardware=True, limit_key="api", rate="2/1s")
+    began = sorted(until_state(client, job, "done").claimed_at for job in jobs)
+    # Two at once, then one each half second. A claim follows its place by some milliseconds, the first one by more.
+    assert (began[-1] - began[0]).total_seconds() > 1.7
+    assert (began[-1] - began[0]).total_seconds() < 6
