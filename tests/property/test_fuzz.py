@@ -581,7 +581,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "set_priority": lambda w: {"priority": 1, "job_ids": [w.job()], "gang_ids": []},
         "key_usage": lambda w: {"names": ["fuzz"]},
         "metrics": lambda w: {},
-        "set_limit": lambda w: {"key": "fuzz", "most": 5},
+        "set_limit": lambda w: {"key": "fuzz", "most": 5, "rate": "9/1s"},
         "set_queue": lambda w: {"name": "default"},
         "set_taints": lambda w: {**w.some_worker(), "taints": ["a"]},
         "set_task": lambda w: {"task": "fuzz", "budget_s": 100},
