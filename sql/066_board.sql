@@ -30,7 +30,7 @@ create function gangq.board_rate(rate text, full_at timestamptz) returns json
 language sql stable as $$
   select json_build_object('said', board_rate.rate, 'starts', r.starts,
     'every_s', extract(epoch from r.every)::float8,
-    'full_at', gangq.seconds(greatest(board_rate.full_at, 'epoch')))
+    'full_at', gangq.seconds(board_rate.full_at))
   from gangq.rate_of(board_rate.rate) r where board_rate.rate is not null
 $$;
 

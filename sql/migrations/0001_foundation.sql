@@ -222,7 +222,7 @@ create table gangq.queues_table (
   max_running_gangs gangq.count, -- Placed at once, children included; null: no limit
   max_running_jobs gangq.count, -- The same of jobs, members included
   rate gangq.rate, -- So many starts in a period, children included; null: no limit
-  full_at timestamptz not null default '-infinity', -- When the whole rate may start at once again
+  full_at timestamptz not null default 'epoch', -- When the whole rate may start at once again
   -- Whether it has a limit itself: only then is it locked and counted
   limited boolean not null generated always as (
     maximum <> '{}' or submitter_maximum <> '{}' or max_running_gangs is not null
@@ -310,7 +310,7 @@ create table gangq.limit_keys (
   name gangq.name primary key, -- As submissions name it
   most gangq.count, -- Its limit; null: none
   rate gangq.rate, -- So many starts in a period; null: no limit
-  full_at timestamptz not null default '-infinity', -- When the whole rate may start at once again
+  full_at timestamptz not null default 'epoch', -- When the whole rate may start at once again
   -- An administrator has set them: submissions that say others are not refused
   pinned boolean not null default false,
   login text not null, -- The login that made it
