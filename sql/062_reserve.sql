@@ -31,6 +31,7 @@ create function gangq.place_members(
 ) returns void language plpgsql as $$
 declare
   fresh constant boolean := g.state = 'blocked';
+  waited constant jsonb := gangq.waited_of(g, t);
   deadline constant timestamptz := t + make_interval(secs => g.claim_deadline_s);
 begin
   insert into gangq.device_holds (device_id, kind, job_id, since)
@@ -54,7 +55,7 @@ begin
   where c.gang_id = g.id and c.step > coalesce(g.restore_step, -1);
   delete from gangq.plans p where p.ask = 'g' || g.id;
   perform gangq.log_event(t, 'reserve', g.id, g.epoch, data => jsonb_build_object(
-    'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step,
+    'waited', waited, 'size', g.size, 'world_size', g.world_size, 'restore_step', g.restore_step,
     'digest', left(digest, 64), 'replaces', case when not fresh then (
       select jsonb_agg(gangq.rank_of(j) order by j.rank)
       from gangq.live_jobs j where j.gang_id = g.id and j.state = 'reserved') end,

@@ -5,7 +5,7 @@
 -- to the next pass. The row 'pass' of lock_rows before all of them; the row of decider after them.
 
 -- Internal. Why what waits was not placed: of each kind, and of each ask that differs from it. A
--- verdict is written when it has changed, not in every pass; since and ineligible_s change with the
+-- verdict is written when it has changed, not in every pass; since and waited change with the
 -- gate alone. A kind gets the verdict of its first waiting ask without a planned start or reserved
 -- seats; if all have one, of the first.
 create function gangq.note_verdicts(decisions jsonb, t timestamptz) returns void
@@ -54,9 +54,7 @@ begin
   on conflict (kind_id, ask) do update set gate = excluded.gate, why = excluded.why,
     unblocks = excluded.unblocks, follows = excluded.follows, numbers = excluded.numbers,
     since = case when v.gate = excluded.gate then v.since else t end,
-    ineligible_s = v.ineligible_s + case
-      when v.gate <> excluded.gate and gangq.makes_ineligible(v.gate)
-      then greatest(0, extract(epoch from t - v.since)) else 0 end
+    waited = case when v.gate = excluded.gate then v.waited else gangq.gate_clock(v, t) end
   where (v.gate, v.why, v.unblocks, v.follows)
       is distinct from (excluded.gate, excluded.why, excluded.unblocks, excluded.follows)
     -- The tick is due at its moment.

@@ -409,8 +409,10 @@ create function gangq.end_gang(gang_id bigint, final_state text, reason text, t 
 returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   g gangq.live_gangs;
+  waited jsonb;
 begin
   select x.* into g from gangq.live_gangs x where x.id = end_gang.gang_id;
+  waited := gangq.waited_of(g, t);
   -- Members that a done gang did not need are cancelled.
   update gangq.live_jobs j set finished_at = t, waits_on = 0,
     state = case end_gang.final_state when 'done' then 'cancelled' else end_gang.final_state end,
@@ -438,6 +440,7 @@ begin
   delete from gangq.plans p where p.ask = 'g' || g.id;
   delete from gangq.live_gangs x where x.id = g.id;
   perform gangq.log_event(t, 'end', g.id, g.epoch, reason => end_gang.reason,
-    data => jsonb_build_object('outcome', end_gang.final_state));
+    data => jsonb_strip_nulls(
+      jsonb_build_object('outcome', end_gang.final_state, 'waited', waited)));
   perform gangq.wake_tick();
 end $$;

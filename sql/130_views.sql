@@ -154,16 +154,25 @@ cross join lateral (
 where not exists (
   select 1 from gangq.retried r where r.job_id = k.id and r.finished_at = k.finished_at);
 
+-- Internal, for the view gangs: waited_of a live gang.
+create function gangq.waiting_so_far(gang_id bigint) returns jsonb language sql stable as $$
+  select gangq.waited_of(g, gangq.now())
+  from gangq.live_gangs g where g.id = waiting_so_far.gang_id
+$$;
+
 -- As jobs: the union is of bare tables.
 --
--- Every gang, live or ended.
+-- Every gang, live or ended. waited: for how many seconds it has waited to be placed, by what the
+-- passes found against the first of its kind (gates, as in explain_gang); null: it does not wait.
+-- What an earlier wait was is in its events reserve and end.
 create view gangq.gangs as
 select k.id, k.name, s.queue, s.task, k.state, k.size, k.epoch, k.priority, k.attempts,
   k.max_attempts, k.crashes, k.trips, k.placement_misses, k.never_started, k.preemptions,
   k.submitted_at, k.not_before, k.reserved_at, k.deadline_at, k.go_at, k.finished_at, k.drain_cause,
   k.note, k.reason, k.submitter,
   case when k.finished_at is null then gangq.hosts_of(k.id) else '{}' end as hosts,
-  k.world_size, k.failure_policy, k.completion, k.missing_since, k.login, k.service
+  k.world_size, k.failure_policy, k.completion, k.missing_since, k.login, k.service,
+  case when k.state = 'blocked' then gangq.waiting_so_far(k.id) end as waited
 from (
   select g.id, g.name, g.shape_id, g.state, g.size, g.epoch, g.priority, g.attempts, g.max_attempts,
     g.crashes, g.trips, g.placement_misses, g.never_started, g.preemptions, g.submitted_at,

@@ -84,7 +84,8 @@ begin
       ('schema_version', every || ' notifier', '2s'),
       ('explain_gang explain_job board preview usage metrics', every, '2s'),
       -- What views call.
-      ('shared_queues role_of hosts_of capacity_of queue_load waiting_later', every, '2s'),
+      ('shared_queues role_of hosts_of waiting_so_far capacity_of queue_load waiting_later', every,
+        '2s'),
       ('key_usage idle_beside_work infeasible kept_by_day', every, '2s')
     ) as d(verbs, roles, waits)
     cross join string_to_table(d.verbs, ' ') as v(name)

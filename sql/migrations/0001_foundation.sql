@@ -536,6 +536,7 @@ create table gangq.live_gangs (
   timeout_at timestamptz, -- When that strikes; what comes after ineligible_s is added
   timeouts integer not null default 0, -- How often it has timed out
   ineligible_s double precision not null default 0, -- Seconds ineligible when timeout_at was set
+  waited_from jsonb, -- What gate_clock read for its kind when its last wait began; null: nothing
   master_host text, -- Host of rank 0 in this epoch
   master_addr text, -- Address where members find rank 0
   master_port integer, -- Port that rank 0's worker holds for the rendezvous
@@ -943,7 +944,7 @@ create table gangq.verdicts (
   ask text not null default '', -- As on a board (see plans); empty: all others of the kind
   gate text not null, -- The check that refused it: paused, quota, room, ...
   since timestamptz not null, -- Since when it is this one
-  ineligible_s double precision not null default 0, -- Seconds its gangs were ineligible before
+  waited jsonb not null default '{}', -- Seconds at each gate before this one
   why text, -- Why it waits, in words
   unblocks text, -- What would let it start, in words
   follows text, -- Whose end its planned start follows, in words

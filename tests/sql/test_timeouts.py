@@ -392,7 +392,7 @@ def test_a_pause_that_ends_between_two_looks_counts_for_as_long_as_it_lasted(q: 
 @pytest.mark.parametrize("gate", GATES)
 def test_a_clock_set_back_takes_nothing_from_the_time_it_was_held(q: Q, gate: str) -> None:
     q.submit_gang(1)
-    held = "select array_agg(ineligible_s) from gangq.verdicts"
+    held = f"select array_agg((waited ->> '{gate}')::float8) from gangq.verdicts"
     shut(q, gate)
     q.later(100)
     open_again(q)
