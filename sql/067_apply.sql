@@ -13,10 +13,12 @@
 -- Who asks ----------------------------------------------------------------------------------------
 
 -- Internal. What a decision is for: a gang; or, where gang_id is null, the single jobs of one shape
--- and priority. kind_id: the kind of the gang, or the shape, negative.
+-- and priority, of which job_id is the first that waits. kind_id: the kind of the gang, or the
+-- shape, negative.
 create type gangq.asker as (
   ask text,
   gang_id bigint,
+  job_id bigint,
   queue text,
   submitter text,
   priority integer,
@@ -30,11 +32,12 @@ declare
   a gangq.asker;
 begin
   if left(ask, 1) = 'g' then
-    select asker_of.ask, g.id, k.queue, g.submitter, g.priority, g.kind_id into a
+    select asker_of.ask, g.id, null, k.queue, g.submitter, g.priority, g.kind_id into a
     from gangq.live_gangs g join gangq.gang_kinds k on k.id = g.kind_id
     where g.id = substr(asker_of.ask, 2)::bigint;
   else
-    select asker_of.ask, null, s.queue, coalesce(s.submitter, j.submitter), j.priority, -s.id into a
+    select asker_of.ask, null, j.id, s.queue, coalesce(s.submitter, j.submitter), j.priority, -s.id
+    into a
     from gangq.shapes s
     cross join (select split_part(asker_of.ask, '/', 2)::integer as priority) p
     join gangq.live_jobs j on j.shape_id = s.id and j.state = 'pending'

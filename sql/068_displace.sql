@@ -83,8 +83,8 @@ begin
       select 1 from gangq.live_jobs j
       where j.id = substr(unit, 2)::bigint and d -> 'stop' ? ('g' || j.gang_id));
     if not gangq.stop_unit(unit, 'preempt', 'displaced by ' || gangq.named(a.ask),
-      jsonb_build_object('for', coalesce(to_jsonb(a.gang_id), to_jsonb(a.ask)), 'lost_s', lost,
-        'digest', digest), t) then
+      jsonb_build_object('for', a.gang_id, 'for_job', a.job_id, 'lost_s', lost, 'digest', digest),
+      t) then
       perform gangq.refuse('GQ004', unit || ' does not run any more', 'It is decided again.');
     end if;
   end loop;

@@ -271,10 +271,12 @@ $$;
 
 -- Who was displaced for whom: gang (gang_id, epoch), solo job (job_id) or surplus member of a gang
 -- that goes on (both), why, and lost_s: work since the last checkpoint, in seconds times devices.
+-- for_job: where it was for single jobs of one shape and priority, the first of those.
 create view gangq.preemptions as
 select e.at, (e.data ->> 'for')::bigint as for_gang, e.gang_id, e.epoch, e.job_id, e.reason,
-  (e.data ->> 'lost_s')::real as lost_s, e.data ->> 'digest' as digest
-from gangq.events e where e.kind = 'preempt' and e.data ? 'for';
+  (e.data ->> 'lost_s')::real as lost_s, e.data ->> 'digest' as digest,
+  (e.data ->> 'for_job')::bigint as for_job
+from gangq.events e where e.kind = 'preempt' and e.data ?| '{for,for_job}';
 
 -- Every device: free, held by one job, quarantined, or withdrawn (offered by no live worker). link:
 -- of the devices of its worker that NVLink or XGMI joins with it, the index of the first; null:

@@ -72,3 +72,22 @@ from (
   group by j.gang_id, case when j.gang_id is null then j.shape_id end) x
 join gangq.shapes s on s.id = x.shape_id
 left join gangq.live_gangs g on g.id = x.gang_id;
+
+-- What each member of a live gang has last told and saved: rank; beat_at: when its last beat
+-- reached the database, with the step and phase it named; longest_gap_s: how long beats of its task
+-- have stayed away without harm, on such devices; saved_step, saved_at: its newest checkpoint that
+-- is kept. Beats are kept once for each job, the last one. Filter by gang_id.
+create view gangq.member_beats as
+select j.gang_id, j.rank, j.id as job_id, p.beat_at, p.step, p.phase,
+  b.longest_s as longest_gap_s, c.step as saved_step, c.saved_at
+from gangq.live_jobs j
+join gangq.shapes s on s.id = j.shape_id
+left join gangq.progress p on p.job_id = j.id and p.token = j.token
+left join lateral (
+  select x.longest_s from gangq.beat_gaps x
+  where x.task = s.task and x.device_class = coalesce((
+    select r.model from gangq.device_registry r where r.id = j.devices[1]), '')) b on true
+left join lateral (
+  select x.step, x.saved_at from gangq.checkpoints x
+  where x.job_id = j.id order by x.step desc limit 1) c on true
+where j.gang_id is not null;

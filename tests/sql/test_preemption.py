@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from drive import Q, Worker, ack_all, gpus
+from drive import PLACED, Q, Worker, ack_all, gpus
 
 
 def fleet(q: Q, count: int, slots: int = 1, devices: int = 0, **offer: Any) -> list[Worker]:
@@ -195,6 +195,18 @@ def test_two_gangs_in_one_pass_displace_different_victims(q: Q) -> None:
     rows = q.sql("select for_gang, gang_id from gangq.preemptions")
     assert sorted(row["for_gang"] for row in rows) == [high.id for high in highs]
     assert sorted(row["gang_id"] for row in rows) == [low.id for low in lows]
+
+
+def test_who_is_displaced_by_a_single_job_is_on_record_with_it(q: Q) -> None:
+    workers = fleet(q, 1)
+    low, _ = q.running_gang(*workers)
+    q.beyond_min_run(*workers)
+    job = q.submit(priority=5, **PLACED)
+    q.submit(priority=5, **PLACED)
+    q.tick()
+    (row,) = q.sql("select for_gang, for_job, gang_id, reason from gangq.preemptions")
+    assert (row["for_gang"], row["for_job"], row["gang_id"]) == (None, job, low.id)
+    assert row["reason"] == "displaced by a single job of priority 5"
 
 
 def test_what_one_gang_displaces_has_room_for_the_next_too(q: Q) -> None:
