@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import uvicorn
 from playwright.sync_api import Page
+
+from gangq.web import asgi
 
 HOSTILE = "<script>alert(1)</script>\"'"
 Serve = Callable[..., str]
@@ -24,6 +27,17 @@ class Shown:
     gang: int
     job: int
     incarnation: int
+
+
+def fetch(dsn: str, *paths: str, host: str = "127.0.0.1", **options: str) -> list[httpx.Response]:
+    """What the page of this database answers, without a server."""
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=asgi(dsn, **options))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as web:
+            return [await web.get(path) for path in paths]
+
+    return asyncio.run(ask())
 
 
 @contextmanager

@@ -31,8 +31,9 @@ from gangq.web.gate import (
 )
 from gangq.web.queries import Row
 from gangq.web.sessions import IDLE_S, MOST_S, LoginRefused, Sessions
-from gangq.web.timeline import timeline
+from gangq.web.timeline import Life, displacer, timeline
 from gangq.web.viewer import Viewer, viewer_of
+from gangq.web.waits import OWNERS, waits
 
 log = logging.getLogger("gangq.web")
 
@@ -63,6 +64,9 @@ def asgi(
     web = _Web(sessions)
     routes: list[BaseRoute] = [
         Route("/", web.fleet),
+        Route("/services", web.services),
+        Route("/batches", web.batches),
+        Route("/batches/{id:int}", web.batch),
         Route("/usage", web.usage),
         Route("/gangs/{id:int}", web.gang),
         Route("/jobs/{id:int}", web.job),
@@ -88,6 +92,7 @@ class _Web:
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined
         )
+        self._templates.filters["displacer"] = displacer
         self._templates.filters["at"] = lambda at: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
 
     def _page(
@@ -112,13 +117,14 @@ class _Web:
         async with viewer_of(request).reading() as read:
             fleet, queues = await read.fleet(), await read.queues()
             running, waiting, planned = await read.running(), await read.waiting(), await read.planned()
+            paused = await read.paused_tasks()
         hosts: dict[str, list[Row]] = {}
         for row in fleet:
             hosts.setdefault(row["host"], []).append(row)
         counts = Counter(row["state"] for row in fleet if row["uuid"] is not None)
         return self._page(
             request, "fleet.html", live=True, hosts=hosts, counts=counts, queues=queues, running=running,
-            waiting=waiting, planned=planned, rooms=_rooms(fleet), sizes=_MEMBERS,
+            waiting=waiting, planned=planned, paused=paused, rooms=_rooms(fleet), sizes=_MEMBERS,
         )  # fmt: skip
 
     async def usage(self, request: Request) -> Response:
@@ -131,31 +137,43 @@ class _Web:
         id, viewer = request.path_params["id"], viewer_of(request)
         async with viewer.reading() as read:
             gang = _found(await read.one("gangs", id), f"gang g{id}")
-            members, steps, attempts, now = await read.gang_parts(id)
+            parts = await read.gang_parts(id)
             why, owns = await read.explained("explain_gang", id), await viewer.owns(read, gang)
-        drawn = Markup(timeline(steps, attempts, now, gang["finished_at"]))
-        return self._page(
-            request,
-            "gang.html",
-            live=True,
-            gang=gang,
-            members=members,
-            steps=steps,
-            why=why,
-            drawn=drawn,
-            owns=owns,
+        end = gang["finished_at"] or parts.now
+        waited = waits(parts.steps, gang["waited"], end) if parts.steps else []
+        base = request.scope.get("root_path", "")
+        life = Life(
+            parts.steps, parts.attempts, parts.beats, parts.displaced, waited, gang["epoch"], end, base=base
         )
+        return self._page(
+            request, "gang.html", live=True, gang=gang, parts=parts, why=why, owns=owns, waited=waited,
+            owners=OWNERS, drawn=Markup(timeline(life)),
+        )  # fmt: skip
 
     async def job(self, request: Request) -> Response:
         id, viewer = request.path_params["id"], viewer_of(request)
         async with viewer.reading() as read:
             job = _found(await read.one("jobs", id), f"job {id}")
-            attempts, events, evidence, output = await read.job_parts(id)
+            parts = await read.job_parts(id)
             why, owns = await read.explained("explain_job", id), await viewer.owns(read, job)
-        return self._page(
-            request, "job.html", live=True, job=job, attempts=attempts, events=events, evidence=evidence,
-            output=output, why=why, owns=owns,
-        )  # fmt: skip
+        return self._page(request, "job.html", live=True, job=job, parts=parts, why=why, owns=owns)
+
+    async def services(self, request: Request) -> Response:
+        async with viewer_of(request).reading() as read:
+            services, gangs = await read.services()
+        return self._page(request, "services.html", live=True, services=services, gangs=gangs)
+
+    async def batches(self, request: Request) -> Response:
+        async with viewer_of(request).reading() as read:
+            batches = await read.batches()
+        return self._page(request, "batches.html", live=True, batches=batches)
+
+    async def batch(self, request: Request) -> Response:
+        id = request.path_params["id"]
+        async with viewer_of(request).reading() as read:
+            batch = _found(await read.one("batches", id), f"batch b{id}")
+            jobs = await read.batch_jobs(id)
+        return self._page(request, "batch.html", live=True, batch=batch, jobs=jobs)
 
     async def live(self, request: Request) -> Response:
         viewer = viewer_of(request)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -12,6 +14,30 @@ from psycopg.rows import dict_row
 from gangq.client import AsyncClient
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class GangParts:
+    """What belongs to a gang, each as its view has it."""
+
+    members: list[Row]
+    steps: list[Row]
+    attempts: list[Row]
+    beats: list[Row]
+    displaced: list[Row]
+    now: datetime
+
+
+@dataclass(frozen=True)
+class JobParts:
+    """What belongs to a job, each as its view has it."""
+
+    attempts: list[Row]
+    events: list[Row]
+    evidence: list[Row]
+    displaced: list[Row]
+    output: str
+
 
 _WAITING = """
     select * from (
@@ -67,7 +93,7 @@ class Reader:
         )
 
     async def one(self, view: str, id: int) -> Row | None:
-        """The row of the view `jobs` or `gangs` with this id."""
+        """The row of the view `jobs`, `gangs` or `batches` with this id."""
         found = await self.rows(f"select * from gangq.{view} where id = %(id)s", id=id)  # noqa: S608 - of this module
         return found[0] if found else None
 
@@ -75,11 +101,13 @@ class Reader:
         """The rows of `explain_job` or `explain_gang`."""
         return await self.rows(f"select * from gangq.{verb}(%(id)s)", id=id)  # noqa: S608 - of this module
 
-    async def gang_parts(self, id: int) -> tuple[list[Row], list[Row], list[Row], Any]:
-        """A gang's members, timeline and attempts, and the database's time."""
+    async def gang_parts(self, id: int) -> GangParts:
+        """What belongs to a gang, and the database's time."""
         members = await self.rows(
-            "select id, rank, state, host, worker, attempts, crashes, trips from gangq.jobs "
-            "where gang_id = %(id)s order by rank",
+            "select j.id, j.rank, j.state, j.host, j.worker, j.attempts, j.crashes, j.trips, j.step_rate, "
+            "b.beat_at, b.step, b.phase, b.saved_step "
+            "from gangq.jobs j left join gangq.member_beats b on b.gang_id = j.gang_id and b.job_id = j.id "
+            "where j.gang_id = %(id)s order by j.rank",
             id=id,
         )
         steps = await self.rows("select * from gangq.timeline where gang_id = %(id)s", id=id)
@@ -88,20 +116,56 @@ class Reader:
             "where gang_id = %(id)s order by started_at",
             id=id,
         )
-        return members, steps, tried, (await self.rows("select gangq.now() as at"))[0]["at"]
+        beats = await self.rows(
+            "select * from gangq.member_beats where gang_id = %(id)s order by rank", id=id
+        )
+        displaced = await self.rows(
+            "select * from gangq.preemptions where gang_id = %(id)s order by at", id=id
+        )
+        now = (await self.rows("select gangq.now() as at"))[0]["at"]
+        return GangParts(members, steps, tried, beats, displaced, now)
 
-    async def job_parts(self, id: int) -> tuple[list[Row], list[Row], list[Row], str]:
-        """A job's attempts, events and evidence, and the end of its output."""
+    async def job_parts(self, id: int) -> JobParts:
+        """What belongs to a job, and the end of its output."""
         tried = await self.rows(
             "select * from gangq.attempts where job_id = %(id)s order by started_at", id=id
         )
         events = await self.rows("select * from gangq.events where job_id = %(id)s order by id", id=id)
         seen = await self.rows("select * from gangq.job_evidence where job_id = %(id)s order by at", id=id)
+        displaced = await self.rows(
+            "select * from gangq.preemptions where job_id = %(id)s order by at", id=id
+        )
         pieces = await self.rows(
             "select chunk from gangq.job_logs where job_id = %(id)s order by token desc, seq desc limit 200",
             id=id,
         )
-        return tried, events, seen, "".join(row["chunk"] for row in reversed(pieces))[-100_000:]
+        output = "".join(row["chunk"] for row in reversed(pieces))[-100_000:]
+        return JobParts(tried, events, seen, displaced, output)
+
+    async def paused_tasks(self) -> list[Row]:
+        """Tasks of which nothing new starts."""
+        return await self.rows(
+            "select distinct task, paused_until, paused_by, pause_reason from gangq.tasks where paused order by task"
+        )
+
+    async def services(self) -> tuple[list[Row], list[Row]]:
+        """Services, and their gangs."""
+        return (
+            await self.rows("select * from gangq.services order by name"),
+            await self.rows("select * from gangq.service_gangs order by service, gang_id"),
+        )
+
+    async def batches(self) -> list[Row]:
+        """The newest batches."""
+        return await self.rows("select * from gangq.batches order by id desc limit 100")
+
+    async def batch_jobs(self, id: int) -> list[Row]:
+        """The first jobs of a batch, those that failed before the others."""
+        return await self.rows(
+            "select id, array_index, state, host, attempts, claimed_at, finished_at from gangq.jobs "
+            "where batch_id = %(id)s order by state <> 'failed', array_index limit 200",
+            id=id,
+        )
 
 
 @asynccontextmanager

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
 from typing import Any
 
+from gangq.web.waits import OWNERS, Wait
+
 Row = dict[str, Any]
 
-_LEFT, _RIGHT, _LANE, _TOP = 56, 944, 18, 44
+_LEFT, _RIGHT, _WIDTH, _LANE = 56, 900, 960, 18
+_BAR, _TOLD, _WHO, _TOP = 8, 36, 48, 54
+"""From the top: the wait, when it was told to stop, who displaced it, the lanes."""
 _MOST = 128
 """Lanes that are drawn; a larger gang shows its first ranks."""
+_CHARACTER = 5.6
 _MARKS = {
     "ack": ("confirmed gone", "o"),
     "force": ("forced to stop", "x"),
@@ -21,83 +27,173 @@ _MARKS = {
 }
 
 
-def timeline(steps: Sequence[Row], attempts: Sequence[Row], now: datetime, ended: datetime | None) -> str:
-    """Draw a gang's life: `steps` of gangq.timeline, `attempts` of gangq.attempts."""
-    if not steps:
-        return ""
-    start, end = steps[0]["at"], ended or now
-    length = max((end - start).total_seconds(), 0.001)
+@dataclass(frozen=True)
+class Life:
+    """What is drawn: rows of gangq.timeline, attempts, member_beats and preemptions, and the waits."""
 
-    def x(at: datetime) -> float:
-        share: float = (at - start).total_seconds() / length
+    steps: Sequence[Row]
+    attempts: Sequence[Row]
+    beats: Sequence[Row]
+    displaced: Sequence[Row]
+    waits: Sequence[Wait]
+    epoch: int
+    end: datetime
+    base: str = field(kw_only=True)
+    """The path that links begin with."""
+
+
+def timeline(life: Life) -> str:
+    """Draw a gang's life, from its first step on record to its end, or now."""
+    return _Drawing(life).text() if life.steps else ""
+
+
+class _Drawing:
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._start = life.steps[0]["at"]
+        self._length = max((life.end - self._start).total_seconds(), 0.001)
+        ranks = sorted({(r["rank"], r["job_id"]) for r in life.attempts if r["rank"] is not None})[:_MOST]
+        self._lanes = {job: (_TOP + _LANE * place, rank) for place, (rank, job) in enumerate(ranks)}
+        self._bottom = _TOP + _LANE * len(ranks)
+
+    def text(self) -> str:
+        end = self._life.end
+        parts = [
+            f'<svg class="timeline" viewBox="0 0 {_WIDTH} {self._bottom + 26}" role="group" '
+            f'aria-label="Timeline of {len(self._lanes)} ranks over {self._length:.0f} seconds">',
+            f'<text x="4" y="{_BAR + 11}">wait</text>',
+            *self._waits(),
+            *(f'<text x="4" y="{y + 12}">rank {rank}</text>' for y, rank in self._lanes.values()),
+            *self._attempts(),
+            *self._beats(),
+            *self._steps(),
+            f'<text x="{_LEFT}" y="{self._bottom + 18}">{self._start:%Y-%m-%d %H:%M:%S}</text>',
+            f'<text x="{_RIGHT}" y="{self._bottom + 18}" text-anchor="end">{end:%H:%M:%S}</text></svg>',
+        ]
+        return "".join(parts)
+
+    def _x(self, at: datetime) -> float:
+        share: float = (at - self._start).total_seconds() / self._length
         return _LEFT + (_RIGHT - _LEFT) * min(max(share, 0.0), 1.0)
 
-    ranks = sorted({row["rank"] for row in attempts if row["rank"] is not None})[:_MOST]
-    lane = {rank: _TOP + _LANE * place for place, rank in enumerate(ranks)}
-    bottom = _TOP + _LANE * len(ranks)
-    parts = [
-        f'<svg class="timeline" viewBox="0 0 960 {bottom + 26}" role="img" '
-        f'aria-label="Timeline of {len(ranks)} ranks over {length:.0f} seconds">'
-    ]
-    parts += [
-        _bar(x(a), x(b), 10, 14, kind, f"{kind}: {(b - a).total_seconds():.1f} s")
-        for a, b, kind in _waits(steps, end)
-    ]
-    parts.append('<text x="4" y="21">wait</text>')
-    parts += [f'<text x="4" y="{y + 12}">rank {rank}</text>' for rank, y in lane.items()]
-    for row in attempts:
-        if row["rank"] in lane:
-            until = row["ended_at"] or end
-            said = f"epoch {row['epoch'] or '?'} on {row['worker']} ({row['host']}): {row['cause'] or 'runs'}"
-            kind = {"done": "done", None: "runs"}.get(row["cause"], "ended")
-            parts.append(_bar(x(row["started_at"]), x(until), lane[row["rank"]], 13, kind, said))
-    for row in steps:
-        at = x(row["at"])
-        said = f"{row['at']:%H:%M:%S} {row['what']} {row['reason'] or ''}"
-        if row["what"] in ("drain", "preempt", "reserve", "go", "end"):
+    def _waits(self) -> list[str]:
+        parts = []
+        for wait in self._life.waits:
+            left = self._x(wait.since)
+            scale = (self._x(wait.until) - left) / (wait.until - wait.since).total_seconds()
+            for owner, seconds in wait.seconds.items():
+                width = seconds * scale
+                parts.append(_bar(left, width, _BAR, 14, owner, f"{owner}: {seconds:.1f} s, {OWNERS[owner]}"))
+                if width > _CHARACTER * len(owner):
+                    parts.append(f'<text class="on" x="{left + 2:.1f}" y="{_BAR + 11}">{owner}</text>')
+                left += width
+        return parts
+
+    def _attempts(self) -> list[str]:
+        parts = []
+        for row in self._life.attempts:
+            if row["job_id"] in self._lanes:
+                y, _ = self._lanes[row["job_id"]]
+                epoch = row["epoch"] or (self._life.epoch if row["cause"] is None else "not on record")
+                said = f"epoch {epoch} on {row['worker']} ({row['host']}): {row['cause'] or 'runs'}"
+                kind = {"done": "done", None: "runs"}.get(row["cause"], "ended")
+                left = self._x(row["started_at"])
+                width = self._x(row["ended_at"] or self._life.end) - left
+                parts.append(_bar(left, width, y, 13, kind, said))
+        return parts
+
+    def _beats(self) -> list[str]:
+        """The last beat of each rank that runs, how long it has been silent since, and its newest checkpoint."""
+        parts = []
+        for row in self._life.beats:
+            if row["job_id"] not in self._lanes:
+                continue
+            y, _ = self._lanes[row["job_id"]]
+            if row["beat_at"] is not None:
+                at, gap = self._x(row["beat_at"]), (self._life.end - row["beat_at"]).total_seconds()
+                known = row["longest_gap_s"]
+                kind = "silent" if known is not None and gap > known else "quiet"
+                said = f"last beat {row['beat_at']:%H:%M:%S}, {gap:.0f} s ago, step {_or(row['step'])}"
+                if known is not None:
+                    said += f"; beats of its task have stayed away for {known:.0f} s without harm"
+                parts += [
+                    _bar(at, self._x(self._life.end) - at, y + 10, 3, kind, said),
+                    f'<circle class="beat" cx="{at:.1f}" cy="{y + 6.5}" r="3"><title>{escape(said)}</title></circle>',
+                ]
+                if row["step"] is not None:
+                    parts.append(f'<text x="{_RIGHT + 6}" y="{y + 11}">{row["step"]}</text>')
+            if row["saved_at"] is not None:
+                at = self._x(row["saved_at"])
+                parts.append(
+                    f'<path class="saved" d="M{at:.1f} {y + 1} l5 5.5 l-5 5.5 l-5 -5.5z">'
+                    f"<title>checkpoint of step {row['saved_step']}, {row['saved_at']:%H:%M:%S}</title></path>"
+                )
+        return parts
+
+    def _steps(self) -> list[str]:
+        parts: list[str] = []
+        free = _LEFT
+        first: dict[int, bool] = {}
+        for row in self._life.steps:
+            at, what = self._x(row["at"]), row["what"]
+            said = f"{row['at']:%H:%M:%S} {what} {row['reason'] or ''}"
+            if what in ("drain", "reserve", "go", "end"):
+                parts.append(
+                    f'<line class="step {what}" x1="{at:.1f}" x2="{at:.1f}" y1="26" y2="{self._bottom}">'
+                    f"<title>{escape(said)}</title></line>"
+                )
+            if what == "drain":
+                first[row["epoch"]] = row["job_id"] in self._lanes
+                if first[row["epoch"]]:
+                    parts.append(self._mark(row["job_id"], at, "1st", f"first to stop: {said}", "end"))
+                if at >= free:
+                    parts.append(f'<text class="mark" x="{at + 2:.1f}" y="{_TOLD}">told to stop</text>')
+                    free = round(at + 13 * _CHARACTER)
+            elif what in _MARKS and row["job_id"] in self._lanes:
+                label, sign = _MARKS[what]
+                if what != "trip" and not first.setdefault(row["epoch"], True):
+                    first[row["epoch"]] = True
+                    parts.append(self._mark(row["job_id"], at, "1st", f"first to stop: {said}", "end"))
+                parts.append(self._mark(row["job_id"], at, sign, f"{label}: {said}", "start"))
+        return [*parts, *self._displaced()]
+
+    def _displaced(self) -> list[str]:
+        """Who displaced it, as a link below the moment."""
+        parts: list[str] = []
+        most = float(_WIDTH)
+        for row in reversed(self._life.displaced):
+            what, path = displacer(row)
+            said = f"displaced by {what}"
+            # Where the picture or the next one would be in the way, it moves to the left.
+            at = min(self._x(row["at"]) + 2, most - _CHARACTER * (len(said) + 1))
+            most = at
             parts.append(
-                f'<line class="step {row["what"]}" x1="{at:.1f}" x2="{at:.1f}" y1="30" y2="{bottom}">'
-                f"<title>{escape(said)}</title></line>"
+                f'<a href="{escape(self._life.base + path)}"><text class="mark" x="{at:.1f}" y="{_WHO}">'
+                f"{said}<title>{row['at']:%H:%M:%S} {escape(row['reason'] or '')}</title></text></a>"
             )
-        if row["what"] in ("drain", "preempt"):
-            parts.append(
-                f'<text class="mark" x="{at:.1f}" y="38">{"stop" if row["what"] == "drain" else "displaced"}</text>'
-            )
-        elif row["what"] in _MARKS and row["rank"] in lane:
-            label, sign = _MARKS[row["what"]]
-            parts.append(
-                f'<text class="mark" x="{at:.1f}" y="{lane[row["rank"]] + 11}">{sign}'
-                f"<title>{escape(label)}: {escape(said)}</title></text>"
-            )
-    parts.append(f'<text x="{_LEFT}" y="{bottom + 18}">{start:%Y-%m-%d %H:%M:%S}</text>')
-    parts.append(f'<text x="{_RIGHT}" y="{bottom + 18}" text-anchor="end">{end:%H:%M:%S}</text></svg>')
-    return "".join(parts)
+        return parts[::-1]
+
+    def _mark(self, job_id: int, at: float, sign: str, said: str, anchor: str) -> str:
+        y, _ = self._lanes[job_id]
+        return (
+            f'<text class="mark on" text-anchor="{anchor}" x="{at + (2 if anchor == "start" else -2):.1f}" '
+            f'y="{y + 11}">{sign}<title>{escape(said)}</title></text>'
+        )
 
 
-def _waits(steps: Sequence[Row], end: datetime) -> list[tuple[datetime, datetime, str]]:
-    """When the gang waited: to be placed, to be claimed, and at the start barrier."""
-    found: list[tuple[datetime, datetime, str]] = []
-    since, kind = steps[0]["at"], "placement"
-    following = {
-        "reserve": "claim",
-        "claim": "barrier",
-        "go": "",
-        "drain": "stopping",
-        "drained": "placement",
-    }
-    following |= {"rollback": "placement", "end": ""}
-    for row in steps[1:]:
-        becomes = following.get(row["what"])
-        if becomes is None or becomes == kind:
-            continue
-        if kind:
-            found.append((since, row["at"], kind))
-        since, kind = row["at"], becomes
-    return [*found, (since, end, kind)] if kind else found
+def displacer(row: Row) -> tuple[str, str]:
+    """The name and the path of what displaced this, of a row of gangq.preemptions."""
+    if row["for_gang"] is not None:
+        return f"g{row['for_gang']}", f"/gangs/{row['for_gang']}"
+    return f"job {row['for_job']}", f"/jobs/{row['for_job']}"
 
 
-def _bar(left: float, right: float, top: float, height: float, kind: str, said: str) -> str:
+def _or(step: int | None) -> str:
+    return "not told" if step is None else str(step)
+
+
+def _bar(left: float, width: float, top: float, height: float, kind: str, said: str) -> str:
     return (
-        f'<rect class="bar {kind}" x="{left:.1f}" y="{top}" width="{max(right - left, 1):.1f}" height="{height}">'
+        f'<rect class="bar {kind}" x="{left:.1f}" y="{top}" width="{max(width, 1):.1f}" height="{height}">'
         f"<title>{escape(said)}</title></rect>"
     )
