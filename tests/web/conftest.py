@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
+import psycopg
 import pytest
 from browsing import HOSTILE, Serve, Shown, Tab, serving
 from playwright.sync_api import Browser, sync_playwright
 
 from gangq.client import Client
 from gangq.web import asgi
+from sql.drive import Q
 
 CHROMIUM = shutil.which("chromium")
 
@@ -28,6 +31,11 @@ def shown(client: Client) -> Shown:
     client.set_queue(name="later")
     job = client.submit(task="hostile", queue="later", payloads=[{"x": HOSTILE}])[0]
     return Shown(gang, job, worker.incarnation)
+
+
+@pytest.fixture
+def q(db: psycopg.Connection[dict[str, Any]], clock: Any) -> Q:
+    return Q(db, clock)
 
 
 @pytest.fixture

@@ -138,7 +138,8 @@ def connections(dsn: str, login: str) -> int:
 
 def test_without_a_session_nothing_is_shown_or_done(visit: Visit, shown: Shown) -> None:
     visitor = visit()
-    for path in ("/", "/usage", f"/gangs/{shown.gang}", f"/jobs/{shown.job}", f"/do/cancel-job?what={shown.job}",
+    for path in ("/", "/usage", "/services", "/batches",
+                 f"/gangs/{shown.gang}", f"/jobs/{shown.job}", f"/do/cancel-job?what={shown.job}",
                  "/static/../usage", "/login/../usage", "//usage", "/login/", "/static"):  # fmt: skip
         for headers in (
             {},
@@ -156,9 +157,19 @@ def test_without_a_session_nothing_is_shown_or_done(visit: Visit, shown: Shown) 
 
 def test_a_viewer_sees_the_fleet_and_is_offered_nothing(visit: Visit, shown: Shown, client: Client) -> None:
     visitor = visit("vera")
-    for path in ("/", f"/gangs/{shown.gang}", f"/jobs/{shown.job}"):
+    (batch,) = client.submit(task="sweep", payloads=[{}], name="b")
+    paths = (
+        "/",
+        f"/gangs/{shown.gang}",
+        f"/jobs/{shown.job}",
+        "/services",
+        "/batches",
+        f"/batches/{batch}",
+        "/usage",
+    )
+    for path in paths:
         page = visitor.get(path)
-        assert page.status_code == 200
+        assert page.status_code == 200, path
         assert "/do/" not in page.text
     for path in (f"/do/cancel-gang?what={shown.gang}", "/do/pause-queue?what=later"):
         assert visitor.get(path).status_code == 403, "it is not even asked"

@@ -6,8 +6,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
-import pytest
 from browsing import fetch
 from lives import displaced_and_back
 
@@ -17,11 +15,6 @@ from gangq.web.waits import OF_GATE, OWNERS, Wait, waits
 from sql.drive import PLACED, Q, ack_all
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def q(db: psycopg.Connection[dict[str, Any]], clock: Any) -> Q:
-    return Q(db, clock)
 
 
 def step(seconds: float, what: str, **data: Any) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""The pages of what there is: services, batches, paused tasks, usage, trips, quarantines; of an empty fleet too."""
+
+from __future__ import annotations
+
+import pytest
+from browsing import HOSTILE, fetch
+
+from sql.drive import Q, gpus
+from sql.services import put
+
+
+def test_an_empty_installation_says_what_there_is_not(dsn: str) -> None:
+    fleet, services, batches, usage = fetch(dsn, "/", "/services", "/batches", "/usage")
+    assert "No worker has registered yet" in fleet.text
+    assert "There is no GPU." in fleet.text
+    assert fleet.text.count("<p>Nothing.</p>") == 2
+    assert "<code>gangq service set</code>" in services.text
+    assert "<code>gangq submit --name</code>" in batches.text
+    assert usage.text.count("<p>None.</p>") == 3
+    assert fetch(dsn, "/batches/7")[0].status_code == 404
+
+
+def test_services_show_how_many_are_ready_and_their_gangs(dsn: str, q: Q) -> None:
+    worker = q.worker(cpus=1)
+    put(q, replicas=2)
+    q.tick()
+    first = worker.take()
+    q.call("report_ready", job_id=first["job_id"], token=first["token"], port=8000)
+    q.tick()
+    (page,) = fetch(dsn, "/services")
+    assert (
+        "<td>chat</td><td>serve</td><td>default</td><td>starting</td><td>1 of 2</td><td>2</td>" in page.text
+    )
+    assert (
+        f'href="/gangs/{first["gang_id"]}">g{first["gang_id"]}</a></td><td>1</td><td>running</td>'
+        in page.text
+    )
+    assert "waits to be placed" in page.text
+    (page,) = fetch(dsn, f"/gangs/{first['gang_id']}")
+    assert 'of service <a href="/services">chat</a>' in page.text
+
+
+def test_a_batch_shows_its_counts_and_the_jobs_that_failed_first(dsn: str, q: Q) -> None:
+    jobs = q.submit(count=4, name=HOSTILE, tags=["lr"], at_most=3, max_attempts=1)
+    worker = q.worker(slots=4)
+    q.tick()
+    claims = {claim.job_id: claim for claim in worker.claim()}
+    claims[jobs[0]].complete()
+    claims[jobs[1]].fail()
+    batches, batch, job = fetch(dsn, "/batches", f"/batches/{jobs[0]}", f"/jobs/{jobs[1]}")
+    assert f'<a href="/batches/{jobs[0]}">b{jobs[0]}</a>' in batches.text
+    assert "<small>lr</small>" in batches.text
+    assert "<td>4</td><td>1</td><td>1</td><td>1</td><td>1</td><td>0</td>" in batches.text
+    assert "1 waiting, 1 running, 1 done, 1 failed, 0 cancelled" in batch.text
+    assert "3 at once at most" in batch.text
+    assert batch.text.index(f"/jobs/{jobs[1]}") < batch.text.index(f"/jobs/{jobs[0]}")
+    assert f'number 1 of batch <a href="/batches/{jobs[0]}">b{jobs[0]}</a>' in job.text
+    for page in (batches, batch):
+        assert "<script>alert" not in page.text
+
+
+def test_a_paused_task_is_on_the_fleet_page_with_who_and_why(dsn: str, q: Q) -> None:
+    q.call("learn_gap", task="train", device_class="H100", longest_s=1, beats=1)
+    q.call("learn_gap", task="train", device_class="H200", longest_s=1, beats=1)
+    (before,) = fetch(dsn, "/")
+    assert "Paused tasks" not in before.text
+    q.call("pause_task", task="train", reason="new data")
+    (page,) = fetch(dsn, "/")
+    assert page.text.count("<td>train</td><td>resumed</td><td>postgres</td><td>new data</td>") == 1
+
+
+def test_usage_trips_and_quarantines_are_shown(dsn: str, q: Q) -> None:
+    worker = q.worker(devices=gpus(80000, 80000))
+    job = q.submit(gpus=1)
+    q.tick()
+    claim = worker.take()
+    q.live_on(3600, worker)
+    claim.trip()
+    free = q.value("select uuid from gangq.devices where state = 'free' limit 1")
+    q.call("quarantine", device_uuid=free, reason="xid 79")
+    (page,) = fetch(dsn, "/usage")
+    assert "<td>postgres</td><td>default</td><td>1</td><td>1.00</td><td>1.00</td>" in page.text
+    assert f'<td><a href="/jobs/{job}">{job}</a></td><td>host-w1</td>' in page.text
+    assert f"<td>host-w1</td><td>{free}</td>" in page.text
+    assert "xid 79" in page.text
+
+
+@pytest.mark.parametrize(
+    ("slots", "cordon", "most"), [(8, False, "<td>5</td><td>5</td><td>2</td><td>1</td><td>0</td>"),
+    (1, False, "<td>5</td><td>1</td><td>1</td><td>1</td><td>0</td>"),
+    (8, True, "<td>0</td><td>0</td><td>0</td><td>0</td><td>0</td>")],
+)  # fmt: skip
+def test_the_largest_gang_that_could_start_is_said_by_kind(
+    dsn: str, q: Q, slots: int, cordon: bool, most: str
+) -> None:
+    q.worker(slots=slots, devices=gpus(*[80000] * 5))
+    if cordon:
+        q.call("cordon", host="host-w1")
+    (page,) = fetch(dsn, "/")
+    assert f"<td>test 78 GiB</td>{most}" in page.text
