@@ -6,9 +6,44 @@ import time
 
 import pytest
 from browsing import HOSTILE, Serve, Shown, Tab
+from lives import displaced_and_back
 from playwright.sync_api import Route, expect
 
 from gangq.client import Client
+from sql.drive import Q, gpus
+
+UNREADABLE = """() => {
+  const wrong = [];
+  const check = (holds, what) => { if (!holds) wrong.push(what); };
+  const named = e => e.textContent.trim() || e.ariaLabel || e.labels?.length;
+  check(document.documentElement.lang && document.title, "no language or title");
+  check(document.querySelectorAll("h1").length === 1, "not one h1");
+  let level = 0;
+  for (const h of document.querySelectorAll("h1, h2, h3")) {
+    check(h.tagName[1] - level <= 1, "a heading skips a level: " + h.textContent);
+    level = +h.tagName[1];
+  }
+  const told = "a[href], button, input:not([type=hidden]), progress, [tabindex], [role=img]";
+  for (const e of document.querySelectorAll(told))
+    check(named(e), "no name: " + e.outerHTML);
+  for (const e of document.querySelectorAll("i.gpu, i.bar")) check(e.ariaHidden || e.role === "img", e.outerHTML);
+  for (const e of document.querySelectorAll("th")) check(e.textContent.trim(), "an empty heading of a column");
+  const light = color => {
+    const [r, g, b] = color.match(/[\\d.]+/g).map(v => v / 255).map(
+      v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = light(getComputedStyle(document.body).backgroundColor);
+  for (const e of document.querySelectorAll("body *")) {
+    if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+    if (e.closest("title, script, button")) continue;
+    const style = getComputedStyle(e), ink = light(e.closest("svg") ? style.fill : style.color);
+    const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    check(contrast >= 4.5, contrast.toFixed(1) + ": " + e.outerHTML.slice(0, 100));
+  }
+  return wrong;
+}"""
+"""What a person who does not see the page, or not well, would stumble over."""
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -19,10 +54,11 @@ def test_no_page_has_an_error_or_is_wider_than_the_screen(
     at = serve()
     tab.page.set_viewport_size({"width": width, "height": 800})
     tab.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    for path in ("/", f"/gangs/{shown.gang}", f"/jobs/{shown.job}", "/usage"):
+    for path in ("/", f"/gangs/{shown.gang}", f"/jobs/{shown.job}", "/services", "/batches", "/usage"):
         tab.page.goto(at + path)
         tab.page.wait_for_function("window.htmx !== undefined")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, path
+        assert tab.page.evaluate(UNREADABLE) == [], path
     assert tab.problems == []
     assert {url for url in tab.asked if not url.startswith((at, "data:"))} == set()
 
@@ -70,4 +106,68 @@ def test_behind_a_base_path_links_styles_and_live_changes_work(
     expect(tab.page.locator("svg.timeline")).to_be_visible()
     client.cancel(gang_ids=[shown.gang], reason="seen live")
     expect(tab.page.get_by_role("cell", name="seen live").first).to_be_visible()
+    assert tab.problems == []
+
+
+def test_the_life_of_a_gang_is_readable_and_leads_to_its_displacer(serve: Serve, q: Q, tab: Tab) -> None:
+    life = displaced_and_back(q)
+    at = serve()
+    for scheme in ("light", "dark"):
+        tab.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        tab.page.goto(f"{at}/gangs/{life.low.id}")
+        assert tab.page.evaluate(UNREADABLE) == []
+    # By the keyboard alone.
+    tab.page.get_by_role("link", name=f"displaced by g{life.high.id}").focus()
+    tab.page.keyboard.press("Enter")
+    expect(tab.page.locator("h1")).to_have_text(f"Gang g{life.high.id} ")
+    assert tab.problems == []
+
+
+def test_output_follows_while_its_end_is_shown_and_stays_where_one_reads(
+    serve: Serve, shown: Shown, tab: Tab, client: Client
+) -> None:
+    single = client.submit(task="prints", payloads=[{}], gpus=1)[0]
+    client.tick(force=True)
+    (claim,) = client.claim(incarnation=shown.incarnation, max_jobs=1)
+
+    def prints(seq: int, line: str) -> None:
+        text = "".join(f"{line} {n}\n" for n in range(200))
+        client.append_log(job_ids=[single], tokens=[claim.token], seqs=[seq], chunks=[text])
+
+    prints(0, "first")
+    tab.page.goto(f"{serve()}/jobs/{single}")
+    output = tab.page.get_by_role("region", name="Output")
+    end = "e => Math.round(e.scrollTop)"
+    expect(output).to_contain_text("first 199")
+    assert output.evaluate(end) == 0, "at the end"
+    prints(1, "second")
+    expect(output).to_contain_text("second 199", timeout=10_000)
+    assert output.evaluate(end) == 0, "at the new end"
+    output.evaluate("e => { e.scrollTop = -2000; }")
+    prints(2, "third")
+    expect(output).to_contain_text("third 199", timeout=10_000)
+    assert output.evaluate(end) < -1000, "it is still read further up"
+    assert tab.problems == []
+
+
+def test_three_hundred_hosts_are_one_page(serve: Serve, q: Q, tab: Tab) -> None:
+    workers = [
+        q.worker(f"w{n}", host=f"gpu-{n:03}", slots=8, devices=gpus(*[80000] * 8, prefix=f"{n}-"))
+        for n in range(300)
+    ]
+    for _ in range(10):
+        q.submit_gang(64, gpus=2)
+    q.tick()
+    for worker in workers[:100]:
+        worker.claim()
+    at = serve()
+    for width in (1280, 390):
+        tab.page.set_viewport_size({"width": width, "height": 800})
+        tab.page.goto(at)
+        assert tab.page.locator(".hosts .gpu").count() == 2400
+        assert tab.page.locator(".hosts .gpu.held").count() == 800
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.page.evaluate(UNREADABLE) == []
+        # The rest of the page is not 300 hosts away.
+        assert tab.page.locator("h2").first.bounding_box()["y"] < 900  # type: ignore[index]
     assert tab.problems == []

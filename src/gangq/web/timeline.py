@@ -169,7 +169,7 @@ class _Drawing:
             most = at
             parts.append(
                 f'<a href="{escape(self._life.base + path)}"><text class="mark" x="{at:.1f}" y="{_WHO}">'
-                f"{said}<title>{row['at']:%H:%M:%S} {escape(row['reason'] or '')}</title></text></a>"
+                f"{said}<title>{said}, {row['at']:%H:%M:%S}</title></text></a>"
             )
         return parts[::-1]
 
