@@ -329,6 +329,32 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("which devices tripped", Query("gangq.device_trips", "select * from gangq.device_trips", {}, list), 300),
     ("gangq web: the fleet", Query("gangq.fleet", "select * from gangq.fleet", {}, list), 7000),
     ("gangq web: planned starts", Query("gangq.planned", "select * from gangq.planned", {}, list), 7000),
+    (
+        "gangq web: the last beats of a gang",
+        Query("gangq.member_beats", "select * from gangq.member_beats where gang_id = 5", {}, list),
+        600,
+    ),
+    (
+        "gangq web: who displaced a gang",
+        Query("gangq.preemptions", "select * from gangq.preemptions where gang_id = 5 order by at", {}, list),
+        100,
+    ),
+    (
+        "gangq web: jobs of a batch",
+        Query(
+            "gangq.jobs",
+            "select id, array_index, state, host, attempts, claimed_at, finished_at from gangq.jobs "
+            "where batch_id = 5 order by state <> 'failed', array_index limit 200",
+            {},
+            list,
+        ),
+        500,
+    ),
+    (
+        "gangq web: paused tasks",
+        Query("gangq.tasks", "select distinct task, paused_until from gangq.tasks where paused", {}, list),
+        20,
+    ),
     # These say what each worker has free, or what is placed, so they read what runs: every job of it, in every place.
     ("gangq web: what runs", Query("gangq.running", "select * from gangq.running", {}, list), 130000),
     ("gangq workers", Verbs.workers(), 850000),
