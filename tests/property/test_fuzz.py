@@ -610,6 +610,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "unproven": lambda w: w.some_worker(),
         "unquarantine": lambda w: w.some_worker(),
         "waiting_later": lambda w: {},
+        "waiting_so_far": lambda w: {"gang_id": 1},
         "watch_terms": lambda w: {"task": "fuzz", "device_class": "", "queue": "default"},
     }
 

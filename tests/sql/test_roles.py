@@ -33,6 +33,7 @@ LOOK = {
     "key_usage",
     "kept_by_day",
     "waiting_later",
+    "waiting_so_far",
     "usage",
     "metrics",
 }
