@@ -299,7 +299,6 @@ def test_settings_of_a_queue_are_put_back_and_wrong_amounts_refused(dsn: str, cl
         (["submit", "a", "--gang", "0"], "size is 0"),
         (["submit", "a", "[1]"], "must be a JSON object"),
         (["submit", "a", "{"], "is not JSON"),
-        (["submit", "a", "--name", "x"], "--name is for gangs"),
         (["submit", "a", "--due", "soon"], "'soon' is no time"),
         (["submit", "a", "--budget", "1x"], "'1x' is no length of time"),
         (["submit", "a", "--label", "zone"], "'zone' is not key=value"),

@@ -97,8 +97,19 @@ def test_an_array_is_run_as_slurm_does(served: str, tmp_path: Path) -> None:
     failed = finished(served, "run", "--array", "0-2", "--name", "checks", "--shell", "--", script)
     assert failed.returncode == 7, failed.stderr
     assert "failed: index 1" in failed.stderr
+    assert ok(served, "logs", f"b{row['id']}").splitlines() == ["[0] index 0", "[1] index 1", "[2] index 2"]
     left = finished(served, "run", "-d", "--array", "0-1", "--", "true")
     assert left.stdout.startswith("b")
+
+
+def test_explain_of_a_batch_is_that_of_its_first_job_that_waits(dsn: str, client: Client) -> None:
+    batch = ok(dsn, "submit", "train", "--name", "sweep", "--count", "3").strip()
+    jobs = [job.id for job in client.jobs(name="sweep")][::-1]
+    client.cancel(job_ids=[jobs[0]])
+    assert answers(dsn, "explain", batch) == answers(dsn, "explain", jobs[1])
+    client.cancel(job_ids=jobs[1:])
+    assert answers(dsn, "explain", batch) == answers(dsn, "explain", jobs[2])
+    assert gangq(dsn, "explain", "b99999").exit_code == 2
 
 
 def test_a_command_of_no_array_has_no_index(served: str) -> None:
@@ -120,7 +131,7 @@ def test_a_command_of_no_array_has_no_index(served: str) -> None:
         (["retry", "--failed", "5"], "--failed stands in place of ids"),
         (["ls", "gangs", "--tag", "x"], "select jobs"),
         (["ls", "batches", "--state", "done"], "select jobs"),
-        (["logs", "b5"], "a job is written 12, a gang g12"),
+        (["events", "b5"], "a job is written 12, a gang g12"),
         (["ls", "--batch", "g5"], "a batch is written b12"),
     ],
 )

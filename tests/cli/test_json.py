@@ -116,6 +116,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("logs 1 -f", {"job_id", "token", "seq", "at", "chunk", "rank"}),
     ("events", _EVENT),
     ("events g1", _EVENT),
+    ("wait 1", {"job_id", "gang_id", "batch_id", "state", "exit_code", "error"}),
     ("explain 1", {"gate", "ok", "detail", "numbers"}),
     ("explain g1", {"gate", "ok", "detail", "numbers"}),
     ("plan", _PLAN),

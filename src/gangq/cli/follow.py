@@ -78,8 +78,9 @@ class Tagger:
 
 
 def ranks_of(client: Client, target: Which) -> dict[int, int | None]:
-    """The jobs of a target with their ranks; a solo job has none, nor has a member asked for alone."""
-    return {job.id: job.rank if target.gang else None for job in target.jobs(client)}
+    """The jobs of a gang with their ranks, of a batch with their indices. One that is asked for alone has none."""
+    number = {"job": "", "gang": "rank", "batch": "array_index"}[target.kind]
+    return {job.id: getattr(job, number) if number else None for job in target.jobs(client)}
 
 
 def may_read(client: Client, job_ids: Sequence[int]) -> None:
@@ -94,15 +95,15 @@ def _has_ended(client: Client, target: Which) -> bool:
 
 
 @click.command()
-@takes_one()
+@takes_one(batches=True)
 @click.option("-f", "--follow", is_flag=True, help="Go on until it has ended.")
 @click.option("--all", "all_attempts", is_flag=True, help="Of all attempts, not only the latest.")
 @common_options
 @pass_session
 def logs(session: Session, target: Which, follow: bool, all_attempts: bool) -> None:
-    """Print the output of a job or gang.
+    """Print the output of a job, gang or batch.
 
-    A gang's lines are tagged with the rank.
+    A gang's lines are tagged with the rank, those of a batch with the index.
     With --json one object per piece: {"job_id", "token", "seq", "at", "chunk", "rank"}.
     """
     client = session.client()

@@ -313,7 +313,7 @@ def _show_trips(
 
 
 @click.command()
-@takes_one()
+@takes_one(batches=True)
 @click.option(
     "--now", "now", is_flag=True, help="Decide again, without effects: not what the last pass found."
 )
@@ -321,13 +321,14 @@ def _show_trips(
 @watch_option
 @pass_session
 def explain(session: Session, target: Which, now: bool) -> None:
-    """Say why a job or gang is not running.
+    """Say why a job or gang is not running; of a batch its first job that waits.
 
     What the last pass found, with numbers, and how long ago that was: ok is passed, no is what holds it. Then its
     place in line, when it is to start and what that rests on, and what would help. Of a job that is claimed by
     whoever has room: what a claim needs. With --json one object per row: {"gate", "ok", "detail", "numbers"}.
     """
     client = session.client()
+    target = target.first_waiting(client)
     reasons = client.explain_now(**target.named) if now else target.explain(client)
     if session.json:
         session.rows(reasons, [], "")

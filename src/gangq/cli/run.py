@@ -344,9 +344,7 @@ class _Watcher:
         if self._waits_since is None or now < self._explain_at:
             return
         self._explain_at = now + _EXPLAIN_EVERY_S
-        # That of the first job of a batch, which has its id, holds all of it.
-        waits = Which(self._target.id, "job") if self._target.batch else self._target
-        held = holding(waits.explain(self._client))
+        held = holding(self._target.first_waiting(self._client).explain(self._client))
         why = why_it_waits(held)
         if why == self._explained:
             return
@@ -383,7 +381,7 @@ class _Watcher:
         state = self._watched.state
         members = self._client.jobs(ids=list(self._watched.ranks), limit=None)
         members.sort(key=lambda member: member.id)
-        code, culprit = _status(state, members)
+        code, culprit = ending(state, members)
         error = (culprit.error if culprit else None) or {}
         text = state
         if self._target.gang and state == "failed":
@@ -398,7 +396,7 @@ class _Watcher:
         return code
 
 
-def _status(state: str, members: list[JobRow]) -> tuple[int, JobRow | None]:
+def ending(state: str, members: list[JobRow]) -> tuple[int, JobRow | None]:
     """The exit code, and the job whose failure it is."""
     if state == "done":
         return 0, None

@@ -12,7 +12,7 @@ import click
 
 from gangq.cli import stored
 from gangq.cli.parsing import ParamType
-from gangq.status import ENDED
+from gangq.status import ENDED, WAITS
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -72,6 +72,17 @@ class Which:
     def events(self, client: Client, after_id: int | None = None) -> list[EventRow]:
         """All of its events, or those after one."""
         return client.events(**self.named, after_id=after_id, limit=None)
+
+    def first_waiting(self, client: Client) -> Which:
+        """Itself; of a batch its first job that waits, else its first that has not ended, else its last. Raises
+        `NotFound`.
+        """
+        if not self.batch:
+            return self
+        client.batch(id=self.id)
+        states = sorted(client.job_states(batch_id=self.id).items())
+        live = [(id, state) for id, state in states if state not in ENDED]
+        return Which(next((id for id, state in live if state in WAITS), (live or states[-1:])[0][0]), "job")
 
     def explain(self, client: Client) -> list[Reason]:
         """Why it does or does not run. Raises `NotFound`."""
