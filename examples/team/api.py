@@ -22,8 +22,7 @@ class Base(DeclarativeBase):
 class Experiment(Base):
     __tablename__ = "experiments"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(unique=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
     sweep: Mapped[int]
     gang: Mapped[int]
     published: Mapped[int]
@@ -48,14 +47,14 @@ def begin(name: str, dataset: str, epochs: int = 20):
             experiment = Experiment(name=name, **submit_experiment(name, prepared, epochs, session))
             session.add(experiment)
             session.flush()
-            return {"id": experiment.id, "prepared": prepared.id, "existed": prepared.existed}
+            return {"prepared": prepared.id, "existed": prepared.existed}
     except IntegrityError:
         raise HTTPException(409, f"there is an experiment {name}") from None
 
 
-@web.get("/experiments/{id}")
-def show(id: int):
-    experiment = find(id)
+@web.get("/experiments/{name}")
+def show(name: str):
+    experiment = find(name)
     sweep = app.batch(experiment.sweep).progress()
     published = app.job(experiment.published).row()
     return {
@@ -66,16 +65,16 @@ def show(id: int):
     }
 
 
-@web.delete("/experiments/{id}")
-def cancel(id: int):
-    experiment = find(id)
+@web.delete("/experiments/{name}", status_code=204)
+def cancel(name: str):
+    experiment = find(name)
     for handle in (app.batch(experiment.sweep), app.gang(experiment.gang)):
-        handle.cancel(f"experiment {experiment.name} was deleted")
+        handle.cancel(f"experiment {name} was deleted")
 
 
-def find(id):
+def find(name):
     with Session(engine) as session:
-        experiment = session.get(Experiment, id)
+        experiment = session.get(Experiment, name)
     if experiment is None:
-        raise HTTPException(404, f"there is no experiment {id}")
+        raise HTTPException(404, f"there is no experiment {name}")
     return experiment

@@ -46,4 +46,4 @@ def test_an_experiment_is_stored_and_submitted_or_neither(gangq_app):
             answer = client.post("/experiments", params={"name": "a", "dataset": "digits"})
             assert answer.status_code == status
             assert_submitted(evaluate, count=30)
-        assert client.get("/experiments/1").json()["sweep"] == {"done": 0, "running": 0, "of": 30}
+        assert client.get("/experiments/a").json()["sweep"] == {"done": 0, "running": 0, "of": 30}
