@@ -8,8 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from gangq.cli import output
 from gangq.cli.tables import cut
 
@@ -71,7 +69,8 @@ class Bars:
 
     def clear(self) -> None:
         """Take the lines away."""
-        self._put(self._up())
+        if self._drawn:
+            output.write(self._up(), err=True, nl=False)
         self._drawn, self._text = 0, ""
 
     def draw(self, jobs: Sequence[JobRow]) -> None:
@@ -86,12 +85,8 @@ class Bars:
         # The last column stays empty: a terminal would put the next character into a line of its own.
         text = "".join(f"{cut(one, size.columns - 1)}\n" for one in lines)
         if text != self._text:
-            self._put(self._up() + text)
+            output.write(self._up(), text, err=True, nl=False)
             self._drawn, self._text = len(lines), text
 
     def _up(self) -> str:
-        return f"\r\x1b[{self._drawn}A\x1b[J" if self._drawn else ""
-
-    def _put(self, text: str) -> None:
-        if text:
-            click.echo(text, nl=False, err=True, color=True)
+        return output.Coloured(f"\r\x1b[{self._drawn}A\x1b[J" if self._drawn else "")
