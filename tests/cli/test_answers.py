@@ -447,7 +447,8 @@ def test_what_others_named_cannot_drive_the_terminal(dsn: str, client: Client) -
 
 def test_explain_says_what_holds_a_job(dsn: str) -> None:
     job = ok(dsn, "submit", "a").strip()
-    assert re.search(r"^no  workers +no worker is registered", ok(dsn, "explain", job), re.MULTILINE)
+    assert ok(dsn, "explain", job).startswith(f"job {job}: no worker is registered")
+    assert re.search(r"^no  workers +no worker is registered", ok(dsn, "explain", job, "-v"), re.MULTILINE)
     gates = {gate["gate"]: gate["ok"] for gate in answers(dsn, "explain", job)}
     assert gates["line"] is True
     assert gates["workers"] is False

@@ -100,7 +100,13 @@ def test_new_workers_are_read(text: str, change: dict[str, object]) -> None:
 
 
 def test_explain_marks_what_holds_and_says_when_from_now(fleet: str) -> None:
-    lines = ok(fleet, "explain", "g1").splitlines()
+    sentence, *brief = ok(fleet, "explain", "g1").splitlines()
+    assert sentence.startswith("gang g1: ")
+    assert "the nearest worker, w1, has 0 of 1 slot free (held by j1) (decided 0." in sentence
+    assert [line.split()[:2] for line in brief] == [
+        ["no", "state"], ["ok", "line"], ["->", "start"], ["->", "unblock"],
+    ]  # fmt: skip
+    lines = ok(fleet, "explain", "g1", "-v").splitlines()[1:]
     marks = {line.split()[1]: line.split()[0] for line in lines}
     assert marks == {
         "state": "no", "room": "no", "workers": "ok", "line": "ok", "start": "->", "unblock": "->",

@@ -31,7 +31,7 @@ from gangq.client.rows import (
     Reason,
     WaitingRow,
 )
-from gangq.status import error_in_words, progress_in_words, said_of
+from gangq.status import error_in_words, holding, progress_in_words, said_of
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -317,15 +317,17 @@ def _show_trips(
 @click.option(
     "--now", "now", is_flag=True, help="Decide again, without effects: not what the last pass found."
 )
+@click.option("-v", "--verbose", "whole", is_flag=True, help="Also what does not hold it.")
 @common_options
 @watch_option
 @pass_session
-def explain(session: Session, target: Which, now: bool) -> None:
+def explain(session: Session, target: Which, now: bool, whole: bool) -> None:
     """Say why a job or gang is not running; of a batch its first job that waits.
 
-    What the last pass found, with numbers, and how long ago that was: ok is passed, no is what holds it. Then its
-    place in line, when it is to start and what that rests on, and what would help. Of a job that is claimed by
-    whoever has room: what a claim needs. With --json one object per row: {"gate", "ok", "detail", "numbers"}.
+    First what holds it, in a sentence, as the last pass found it, and how long ago that was. Then what else holds it
+    (no), its place in line, when it is to start and what that rests on, and what would help. With -v also what is
+    passed (ok). Of a job that is claimed by whoever has room: what a claim needs. With --json one object per row:
+    {"gate", "ok", "detail", "numbers"}.
     """
     client = session.client()
     target = target.first_waiting(client)
@@ -333,9 +335,18 @@ def explain(session: Session, target: Which, now: bool) -> None:
     if session.json:
         session.rows(reasons, [], "")
         return
-    width = max(len(reason.gate) for reason in reasons)
+    first = next(iter(holding(reasons)), None)
+    if first is not None:
+        output.write(*_wrapped(f"{target.phrase}: {_detail(first)}", 0))
+        if not whole:
+            reasons = [one for one in reasons if one is not first and (not one.ok or one.gate in _SAID)]
+    width = max((len(reason.gate) for reason in reasons), default=0)
     for reason in reasons:
         output.write(*_gate(reason, width))
+
+
+_SAID = ("line", "start", "unblock")
+"""Of what does not hold it, `explain` says these."""
 
 
 def _gate(reason: Reason, width: int) -> tuple[str, ...]:
@@ -344,10 +355,13 @@ def _gate(reason: Reason, width: int) -> tuple[str, ...]:
     else:
         mark = output.coloured("ok", "green") if reason.ok else output.coloured("no", "red")
     # Long ones go on below themselves, so that the gates stay a column.
-    indent = " " * (width + 6)
-    room = max(40, shutil.get_terminal_size().columns - len(indent)) if sys.stdout.isatty() else 10**6
-    lines = textwrap.wrap(output.plain(_detail(reason)), room) or [""]
-    return mark, f"  {reason.gate.ljust(width)}  " + f"\n{indent}".join(lines)
+    return mark, f"  {reason.gate.ljust(width)}  ", *_wrapped(_detail(reason), width + 6)
+
+
+def _wrapped(text: str, indent: int) -> tuple[str, ...]:
+    """The text in lines of a terminal, each but the first so far to the right; one line for a pipe."""
+    room = max(40, shutil.get_terminal_size().columns - indent) if sys.stdout.isatty() else 10**6
+    return (f"\n{' ' * indent}".join(textwrap.wrap(output.plain(text), room)),)
 
 
 def _detail(reason: Reason) -> str:
