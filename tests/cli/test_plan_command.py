@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from cli_process import answers, gangq, ok
+from terminal import Terminal, screen
 
 from gangq.cli.parsing import NewWorkers
 from gangq.client import Client
@@ -117,6 +118,16 @@ def test_explain_marks_what_holds_and_says_when_from_now(fleet: str) -> None:
     (start,) = [line for line in lines if "start " in line[:10]]
     assert "planned in 20m00s (" in start or "planned in 19m" in start
     assert "when these have ended: j1 (at the latest then, by its budget)" in start
+
+
+def test_explain_is_one_screen_of_a_small_terminal(fleet: str) -> None:
+    for words in (["g1"], ["g1", "-v"]):
+        run = Terminal(fleet, "explain", *words, NO_COLOR="1")
+        assert run.end() == 0
+        shown = screen(run.said)
+        assert shown[0].startswith("gang g1: ")
+        assert len(shown) < 24
+        assert max(map(len, shown)) <= 80
 
 
 def test_explain_now_decides_again_without_effects(fleet: str, client: Client) -> None:
