@@ -519,10 +519,11 @@ create function gangq.is_soon(job_id bigint) returns boolean language sql stable
 $$;
 
 -- An attempt failed: charged; tried again after the backoff, or failed when attempts are spent or
--- retryable is false. error: {"type", "message", "traceback", "host", "log_tail"}. retry_in_s: in
--- place of the queue's backoff; a gang has its own. What a member's failure means its gang's
--- failure policy says: by default the gang drains with it as the culprit. Returns scheduled,
--- failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.
+-- retryable is false. cause other_job: its process was ended over another job that ran there too;
+-- nothing is charged, and it is pending at once. error: {"type", "message", "traceback", "host",
+-- "log_tail"}. retry_in_s: in place of the queue's backoff; a gang has its own. What a member's
+-- failure means its gang's failure policy says: by default the gang drains with it as the culprit.
+-- Returns scheduled, pending, failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003.
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true,
   cause text default 'error', retry_in_s real default null
@@ -530,9 +531,10 @@ create function gangq.fail(
 declare
   outcome text;
 begin
-  if cause not in ('error', 'port_taken') then
+  if cause not in ('error', 'port_taken', 'other_job') then
     perform gangq.refuse('GQ001', format('cause is %L', cause),
-      'It is error, or port_taken when a member''s rendezvous port was taken.');
+      'It is error, port_taken when a member''s rendezvous port was taken, or other_job when '
+      'its process was ended over another job.');
   end if;
   if not (retry_in_s >= 0 and retry_in_s <= 1e7) then
     perform gangq.refuse('GQ001', format('retry_in_s is %s', retry_in_s),
@@ -540,7 +542,8 @@ begin
       'backoff.');
   end if;
   outcome := gangq.report(fail.job_id, fail.token,
-    case cause when 'port_taken' then 'never_started' else 'fail' end, fail.error,
+    case cause when 'port_taken' then 'never_started' when 'error' then 'fail' else cause end,
+    fail.error,
     coalesce(fail.error ->> 'type', 'failed'), final => not retryable, delay_s => retry_in_s);
   perform gangq.wake_tick(outcome = 'scheduled' and gangq.is_soon(fail.job_id));
   return outcome;

@@ -194,7 +194,7 @@ class App:
     ) -> Any:
         """Declare a function as a task; it stays callable. With or without parentheses.
 
-        It is called as `f(ctx, **payload)` and returns JSON. It may be an `async def`: see docs/async.md.
+        It is called as `f(ctx, **payload)` and returns JSON. It may be an `async def`: see docs/manual/tasks.md.
         `name`: default the function's. `isolate`: run it in a child process. `retry`: which errors are tried again,
         and when; its `attempts` are the option `max_attempts`. `stall_timeout`, `load_grace`, `health_window`,
         `long_phase`: see `WatchOptions`. `options`: see `TaskOptions`.

@@ -300,6 +300,13 @@ def runs_handler() -> bool:
     return _of_process is not None
 
 
+def set_current_of_task(context: Context) -> None:
+    """For a process of many jobs: make it the one that `current()` returns in this task of asyncio, and in what that
+    starts in it.
+    """
+    _current.set(context)
+
+
 def set_current(context: Context | None) -> None:
     """For the worker: make `context` the one that `current()` returns here; None when the handler has ended.
 

@@ -101,9 +101,9 @@ NO_SPANS = Spans(None, None, None)
 
 
 @contextlib.contextmanager
-def continued(traceparent: str | None) -> Iterator[None]:
-    """Make the span of another process the active one; at the end send what this one has recorded, as it may not
-    live to its next batch.
+def continued(traceparent: str | None, *, send: bool = True) -> Iterator[None]:
+    """Make the span of another process the active one. `send`: at the end send what this one has recorded, as it may
+    not live to its next batch.
     """
     api = _api(traceparent)
     if api is None or traceparent is None:
@@ -117,7 +117,7 @@ def continued(traceparent: str | None) -> Iterator[None]:
     finally:
         context.detach(token)
         flush = getattr(api.get_tracer_provider(), "force_flush", None)
-        if flush is not None:
+        if send and flush is not None:
             # What the handler returned is still to be reported.
             with contextlib.suppress(Exception):
                 flush(_FLUSH_MS)

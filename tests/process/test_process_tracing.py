@@ -236,6 +236,20 @@ def test_what_a_coroutine_and_hooks_do_follows_run_too(traced: Traced, client: C
     assert traced.span(f"after {task}")["parent_id"] == run
 
 
+def test_async_jobs_that_share_a_process_follow_each_its_own(
+    dsn: str, db: Db, client: Client, tmp_path: Path
+) -> None:
+    out = tmp_path / "spans"
+    (tmp_path / "tasks.py").write_text(TASKS.replace("{out!r}", repr(str(out))))
+    args = ("worker", "tasks:app", "--name", "w1", "--devices", "none", "--light", "2", "--slots", "0")
+    with running(dsn, tmp_path, "w1", *args, PYTHONPATH=".") as process:
+        traced = Traced(out, process, db)
+        traced.done(*client.submit(task="awaits", payloads=[{}, {}]))
+        runs = {ids(span)[1] for span in traced.spans("run awaits", 2)}
+        for name in ("mine", "after awaits"):
+            assert {span["parent_id"] for span in traced.spans(name, 2)} == runs
+
+
 def test_a_handler_that_gives_a_generator_is_an_error_of_the_span_and_an_exception_without_text_ends_no_worker(
     traced: Traced, client: Client
 ) -> None:

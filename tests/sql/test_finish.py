@@ -314,6 +314,13 @@ def test_a_failure_that_is_not_retryable_fails_at_once(q: Q) -> None:
     assert q.job(claim.job_id)["attempts"] == 1
 
 
+def test_a_job_whose_process_was_ended_over_another_is_pending_and_charged_for_nothing(q: Q) -> None:
+    claim = running(q, max_attempts=1)
+    assert claim.fail(cause="other_job") == "pending"
+    job = q.job(claim.job_id)
+    assert (job["attempts"], job["crashes"], job["trips"], job["stops"]) == (0, 0, 0, 0)
+
+
 def test_an_unknown_cause_is_refused(q: Q) -> None:
     claim = running(q)
     with refused(INVALID, "weather"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
 
@@ -66,3 +69,255 @@ def test_in_the_main_thread_it_is_cancelled_at_the_end_of_its_grace_and_the_work
     until_state(client, job, "cancelled")
     assert (tmp_path / f"cancelled-{job}").exists()
     assert until_state(client, submit(client), "done").result == worker.process.pid
+
+
+MANY = """
+import asyncio
+
+@app.task
+async def task(ctx, how="returns"):
+    begun = HERE / f"begun-{ctx.job.id}"
+    if begun.exists():
+        return os.getpid()
+    begun.touch()
+    if how == "sleeps":
+        await asyncio.sleep(1)
+        assert gangq.current() is ctx
+        assert await asyncio.to_thread(gangq.current) is ctx
+        print("said by", ctx.job.id)
+    if how == "waits":
+        ctx.beat(step=ctx.job.id)
+        while not (HERE / "go").exists():
+            await asyncio.sleep(0.02)
+            if ctx.stopping:
+                print("stopping")
+                return None
+    if how == "deaf":
+        try:
+            await asyncio.sleep(60)
+        finally:
+            (HERE / f"cancelled-{ctx.job.id}").touch()
+    if how == "immortal":
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+    if how == "beats":
+        while not (HERE / "go").exists():
+            ctx.beat(step=1)
+            await asyncio.sleep(0.1)
+    if how == "blocks":
+        time.sleep(60)
+    if how == "exits":
+        os._exit(3)
+    if how == "is killed":
+        os.kill(os.getpid(), 9)
+    if how == "snoozes":
+        try:
+            ctx.snooze(0.1)
+        finally:
+            await asyncio.sleep(0.5)
+            (HERE / "cleaned").touch()
+    if how == "raises":
+        raise ValueError("bad")
+    return os.getpid()
+"""
+
+
+def begun(place: Path, *jobs: int) -> None:
+    for job in jobs:
+        eventually((place / f"begun-{job}").exists, f"job {job} has begun")
+
+
+def charged(row: Any) -> tuple[int, int, int, int]:
+    return row.attempts, row.crashes, row.trips, row.stops
+
+
+def test_ten_that_sleep_take_about_one_sleep_in_one_process(client: Client, fleet: Fleet) -> None:
+    fleet.define(MANY)
+    worker = fleet.start(slots=0, light=10)
+    warm = until_state(client, submit(client), "done")
+    jobs = client.submit(task="task", payloads=[{"how": "sleeps"}] * 10)
+    rows = [until_state(client, job, "done") for job in jobs]
+    assert {row.result for row in rows} == {warm.result}
+    assert warm.result != worker.process.pid
+    took = max(row.finished_at for row in rows) - min(row.claimed_at for row in rows)
+    assert took.total_seconds() < 3, "one after another they take ten"
+    for job in jobs:
+        assert "".join(row.chunk for row in client.logs(job_id=job)) == f"said by {job}\n"
+
+
+def test_one_that_fails_leaves_the_others(client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    fleet.define(MANY)
+    fleet.start(slots=0, light=3)
+    others = [submit(client, "waits") for _ in range(2)]
+    for job in others:
+        eventually(
+            lambda job=job: (client.job(id=job).progress or {}).get("step") == job,
+            "each has its own progress",
+        )
+    failed = until_state(client, submit(client, "raises"), "failed")
+    assert failed.error is not None
+    assert (failed.error["type"], failed.error["message"]) == ("ValueError", "bad")
+    (tmp_path / "go").touch()
+    pids = {until_state(client, job, "done").result for job in others}
+    assert len(pids) == 1
+
+
+@pytest.mark.parametrize("how", ["waits", "deaf", "immortal"])
+def test_a_cancel_of_one_leaves_the_others(client: Client, fleet: Fleet, tmp_path: Path, how: str) -> None:
+    fleet.define(MANY)
+    fleet.start(slots=0, light=3)
+    others = [submit(client, "waits") for _ in range(2)]
+    job = submit(client, how)
+    begun(tmp_path, job, *others)
+    client.cancel(job_ids=[job])
+    until_state(client, job, "cancelled")
+    assert (tmp_path / f"cancelled-{job}").exists() is (how == "deaf")
+    (tmp_path / "go").touch()
+    rows = [until_state(client, other, "done") for other in others]
+    assert [charged(row) for row in rows] == [(1, 0, 0, 0)] * 2
+
+
+def test_a_trip_of_one_sends_the_others_back_uncharged(client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    fleet.define(MANY)
+    worker = fleet.start(slots=0, light=3)
+    others = [submit(client, "waits") for _ in range(2)]
+    begun(tmp_path, *others)
+    tripped = submit(client, "deaf", budget_s=1, max_attempts=2)
+    begun(tmp_path, tripped)
+    eventually(lambda: client.trips(job_id=tripped), "it trips")
+    (tmp_path / "go").touch()
+    rows = [until_state(client, job, "done") for job in (tripped, *others)]
+    assert [charged(row) for row in rows] == [(1, 0, 1, 0), (1, 0, 0, 0), (1, 0, 0, 0)]
+    assert client.trips(job_id=tripped)[0].code == 75
+    for job in others:
+        assert client.trips(job_id=job) == []
+        said = [event.reason for event in client.events(job_id=job) if event.kind == "release"]
+        assert len(said) == 1, said
+    assert worker.process.poll() is None
+
+
+def test_a_stall_is_of_the_job_that_holds_the_event_loop(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    short_leases(client, stall_timeout_s=2)
+    fleet.define(MANY)
+    fleet.start(slots=0, light=3)
+    beats = [submit(client, "beats") for _ in range(2)]
+    begun(tmp_path, *beats)
+    blocks = submit(client, "blocks", max_attempts=2)
+    eventually(lambda: client.trips(job_id=blocks), "it trips", 60)
+    (tmp_path / "go").touch()
+    rows = [until_state(client, job, "done") for job in (blocks, *beats)]
+    assert [charged(row) for row in rows] == [(1, 0, 1, 0), (1, 0, 0, 0), (1, 0, 0, 0)]
+    (trip,) = client.trips(job_id=blocks)
+    assert trip.code == 76
+    assert f"job {blocks} (task 'task') holds the event loop of its process" in str(trip)
+
+
+@pytest.mark.parametrize("how", ["exits", "is killed"])
+def test_where_the_process_dies_all_in_it_have_failed(
+    client: Client, fleet: Fleet, tmp_path: Path, how: str
+) -> None:
+    fleet.define(MANY)
+    fleet.start(slots=0, light=2)
+    other = submit(client, "waits", max_attempts=2)
+    begun(tmp_path, other)
+    dead = until_state(client, submit(client, how), "failed")
+    assert dead.error is not None
+    assert dead.error["type"] == "ExitStatus"
+    assert dead.error["exit_status"] == {"exits": 3, "is killed": 137}[how]
+    assert charged(until_state(client, other, "done")) == (2, 0, 0, 0)
+
+
+def test_one_that_is_snoozed_ends_when_its_handler_has(client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    fleet.define(MANY)
+    fleet.start(slots=0, light=2)
+    row = until_state(client, submit(client, "snoozes"), "done")
+    assert (row.snoozes, (tmp_path / "cleaned").exists()) == (1, True)
+
+
+HOOKS = """
+@app.on_worker_start(children=True)
+def start_process():
+    with open(HERE / "hooks", "a") as file:
+        print("process", os.getpid(), file=file)
+
+@app.on_worker_stop(children=True)
+def stop_process():
+    with open(HERE / "hooks", "a") as file:
+        print("over", os.getpid(), file=file)
+
+@app.on_start
+def start_job(ctx):
+    with open(HERE / "hooks", "a") as file:
+        print("job", ctx.job.id, file=file)
+
+import gangq.worker.shared
+gangq.worker.shared._MOST_JOBS = 3
+"""
+
+
+def test_hooks_are_called_once_a_process_and_once_a_job_and_a_process_is_replaced_after_so_many_jobs(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.define(MANY + HOOKS)
+    worker = fleet.start(slots=0, light=2)
+    pids = [until_state(client, submit(client), "done").result for _ in range(4)]
+    assert len(set(pids[:3])) == 1
+    assert pids[3] != pids[0]
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    lines = [
+        line for line in (tmp_path / "hooks").read_text().splitlines() if str(worker.process.pid) not in line
+    ]
+    first, second = pids[0], pids[3]
+    assert lines == [
+        f"process {first}", "job 1", "job 2", "job 3", f"over {first}", f"process {second}", "job 4", f"over {second}"
+    ]  # fmt: skip
+
+
+def test_a_process_without_jobs_ends_with_the_lease_and_the_next_job_has_another(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.define(MANY)
+    fleet.start(slots=0, light=2)
+    first = until_state(client, submit(client), "done").result
+    eventually(lambda: not Path(f"/proc/{first}").exists(), "the idle process has ended")
+    assert until_state(client, submit(client), "done").result != first
+
+
+def test_a_drain_tells_each_to_stop_and_hands_them_back(client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    fleet.define(MANY)
+    worker = fleet.start(slots=0, light=3)
+    jobs = [submit(client, how) for how in ("waits", "deaf", "sleeps")]
+    begun(tmp_path, *jobs)
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    rows = [client.job(id=job) for job in jobs]
+    assert [row.state for row in rows] == ["pending", "pending", "done"]
+    assert [charged(row) for row in rows[:2]] == [(0, 0, 0, 1)] * 2
+    assert (tmp_path / f"cancelled-{jobs[1]}").exists()
+    assert "hard_exit" not in worker.log
+    assert "shared_process_killed" not in worker.log
+
+
+def test_a_job_that_was_reaped_cannot_complete(
+    client: Client, fleet: Fleet, db: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    fleet.define(MANY)
+    worker = fleet.start(slots=0, light=2)
+    job = submit(client, "waits", max_attempts=2)
+    other = submit(client, "waits")
+    begun(tmp_path, job, other)
+    incarnation = next(row.incarnation for row in client.workers())
+    token = client.job(id=job).token
+    client.release(job_ids=[job], tokens=[token])
+    row = until_state(client, job, "done")
+    assert (row.result is None, row.token) != (True, token)
+    assert "job_lost" in worker.log
+    (tmp_path / "go").touch()
+    assert charged(until_state(client, other, "done")) == (1, 0, 0, 0)
+    assert next(row.incarnation for row in client.workers()) == incarnation

@@ -153,7 +153,8 @@ class WorkerVerbs:
         """Report a failed attempt; return the new state.
 
         `retry_in_s`: a single job waits so long before its next attempt [the queue's backoff].
-        `cause` is "error", or "port_taken" when a member's rendezvous port was: then its attempt is given back.
+        `cause` is "error", "port_taken" when a member's rendezvous port was, or "other_job" when its process was
+        ended over another job: with these two its attempt is given back.
         `error`: type, message, traceback, host, log_tail. Raises `StaleToken`.
         """
 

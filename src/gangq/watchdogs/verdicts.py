@@ -65,7 +65,13 @@ _TYPES = {"budget": "OverBudget", "stall": "Stalled", "health": "Wedged", "fault
 def sentence(trip: Trip, evidence: Mapping[str, Any]) -> str:
     """What a person needs to know first, as a sentence without its subject: `waited 126 s in recv() of allreduce
     at train.py:88; GPU 0 %, 3 looks`. ``evidence`` as `collect` returns it; without a place the trip's message.
+    Where another job is the cause, ``loop`` of the trip's evidence says which.
     """
+    said = _without_cause(trip, evidence)
+    return f"{said}; {trip.evidence['loop']}" if "loop" in trip.evidence else said
+
+
+def _without_cause(trip: Trip, evidence: Mapping[str, Any]) -> str:
     place, silence_s = evidence.get("place"), trip.evidence.get("silence_s", trip.evidence.get("quiet_s"))
     if not place:
         return trip.message

@@ -115,8 +115,19 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
 
 
+Ended = tuple[Any, BaseException | None, Again | None]
+"""What a handler returned or raised, and what follows from that."""
+
+
 def run(find: Callable[[], Any], task: str) -> int:
-    """Run the handler of the job this process belongs to, of the App that ``find()`` returns."""
+    """Run the handler of the job this process belongs to, of the App that ``find()`` returns; or many jobs, if this
+    process belongs to none.
+    """
+    if "GANGQ_JOB_ID" not in os.environ:
+        # Not at the top: most handlers need no event loop.
+        from gangq.worker import async_main
+
+        return async_main.run(find, task)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     # A fork of the handler must die of SIGTERM: a pool of processes ends its workers with that.
@@ -124,45 +135,53 @@ def run(find: Callable[[], Any], task: str) -> int:
     context = ChildContext(Link.from_environ(), stopping)
     set_current(context)
     try:
-        app: App = find()
-        handler = app.get_task(task)
-        app.hooks.worker_started(child=True)
+        app, handler = prepare(find, task)
     except BaseException as problem:
-        return _report(context, None, problem, what_follows(problem, None, None, context.attempt))
+        return report(context, None, problem, what_follows(problem, None, None, context.attempt))
     with tracing.continued(os.environ.get("TRACEPARENT")):
         ended = _attempt(app.hooks, handler, context)
-    code = _report(context, *ended)
+    code = report(context, *ended)
     app.hooks.worker_stopped(child=True)
     return code
 
 
-def _attempt(
-    hooks: Hooks, handler: Task[..., Any], context: ChildContext
-) -> tuple[Any, BaseException | None, Again | None]:
-    """What the handler returned or raised, and what follows from that, when all hooks were called."""
+def prepare(find: Callable[[], App], task: str) -> tuple[App, Task[..., Any]]:
+    """The App and the handler, when the hooks of the process were called."""
+    app = find()
+    handler = app.get_task(task)
+    app.hooks.worker_started(child=True)
+    return app, handler
+
+
+def _attempt(hooks: Hooks, handler: Task[..., Any], context: ChildContext) -> Ended:
     pid = os.getpid()
     result: Any = None
     problem: BaseException | None = None
-    again: Again | None = None
-    payload = context.job.payload
     try:
         hooks.started(context)
-        result = handler(context, **payload)
+        result = handler(context, **context.job.payload)
         if isinstance(handler, CoroutineTask):
             result = run_to_end(result)
-        if (why := unfinished(result)) is not None:
-            raise HandlerUnfit(why)
     except BaseException as raised:
-        result, problem = None, raised
-        again = what_follows(raised, handler, payload, context.attempt)
+        problem = raised
     if os.getpid() != pid:
         # A fork of the handler that came back here has nothing to say about the job.
         os._exit(1)
+    return conclude(hooks, handler, context, result, problem)
+
+
+def conclude(
+    hooks: Hooks, handler: Task[..., Any], context: ChildContext, result: Any, problem: BaseException | None
+) -> Ended:
+    """What follows from what the handler returned or raised, when the hooks of its end were called."""
+    if problem is None and (why := unfinished(result)) is not None:
+        result, problem = None, HandlerUnfit(why)
+    again = None if problem is None else what_follows(problem, handler, context.job.payload, context.attempt)
     hooks.ended(context, result, problem, again)
     return result, problem, again
 
 
-def _report(context: ChildContext, result: Any, problem: BaseException | None, again: Again | None) -> int:
+def report(context: ChildContext, result: Any, problem: BaseException | None, again: Again | None) -> int:
     """Tell the worker how it ended; the exit code of this process."""
     if problem is None and not (context.stop_seen and result is None):
         context.returned(result)

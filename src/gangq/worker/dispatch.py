@@ -9,6 +9,7 @@ from gangq.app import App
 from gangq.commands import COMMAND
 from gangq.errors import GangqError, UnknownTask
 from gangq.retry import Again
+from gangq.tasks import CoroutineTask
 from gangq.worker.child_main import app_target
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import Reporter, describe
@@ -78,7 +79,8 @@ class Dispatcher:
         if found is None:
             self._commands.run(job, self._command(job), done)
             return
-        self._commands.run(job, Command.of_handler(self._find_target(), task, found.watch), done)
+        shared = isinstance(found, CoroutineTask) and not found.isolate and _is_like_any_other(job)
+        self._commands.run(job, Command.of_handler(self._find_target(), task, found.watch, shared), done)
 
     @staticmethod
     def _command(job: ActiveJob) -> Command:
@@ -105,3 +107,10 @@ class Dispatcher:
         process: a job that holds some of this worker's devices and not others needs a process of its own.
         """
         return len(job.claim.devices) in (0, self._devices)
+
+
+def _is_like_any_other(job: ActiveJob) -> bool:
+    """Whether a process may run it beside other jobs: it has no devices, which are visible or not to a whole process,
+    and is in no gang, whose environment is its own.
+    """
+    return not job.claim.devices and job.claim.gang_id is None

@@ -54,8 +54,7 @@ def for_child(
     over both. ``traceparent``: the span that it continues. ``GANGQ_MARK`` is added by
     :class:`gangq.worker.child.Child`.
     """
-    inherited = {name: value for name, value in scrubbed(base).items() if name not in _OF_THE_WORKERS_TRACE}
-    env = {"PYTHONUNBUFFERED": "1", **inherited, **own, **devices}
+    env = {**_inherited(base), **own, **devices}
     if traceparent is not None:
         env["TRACEPARENT"] = traceparent
     env |= {
@@ -80,6 +79,23 @@ def for_child(
             "GANGQ_PORT": str(service.port),
         }
     return env
+
+
+def for_shared(
+    key: str,
+    *,
+    base: Mapping[str, str],
+    own: Mapping[str, str],
+    devices: Mapping[str, str],
+    socket_path: Path,
+) -> dict[str, str]:
+    """The whole environment of a process that runs many jobs, whose own key this is: it names none of them."""
+    return {**_inherited(base), **own, **devices, "GANGQ_SOCKET": str(socket_path), "GANGQ_KEY": key}
+
+
+def _inherited(base: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in scrubbed(base).items() if name not in _OF_THE_WORKERS_TRACE}
+    return {"PYTHONUNBUFFERED": "1", **kept}
 
 
 def for_gang(gang: GangInfo) -> dict[str, str]:

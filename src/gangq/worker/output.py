@@ -80,7 +80,7 @@ class Capture:
                 stream.reconfigure(line_buffering=True)
             tee = self._tees[name] = Tee(stream, self)
             setattr(sys, name, tee)
-            for handler in _stream_handlers():
+            for handler in stream_handlers():
                 if handler.stream is stream:
                     # Not setStream, which flushes: what a handler has closed would end the worker here.
                     handler.stream = tee
@@ -171,7 +171,8 @@ class _Output:
         return data
 
 
-def _stream_handlers() -> list[logging.StreamHandler[Any]]:
+def stream_handlers() -> list[logging.StreamHandler[Any]]:
+    """Those of all loggers: each may hold a stream that is replaced."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     return [
         handler

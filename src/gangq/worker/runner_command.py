@@ -6,13 +6,14 @@ the database is told. Capacity that is given away earlier is given away twice.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
 from gangq.worker.drain import Drain
 from gangq.worker.endings import Attempt, Ending, Outcome, ending_of
-from gangq.worker.environment import Surroundings, for_child, scrubbed, visible_devices
+from gangq.worker.environment import Surroundings, for_child, for_shared, scrubbed, visible_devices
 from gangq.worker.forkserver import ForkServer
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.logship import LogShipper, log_sizes
@@ -40,6 +41,7 @@ from gangq.worker.reporter import Reporter, clean, describe
 from gangq.worker.results import dumps_result
 from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
+from gangq.worker.shared import SharedJob, SharedProcess, SharedProcesses, SharedTrip
 from gangq.worker.socket_server import SocketServer
 from gangq.worker.watching import CommandTrip, JobWatch, Watching
 
@@ -67,6 +69,8 @@ class Command:
     target: str | None = None
     """Where the App of a handler is (``module:app``); None: it is no handler."""
     watch: WatchOptions | None = None
+    shared: bool = False
+    """Whether it runs in one process with the other jobs of its task."""
 
     @classmethod
     def of_payload(cls, payload: Any) -> Command:
@@ -96,16 +100,18 @@ class Command:
         return cls(argv, env, cwd)
 
     @classmethod
-    def of_handler(cls, target: str, task: str, watch: WatchOptions | None = None) -> Command:
+    def of_handler(
+        cls, target: str, task: str, watch: WatchOptions | None = None, shared: bool = False
+    ) -> Command:
         """The Python handler of this task, found at ``module:app`` or ``/path/to/file.py:app``."""
         argv, env = child_main.program("gangq.worker.child_main", target, task)
-        return cls(argv, env, None, target=target, watch=watch)
+        return cls(argv, env, None, target=target, watch=watch, shared=shared)
 
 
 class CommandWork:
     """The running command, as orders reach it."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Child | SharedJob) -> None:
         self._child = child
 
     def stop(self, reason: StopReason, grace_s: float) -> None:
@@ -114,9 +120,9 @@ class CommandWork:
             self._child.stop(grace_s)
 
     def lose(self, reason: str) -> None:
-        """SIGKILL to the tree."""
+        """SIGKILL to the tree, unless other jobs run in it: then it is cancelled."""
         del reason
-        self._child.kill()
+        self._child.stop(0.0)
 
     def extend(self, kill_at: float, grace_s: float) -> None:
         """Tell the guardian about the renewed lease."""
@@ -151,11 +157,13 @@ class CommandRunner:
         shown = detection.visible_env(detection.devices)
         environ = {"PYTHONUNBUFFERED": "1", **scrubbed(surroundings.environ), **shown}
         self._forks = ForkServer(environ, session.mark)
+        self._shared = SharedProcesses(session.control, server.attach)
         self._numbers = iter(range(1, sys.maxsize))
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """End what is kept for the next job. What runs goes on."""
+        self._shared.close()
         self._forks.close()
 
     def run(self, job: ActiveJob, command: Command, done: Done) -> None:
@@ -202,22 +210,32 @@ class CommandRunner:
             ),
         )
         spans = tracing.begin(job, session.name)
-        env = for_child(
-            job,
-            base=self._surroundings.environ,
-            own=command.env,
-            devices=visible_devices(self._detection, job.claim.devices),
-            gang=gang,
-            checkpoint=checkpoint,
-            socket_path=self._server.path,
-            traceparent=spans.traceparent,
-        )
+        forks = self._forks if forked else None
+        begun: contextlib.AbstractContextManager[tuple[Child | SharedJob, CommandTrip]]
+        if command.shared:
+            begun = self._in_shared(job, command, directory, forks, spans.traceparent)
+        else:
+            env = for_child(
+                job,
+                base=self._surroundings.environ,
+                own=command.env,
+                devices=visible_devices(self._detection, job.claim.devices),
+                gang=gang,
+                checkpoint=checkpoint,
+                socket_path=self._server.path,
+                traceparent=spans.traceparent,
+            )
+            begun = self._alone(job, command, env, directory, forks)
         for port in job.ports:
             self._ports.release(port)
         started_at = time.monotonic()
         oom_kills = container_memory().oom_kills
         try:
-            child = self._start(job, command, env, directory, self._forks if forked else None)
+            with begun as (child, tripped):
+                ended = self._wait_for_end(job, child, command, tripped)
+                if ended is None:
+                    return
+                tail = clean(child.log_tail(_TAIL_BYTES).decode("utf-8", "replace"))
         except CommandStartError as problem:
             spans.end(str(problem))
             job.end_work()
@@ -227,16 +245,6 @@ class CommandRunner:
             else:
                 self._reporter.failed(job, describe("CommandStartError", str(problem)))
             return
-        over = self._guarded(child.guardian_pid)
-        try:
-            with child, self._watching.excluding(child.guardian_pid):
-                tripped = CommandTrip(self._watching, job, child)
-                ended = self._wait_for_end(job, child, command, tripped)
-                if ended is None:
-                    return
-                tail = clean(child.log_tail(_TAIL_BYTES).decode("utf-8", "replace"))
-        finally:
-            over()
         handed_back = job.stop_reason is not None or (job.outcome or {}).get("kind") in ("stopped", "snoozed")
         spans.end(None if ended.code == 0 or handed_back else _how(ended))
         if tripped.trip is None and _out_of_memory(ended, oom_kills):
@@ -248,8 +256,54 @@ class CommandRunner:
             )
         self._report(job, command, ended, tail, gang, time.monotonic() - started_at, tripped, done)
 
-    def _start(
+    @contextlib.contextmanager
+    def _alone(
         self, job: ActiveJob, command: Command, env: dict[str, str], directory: Path, forks: ForkServer | None
+    ) -> Iterator[tuple[Child, CommandTrip]]:
+        """With a process of its own for the job."""
+        child = self._start(job, command, env, directory / "output", forks)
+        with self._known(child), child:
+            yield child, CommandTrip(self._watching, job, child)
+
+    @contextlib.contextmanager
+    def _in_shared(
+        self, job: ActiveJob, command: Command, directory: Path, forks: ForkServer | None, trace: str | None
+    ) -> Iterator[tuple[SharedJob, CommandTrip]]:
+        """With the job in the process that runs those of its task."""
+        session = self._session
+
+        def start(process: SharedProcess) -> None:
+            env = for_shared(
+                process.key,
+                base=self._surroundings.environ,
+                own=command.env,
+                devices=visible_devices(self._detection, []),
+                socket_path=self._server.path,
+            )
+            log_path = session.directory / f"{process.key}.output"
+            process.closing.callback(log_path.unlink, missing_ok=True)
+            process.child = self._start(job, command, env, log_path, forks)
+            process.closing.enter_context(self._known(process.child))
+            process.set_deadline(session.kill_at, session.terms.grace_s)
+
+        sizes = log_sizes(session.terms)
+        with self._shared.joined(
+            job, directory / "output", start, log_sizes=sizes, traceparent=trace
+        ) as shared:
+            yield shared, SharedTrip(self._watching, shared)
+
+    @contextlib.contextmanager
+    def _known(self, child: Child) -> Iterator[None]:
+        """With its guardian known to those who look after this worker's processes."""
+        over = self._guarded(child.guardian_pid)
+        try:
+            with self._watching.excluding(child.guardian_pid):
+                yield
+        finally:
+            over()
+
+    def _start(
+        self, job: ActiveJob, command: Command, env: dict[str, str], log_path: Path, forks: ForkServer | None
     ) -> Child:
         session = self._session
         home = session.cgroups
@@ -260,7 +314,7 @@ class CommandRunner:
             command.argv,
             env,
             cwd=self._surroundings.path(command.cwd),
-            log_path=directory / "output",
+            log_path=log_path,
             mark=f"{session.mark}/{number}",
             deadline_boottime=session.kill_at,
             grace_s=session.terms.grace_s,
@@ -272,7 +326,7 @@ class CommandRunner:
         )
 
     def _wait_for_end(
-        self, job: ActiveJob, child: Child, command: Command, tripped: CommandTrip
+        self, job: ActiveJob, child: Child | SharedJob, command: Command, tripped: CommandTrip
     ) -> Exit | None:
         """Watch it until its whole tree is gone; None where it never will be, and this is the main thread."""
         session = self._session
@@ -284,10 +338,8 @@ class CommandRunner:
                 # A renewal between the start and this line went past it.
                 child.set_deadline(session.kill_at, session.terms.grace_s)
                 watch.begin(job, command.watch)
-            elif job.lost is not None:
-                child.kill()
             else:
-                child.stop(session.terms.grace_s)
+                child.stop(session.terms.grace_s if job.lost is None else 0.0)
             while (ended := child.wait(_SLICE_S)) is None:
                 shipper.ship()
         finally:
@@ -348,7 +400,8 @@ class CommandRunner:
         done: Done,
     ) -> None:
         said = job.outcome or {}
-        trip = tripped.trip
+        # Several jobs of a process may trip at once: it was ended over the first one.
+        trip = tripped.trip if tripped.over is None else None
         outcome: Outcome | None = said.get("kind")
         if outcome is None and ended.code == 0 and command.target is None:
             outcome = "exit 0"
@@ -383,6 +436,9 @@ class CommandRunner:
             described = describe(error.pop("type"), error.pop("message"), **{**error, "log_tail": tail})
             again = Again(said.get("retryable") is not False, said.get("retry_in_s"))
             self._reporter.failed(job, described, again=again, cause=cause)
+        elif tripped.over is not None:
+            why = f"its process was ended over job {tripped.over.id}, which ran there too"
+            self._reporter.failed(job, describe("OtherJob", why), cause="other_job")
         else:
             described = describe("ExitStatus", _how(ended), exit_status=_status(ended), log_tail=tail)
             self._reporter.failed(job, described, cause=cause)

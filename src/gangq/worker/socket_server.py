@@ -27,6 +27,7 @@ from gangq.worker.replicas import Replica
 from gangq.worker.reporter import clean
 from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
+from gangq.worker.shared import SharedProcess
 
 log = logging.getLogger("gangq.worker.socket")
 
@@ -50,7 +51,8 @@ class SocketServer:
         self._session = session
         self.path = path
         self._facts: dict[int, dict[str, Any]] = {}
-        self._open: Counter[int] = Counter()
+        self._processes: dict[str, SharedProcess] = {}
+        self._open: Counter[str] = Counter()
         self._without_key: dict[asyncio.StreamWriter, None] = {}
         self._server: asyncio.Server | None = None
         self._ops: dict[str, Callable[[ActiveJob, dict[str, Any]], dict[str, Any]]] = {
@@ -93,6 +95,11 @@ class SocketServer:
         """The job has ended."""
         self._facts.pop(job.token, None)
 
+    def attach(self, process: SharedProcess) -> Callable[[], object]:
+        """It runs many jobs, and has a key of its own; returns what ends that. From any thread."""
+        self._processes[process.key] = process
+        return lambda: self._processes.pop(process.key)
+
     @property
     def _request_bytes(self) -> int:
         return 2 * self._session.terms.checkpoint_bytes + _LINE_SLACK
@@ -100,7 +107,7 @@ class SocketServer:
     # -- connections -----------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        counted: ActiveJob | None = None
+        counted: ActiveJob | SharedProcess | None = None
         self._without_key[writer] = None
         if len(self._without_key) > _WITHOUT_KEY:
             oldest = next(iter(self._without_key))
@@ -115,10 +122,10 @@ class SocketServer:
                     return
                 job, answer = await self._answer(line)
                 if job is not None and counted is None:
-                    if self._open[job.token] >= _PER_JOB:
+                    if self._open[job.key] >= _PER_JOB:
                         log.warning("socket_crowded", extra=job.extra)
                         return
-                    self._open[job.token] += 1
+                    self._open[job.key] += 1
                     counted, first = job, None
                     self._without_key.pop(writer, None)
                 writer.write(answer)
@@ -130,9 +137,9 @@ class SocketServer:
         finally:
             self._without_key.pop(writer, None)
             if counted is not None:
-                self._open[counted.token] -= 1
-                if not self._open[counted.token]:
-                    del self._open[counted.token]
+                self._open[counted.key] -= 1
+                if not self._open[counted.key]:
+                    del self._open[counted.key]
             writer.close()
 
     @staticmethod
@@ -145,29 +152,45 @@ class SocketServer:
         except asyncio.LimitOverrunError:
             return None
 
-    async def _answer(self, line: bytes | None) -> tuple[ActiveJob | None, bytes]:
+    async def _answer(self, line: bytes | None) -> tuple[ActiveJob | SharedProcess | None, bytes]:
         """Whose request it is, and the answer to it."""
         small = line is None or len(line) <= _SMALL
         job, request = self._read(line) if small else await asyncio.to_thread(self._read, line)
         if job is None:
             return None, _encoded(request)
+        if isinstance(job, SharedProcess):
+            return job, _encoded(await self._of_process(job, request))
         op = request["op"]
         if not small or (isinstance(op, str) and op in _SLOW):
             return job, await asyncio.to_thread(self._carry_out, job, request)
         return job, self._carry_out(job, request)
 
-    def _read(self, line: bytes | None) -> tuple[ActiveJob | None, dict[str, Any]]:
+    def _read(self, line: bytes | None) -> tuple[ActiveJob | SharedProcess | None, dict[str, Any]]:
         """The job of a request and its content; or None and a refusal."""
         try:
             request: dict[str, Any] = json.loads(line or b"")
             key, _ = request["key"], request["op"]
-            job = self._session.table.by_key(str(key))
+            job = self._processes.get(str(key)) or self._session.table.by_key(str(key))
         except (ValueError, TypeError, KeyError, RecursionError):
             said, most = (line or b"")[:100], self._request_bytes
             return None, _refusal(InvalidInput(f"not a request of at most {most} bytes: {said!r}"))
         if job is None:
             return None, _refusal(GangqError("no running job of this worker has that key: its claim is over"))
         return job, request
+
+    @staticmethod
+    async def _of_process(process: SharedProcess, request: dict[str, Any]) -> dict[str, Any]:
+        if request["op"] == "next":
+            return {"ok": True, "orders": await process.next_orders()}
+        if request["op"] == "holder":
+            process.holder_is(request.get("by"))
+            return {"ok": True}
+        return _refusal(
+            GangqError(
+                "this process runs several jobs, and this is about none of them: use the ctx of the handler, or "
+                "start the thread with asyncio.to_thread, which keeps gangq.current()"
+            )
+        )
 
     def _carry_out(self, job: ActiveJob, request: dict[str, Any]) -> bytes:
         op = request["op"]
@@ -251,6 +274,7 @@ class SocketServer:
                 }
                 raise
         job.outcome = outcome
+        job.wake.set()
         return {}
 
     def _submit(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:

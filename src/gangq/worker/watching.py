@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gangq.worker.jobs import ActiveJob
     from gangq.worker.reporter import Reporter
     from gangq.worker.session import Session
+    from gangq.worker.shared import SharedJob
 
 log = logging.getLogger("gangq.worker.watching")
 
@@ -258,13 +259,18 @@ class JobWatch:
 class CommandTrip:
     """Carries out the trip of a command: kills its tree. Its runner reports the trip once the tree is gone."""
 
-    def __init__(self, watching: Watching, job: ActiveJob, child: Child) -> None:
+    def __init__(self, watching: Watching, job: ActiveJob, child: Child | SharedJob) -> None:
         self._watching = watching
         self._job = job
         self._child = child
         self._one = threading.Lock()
         self.trip: Trip | None = None
         self.evidence: dict[str, Any] = {}
+
+    @property
+    def over(self) -> ActiveJob | None:
+        """The other job that its process was killed over."""
+        return None
 
     def __call__(self, trip: Trip) -> bool:
         """False if the class only notifies, or if the database holds the trip back."""

@@ -1,0 +1,214 @@
+"""The process of async handlers: runs the jobs it is given, all at once, in one event loop.
+
+The main thread has the event loop. The thread ``gangq-orders`` asks the worker what to do. Each job has its own
+context, connection to the worker, and log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from gangq import tracing
+from gangq.app import App
+from gangq.context import set_current_of_task
+from gangq.errors import GangqError
+from gangq.proc.bounded_log import BoundedLog
+from gangq.retry import AGAIN
+from gangq.worker.child_context import ChildContext, Link
+from gangq.worker.child_main import Ended, conclude, prepare, report
+from gangq.worker.forks import restore_signals
+from gangq.worker.output import stream_handlers
+from gangq.worker.runner_inline import what_follows
+
+log = logging.getLogger("gangq.worker.async")
+
+_HELD_S = 1.0
+"""An event loop that runs nothing else for so long is held."""
+
+_here: contextvars.ContextVar[_Job] = contextvars.ContextVar("gangq_job")
+
+
+class _Context(ChildContext):
+    def _poll(self) -> None:
+        """Its stop comes as an order."""
+
+    def _say_snoozed(self, for_s: float) -> None:
+        """Said when the handler has ended: an outcome is the end of the job, not of a process."""
+
+
+class _Job:
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.order = order
+        self.stopping = threading.Event()
+        self.cancelled = False
+        self.log: BoundedLog | None = None
+        self.work: asyncio.Task[Ended] | None = None
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.work is not None:
+            self.work.cancel()
+
+
+class _Stream:
+    """A text stream: what a job writes goes to its own log, the rest to the log of this process."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        job = _here.get(None)
+        if job is None or job.log is None:
+            return self._stream.write(text)
+        job.log.write(text.encode("utf-8", "replace"))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def run(find: Callable[[], App], task: str) -> int:
+    """Run jobs of this task of the App that ``find()`` returns, until SIGTERM comes and none is left."""
+    restore_signals([signal.SIGTERM])
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        setattr(sys, name, _Stream(stream))
+        for handler in stream_handlers():
+            if handler.stream is stream:
+                handler.stream = getattr(sys, name)
+    jobs = _Jobs(find, task)
+    asyncio.run(jobs.serve())
+    if jobs.app is not None:
+        jobs.app.hooks.worker_stopped(child=True)
+    return 0
+
+
+class _Jobs:
+    def __init__(self, find: Callable[[], App], task: str) -> None:
+        self.app: App | None = None
+        """Found for the first job, which fails where that fails."""
+        self._find = find
+        self._task = task
+        self._pid = os.getpid()
+        self._path = os.environ["GANGQ_SOCKET"]
+        self._jobs: dict[str, _Job] = {}
+        self._of: weakref.WeakKeyDictionary[asyncio.Task[Any], _Job] = weakref.WeakKeyDictionary()
+        self._loop: asyncio.AbstractEventLoop
+        self._ending = False
+        self._over = asyncio.Event()
+
+    async def serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_task_factory(self._make_task)
+        self._loop.add_signal_handler(signal.SIGTERM, self._end)
+        threading.Thread(target=self._take_orders, name="gangq-orders", daemon=True).start()
+        await self._over.wait()
+
+    def _end(self) -> None:
+        self._ending = True
+        for job in self._jobs.values():
+            job.stopping.set()
+        if not self._jobs:
+            self._over.set()
+
+    # -- orders ----------------------------------------------------------------------------------------------
+
+    def _take_orders(self) -> None:
+        # Where the worker or the loop has ended, the guardian ends this process.
+        with contextlib.suppress(GangqError, RuntimeError), Link.from_environ() as link:
+            while True:
+                for order in link.ask("next")["orders"]:
+                    if order["op"] == "holder":
+                        link.ask("holder", by=self._holder())
+                    else:
+                        self._loop.call_soon_threadsafe(self._carry_out, order)
+
+    def _carry_out(self, order: dict[str, Any]) -> None:
+        key = order["key"]
+        if order["op"] == "begin":
+            job = self._jobs[key] = _Job(order)
+            context = contextvars.copy_context()
+            context.run(_here.set, job)
+            context.run(self._loop.create_task, self._run(job))
+        elif key in self._jobs:
+            self._jobs[key].stopping.set()
+            self._loop.call_later(order["grace_s"], self._jobs[key].cancel)
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **more)
+        # What a job starts begins in the context of the job.
+        job = _here.get(None)
+        if job is not None:
+            self._of[task] = job
+        return task
+
+    def _holder(self) -> str | None:
+        """The key of the job that holds the event loop; None where the loop runs, or no job holds it."""
+        ran = threading.Event()
+        self._loop.call_soon_threadsafe(ran.set)
+        if ran.wait(_HELD_S):
+            return None
+        task = asyncio.current_task(self._loop)
+        job = None if task is None else self._of.get(task)
+        return None if job is None else job.order["key"]
+
+    # -- a job -----------------------------------------------------------------------------------------------
+
+    async def _run(self, job: _Job) -> None:
+        key = job.order["key"]
+        try:
+            with Link(self._path, key) as link:
+                try:
+                    job.log = BoundedLog(job.order["log"], *job.order["log_sizes"])
+                except OSError as problem:
+                    log.warning("output_not_kept: %s", problem)
+                context = await asyncio.to_thread(_Context, link, job.stopping)
+                job.work = self._loop.create_task(self._attempt(job, context))
+                if job.cancelled:
+                    job.work.cancel()
+                await asyncio.wait([job.work])
+                output, job.log = job.log, None
+                if output is not None:
+                    output.finish()
+                ended: Ended = (None, asyncio.CancelledError(), AGAIN)
+                if not job.work.cancelled():
+                    ended = job.work.result()
+                await asyncio.to_thread(report, context, *ended)
+        except GangqError as problem:
+            log.warning("job_not_reported: %s", problem)  # Its claim is over, or the worker is gone.
+        finally:
+            del self._jobs[key]
+            if self._ending and not self._jobs:
+                self._over.set()
+
+    async def _attempt(self, job: _Job, context: ChildContext) -> Ended:
+        set_current_of_task(context)
+        try:
+            self.app, handler = prepare(lambda: self.app or self._find(), self._task)
+        except BaseException as problem:
+            return None, problem, what_follows(problem, None, None, context.attempt)
+        result: Any = None
+        raised: BaseException | None = None
+        with tracing.continued(job.order["traceparent"], send=False):
+            try:
+                self.app.hooks.started(context)
+                result = await handler(context, **context.job.payload)
+            except BaseException as problem:
+                raised = problem
+            if os.getpid() != self._pid:
+                os._exit(1)  # A fork of the handler that came back here has nothing to say about the job.
+            return conclude(self.app.hooks, handler, context, result, raised)

@@ -1,0 +1,288 @@
+"""The worker's side of a process in which the async jobs of one task run together, in one event loop.
+
+The process is a :class:`gangq.worker.child.Child`, as that of any handler. Over the worker's socket it asks for
+orders (``next``): begin a job, stop it, say which job holds the event loop. A job in it is a :class:`SharedJob`,
+which its runner handles as it does a child. If the process is killed over one job, the others go back uncharged.
+
+A process without jobs is kept for the next one until the lease ends that was last renewed for a job of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangq.proc import bounded_log
+from gangq.proc.clock import boottime
+from gangq.watchdogs import ExitCode, Trip
+from gangq.worker.child import Exit
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.runner_inline import CANCELLED_S
+from gangq.worker.watching import CommandTrip, Watching
+
+if TYPE_CHECKING:
+    from gangq.worker.child import Child
+    from gangq.worker.control import Control
+
+log = logging.getLogger("gangq.worker.shared")
+
+_MOST_JOBS = 1000
+"""After so many jobs a process is replaced, so that what its handlers leak does not grow for ever."""
+_NEXT_S = 30.0
+"""After so long without an order, the answer to ``next`` is that there is none."""
+_HOLDER_S = 3.0
+_SPARE_S = 2.0
+"""A process that its guardian ends this soon gets no further job."""
+_END_S = 2.0
+
+
+class SharedProcess:
+    """One such process. Thread-safe."""
+
+    def __init__(self, control: Control) -> None:
+        self.key = secrets.token_hex(16)
+        """Proves to the worker's socket that a request comes from it."""
+        self.jobs: dict[str, SharedJob] = {}
+        """By the key of the job."""
+        self.over: ActiveJob | None = None
+        """The job that it was killed over."""
+        self.taken = 0
+        self.child: Child
+        self.closing = contextlib.ExitStack()
+        self._control = control
+        self._lock = threading.Lock()
+        self._stop_at = float("inf")
+        self._orders: deque[dict[str, Any]] = deque()
+        self._some = asyncio.Event()
+        self._holder: str | None = None
+        self._answered = threading.Event()
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What log lines about it carry."""
+        return {"pid": self.child.pid, "jobs": [shared.job.id for shared in list(self.jobs.values())]}
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be given a further job."""
+        if self.over is not None or self.taken >= _MOST_JOBS or self.child.poll() is not None:
+            return False
+        return not self._ending()
+
+    def set_deadline(self, at: float, grace_s: float) -> None:
+        """Move the instant of its SIGKILL, which is that of the lease."""
+        # A later deadline does not take back the SIGTERM of an earlier one.
+        if not self._ending():
+            self._stop_at = at - grace_s
+        self.child.set_deadline(at, grace_s)
+
+    def _ending(self) -> bool:
+        """Whether its guardian has told it to stop, or is about to. Nothing renews the deadline of an idle one."""
+        return boottime() > self._stop_at - _SPARE_S
+
+    def kill(self, over: ActiveJob) -> None:
+        """SIGKILL to all of it now, over one of its jobs. The first one counts."""
+        with self._lock:
+            if self.over is None:
+                self.over = over
+                log.error("shared_process_killed", extra={**self.extra, "job": over.id, "token": over.token})
+        self.child.kill()
+
+    def end(self) -> None:
+        """End it, which has no jobs, and wait until it is gone."""
+        self.child.stop(_END_S)
+        self.child.wait(_END_S)
+        self.child.close()
+        self.closing.close()
+
+    # -- what it asks ----------------------------------------------------------------------------------------
+
+    def order(self, op: str, key: str = "", **fields: Any) -> None:
+        """Have it do something, about the job with this key."""
+        self._orders.append({"op": op, "key": key, **fields})
+        self._control.soon(self._some.set)
+
+    async def next_orders(self) -> list[dict[str, Any]]:
+        """The orders it has not been given yet; waits for one. For the control loop."""
+        if not self._orders:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._some.wait(), _NEXT_S)
+        self._some.clear()
+        return [self._orders.popleft() for _ in range(len(self._orders))]
+
+    def holder_is(self, key: str | None) -> None:
+        """Its answer: the job with this key holds the event loop; None: the loop runs, or no job holds it."""
+        self._holder = key
+        self._answered.set()
+
+    def holder(self) -> SharedJob | None:
+        """Ask which of its jobs holds its event loop, if the loop does not run."""
+        self._answered.clear()
+        self.order("holder")
+        return self.jobs.get(self._holder or "") if self._answered.wait(_HOLDER_S) else None
+
+
+class SharedJob:
+    """One job in such a process. As much of a :class:`gangq.worker.child.Child` as its runner uses of one."""
+
+    def __init__(self, process: SharedProcess, job: ActiveJob, log_path: Path) -> None:
+        self.process = process
+        self.job = job
+        self.pid = process.child.pid
+        self.trip: SharedTrip | None = None
+        self._log_path = log_path
+        self._log_offset = 0
+        self._kill_at = float("inf")
+
+    def set_deadline(self, at: float, grace_s: float) -> None:
+        """Of the whole process."""
+        self.process.set_deadline(at, grace_s)
+
+    def stop(self, grace_s: float) -> None:
+        """Tell it to stop, and cancel it after the grace. A second later the process is killed over it."""
+        self.process.order("stop", self.job.key, grace_s=grace_s)
+        self._kill_at = min(self._kill_at, boottime() + grace_s + CANCELLED_S)
+
+    def kill(self) -> None:
+        """Kill the process over it."""
+        self.process.kill(self.job)
+
+    def poll(self) -> Exit | None:
+        """How it ended, or None while it runs. Never waits."""
+        if self.job.outcome is not None:
+            return Exit(int(self.job.outcome["kind"] == "error"), None, True)
+        return self.process.child.poll()
+
+    def wait(self, timeout: float) -> Exit | None:
+        """As :meth:`poll`, waiting up to ``timeout`` seconds."""
+        until = time.monotonic() + timeout
+        while True:
+            self.job.wake.clear()
+            if (ended := self.poll()) is not None:
+                if self.job.outcome is None and ended.tree_dead:
+                    with contextlib.suppress(OSError):
+                        bounded_log.unroll(str(self._log_path))
+                return ended
+            if boottime() >= self._kill_at:
+                self.kill()
+            if (left := until - time.monotonic()) <= 0:
+                return None
+            self.job.wake.wait(left)
+
+    def read_new_output(self, limit: int) -> bytes:
+        """What it has printed since the last call."""
+        try:
+            with open(self._log_path, "rb") as file:
+                file.seek(self._log_offset)
+                data = file.read(limit)
+        except FileNotFoundError:  # It has printed nothing.
+            return b""
+        self._log_offset += len(data)
+        return data
+
+    def log_tail(self, count: int) -> bytes:
+        """The last of its output. If its process has ended, then also what that said outside of any job."""
+        found = bounded_log.last_bytes(str(self._log_path), count)
+        if self.job.outcome is None and self.process.child.poll() is not None:
+            found += self.process.child.log_tail(count)
+        return found[-count:]
+
+
+class SharedTrip(CommandTrip):
+    """Carries out the trip of a job in a shared process, which ends with it.
+
+    While one job holds the event loop no other one can beat. So a stall of any of them is a stall of that one.
+    """
+
+    def __init__(self, watching: Watching, shared: SharedJob) -> None:
+        super().__init__(watching, shared.job, shared)
+        self._shared = shared
+        shared.trip = self
+
+    @property
+    def over(self) -> ActiveJob | None:
+        """The other job that its process was killed over."""
+        over = self._shared.process.over
+        return None if over is self._shared.job else over
+
+    def __call__(self, trip: Trip) -> bool:
+        """False if the class only notifies, or if the database holds the trip back."""
+        holder = self._shared.process.holder() if trip.code is ExitCode.STALL else None
+        if holder is None or holder.trip is None:
+            return super().__call__(trip)
+        who = f"job {holder.job.id} (task {holder.job.claim.task!r})"
+        loop = f"{who} holds the event loop of its process: it blocks where it should await"
+        return CommandTrip.__call__(
+            holder.trip, replace(trip, job=holder.job, evidence={**trip.evidence, "loop": loop})
+        )
+
+
+class SharedProcesses:
+    """The processes of a worker's async tasks, one for each task. Thread-safe."""
+
+    def __init__(self, control: Control, attach: Callable[[SharedProcess], Callable[[], object]]) -> None:
+        """``attach(process)`` has the worker's socket know it; what that returns is called at its end."""
+        self._control = control
+        self._attach = attach
+        self._lock = threading.Lock()
+        self._processes: dict[str, SharedProcess] = {}
+
+    @contextlib.contextmanager
+    def joined(
+        self, job: ActiveJob, log_path: Path, start: Callable[[SharedProcess], object], **fields: Any
+    ) -> Iterator[SharedJob]:
+        """With the job begun, as ``fields`` say, in the process of its task. If there is none, ``start()`` sets its
+        child and its deadline, and has ``closing`` undo what has to be undone.
+
+        Raises:
+            CommandStartError: it cannot run.
+        """
+        task = job.claim.task
+        with self._lock:
+            process = self._processes.get(task)
+            if process is None or not process.usable:
+                if process is not None and not process.jobs:
+                    process.end()
+                process = self._processes[task] = self._started(start)
+            process.taken += 1
+            shared = process.jobs[job.key] = SharedJob(process, job, log_path)
+        process.order("begin", job.key, log=str(log_path), **fields)
+        try:
+            yield shared
+        finally:
+            with self._lock:
+                del process.jobs[job.key]
+                ends = not process.jobs and not process.usable
+                if ends and self._processes.get(task) is process:
+                    del self._processes[task]
+            if ends:
+                process.end()
+
+    def close(self) -> None:
+        """End the processes that have no job."""
+        with self._lock:
+            idle = [task for task, process in self._processes.items() if not process.jobs]
+            ending = [self._processes.pop(task) for task in idle]
+        for process in ending:
+            process.child.stop(_END_S)
+        for process in ending:
+            process.end()
+
+    def _started(self, start: Callable[[SharedProcess], object]) -> SharedProcess:
+        process = SharedProcess(self._control)
+        process.closing.callback(self._attach(process))
+        try:
+            start(process)
+        except BaseException:
+            process.closing.close()
+            raise
+        return process
