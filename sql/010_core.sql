@@ -242,7 +242,7 @@ begin
     (select i.name from gangq.incarnations i where i.id = incarnation),
     gangq.shortened(reason, 4000), gangq.cut(data, 262144), gangq.actor());
   -- The events of gangq.notification_kinds: most events are none of them, and cost no look there.
-  if kind = any ('{end,quarantine,stuck,trip}'::text[]) then
+  if kind = any ('{crash_loop,end,quarantine,stuck,trip,update_halted}'::text[]) then
     perform gangq.tell(k.kind, log_event.at, log_event.gang_id, log_event.epoch, log_event.job_id,
       log_event.incarnation, log_event.reason, log_event.data)
     from gangq.notification_kinds k

@@ -17,9 +17,10 @@
 -- nothing: what a job's verb does here waits for nobody. trim_outbox skips what is locked.
 
 -- event: which event is told, if its data has what the jsonpath holds names; null: a verb calls
--- tell itself. about: a target with a filter is told of jobs, gangs and batches alone.
+-- tell itself. about: a target with a filter is told of jobs, gangs, batches and services alone.
 --
--- What a target can be told of, and the events that are told. about: job, gang, batch, device or
+-- What a target can be told of, and the events that are told. about: job, gang, batch, service,
+-- device or
 -- worker.
 create view gangq.notification_kinds as
 select *
@@ -30,7 +31,9 @@ from (values
   ('trip', 'trip', '$', 'job', 'a watchdog has stopped an attempt'),
   ('device_quarantined', 'quarantine', '$.device', 'device', 'a device takes no work any more'),
   ('worker_quarantined', 'quarantine', '$.worker', 'worker', 'a worker takes no work any more'),
-  ('worker_quarantined', 'stuck', '$', 'worker', 'a process of a worker cannot be killed')
+  ('worker_quarantined', 'stuck', '$', 'worker', 'a process of a worker cannot be killed'),
+  ('crash_loop', 'crash_loop', '$', 'service', 'three gangs of a service in a row have failed'),
+  ('update_halted', 'update_halted', '$', 'service', 'the new revision of a service is not ready')
 ) as k(kind, event, holds, about, words);
 
 -- The arguments of add_notification, where they are checked like options.
@@ -56,18 +59,25 @@ begin
     return;
   end if;
   -- A gang that has ended is in its history by now; a job is still live.
-  select s.queue, s.task, w.submitter into subject
+  select w.queue, w.task, w.submitter into subject
   from (
-    select j.shape_id, j.submitter from gangq.live_jobs j where j.id = tell.job_id
-    union all (
-      select h.shape_id, h.submitter from gangq.gang_history h
-      where h.gang_id = tell.gang_id and tell.job_id is null
-      order by h.finished_at desc limit 1)
+    select s.queue, s.task, y.submitter
+    from (
+      select j.shape_id, j.submitter from gangq.live_jobs j where j.id = tell.job_id
+      union all (
+        select h.shape_id, h.submitter from gangq.gang_history h
+        where h.gang_id = tell.gang_id and tell.job_id is null
+        order by h.finished_at desc limit 1)
+      union all
+      select b.shape_id, b.submitter from gangq.batches_table b where b.id = tell.batch_id) y
+    join gangq.shapes s on s.id = y.shape_id
+    where (select k.about from gangq.notification_kinds k where k.kind = tell.kind limit 1)
+      in ('job', 'gang', 'batch')
     union all
-    select b.shape_id, b.submitter from gangq.batches_table b where b.id = tell.batch_id) w
-  join gangq.shapes s on s.id = w.shape_id
-  where (select k.about from gangq.notification_kinds k where k.kind = tell.kind limit 1)
-    in ('job', 'gang', 'batch');
+    select gangq.service_queue(x), r.task, x.submitter
+    from gangq.services_table x
+    join gangq.service_revisions r on r.service = x.name and r.revision = x.revision
+    where x.name = tell.data ->> 'service') w;
   told := jsonb_strip_nulls(jsonb_build_object('kind', kind, 'at', t,
     'reason', gangq.shortened(reason, 1000), 'job_id', job_id, 'gang_id', gang_id, 'epoch', epoch,
     'batch_id', batch_id, 'queue', subject.queue, 'task', subject.task,
@@ -106,8 +116,8 @@ end $$;
 -- For admins --------------------------------------------------------------------------------------
 
 -- Adds a target, or changes what the target of this name is told of from now on. kinds: see
--- gangq.notification_kinds; null: all, with a filter all about jobs, gangs and batches. queue (with
--- those below it), submitter, task: only of jobs, gangs and batches of these. max_attempts:
+-- gangq.notification_kinds; null: all, with a filter all about jobs, gangs, batches and services.
+-- queue (with those below it), submitter, task: only of those of these. max_attempts:
 -- deliveries of one notification before it is given up. gangq notify run delivers. For gangq_admin.
 -- Raises GQ001, GQ002 (no such queue), GQ004 (100 targets).
 create function gangq.add_notification(
@@ -137,7 +147,8 @@ begin
   end if;
   unknown := (
     select k.kind from gangq.notification_kinds k
-    where filtered and k.kind = any (kinds) and k.about not in ('job', 'gang', 'batch') limit 1);
+    where filtered and k.kind = any (kinds)
+      and k.about not in ('job', 'gang', 'batch', 'service') limit 1);
   if unknown is not null then
     perform gangq.refuse('GQ001', format('%s has no queue, submitter or task', unknown),
       'Leave the kind out, or make a target without a filter for it.');

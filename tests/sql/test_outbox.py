@@ -10,8 +10,18 @@ from typing import Any
 import psycopg
 import pytest
 from drive import INVALID, MISSING, NOT_ALLOWED, WRONG_STATE, Q, Row, gpus, refused
+from services import Replicas, gangs, put
 
-EVERYTHING = ["batch_done", "device_quarantined", "gang_failed", "job_failed", "trip", "worker_quarantined"]
+EVERYTHING = [
+    "batch_done",
+    "crash_loop",
+    "device_quarantined",
+    "gang_failed",
+    "job_failed",
+    "trip",
+    "update_halted",
+    "worker_quarantined",
+]
 
 
 def target(q: Q, name: str = "oncall", **more: Any) -> str:
@@ -160,6 +170,38 @@ def test_quarantines_of_devices_and_workers_are_told_whoever_makes_them(q: Q) ->
     assert found[4] == ("worker_quarantined", None)
     assert {row["body"]["worker"] for row in told(q)} == {"w1"}
     assert "reboot host" in told(q)[4]["reason"]
+
+
+def fail_a_replica(fleet: Replicas, revision: int) -> None:
+    """One of this revision fails, and its gang with it."""
+    fleet.turn()
+    gang = next(g["gang_id"] for g in gangs(fleet.q) if g["revision"] == revision)
+    claim = fleet.of_gang(gang)[0]
+    del fleet.claims[claim.job_id]
+    claim.fail("no such model")
+    fleet.turn()
+    fleet.q.tick()
+
+
+def test_a_crash_loop_and_an_update_that_halts_are_told_by_the_queue_of_the_service(q: Q) -> None:
+    q.call("set_queue", name="other")
+    for name in ("default", "other"):
+        target(q, name, kinds=["crash_loop", "update_halted"], queue=name)
+    fleet = Replicas.of_hosts(q, 2)
+    put(q)
+    fleet.settle(2)
+    put(q, task=None, version="2")
+    fleet.becomes_ready = lambda _: False
+    fail_a_replica(fleet, 2)
+    assert kinds(q, "default") == ["update_halted"]
+    for _ in range(3):
+        q.live_on(60, *fleet.workers)
+        fail_a_replica(fleet, 1)
+    assert kinds(q, "default") == ["update_halted", "crash_loop"]
+    body = told(q, "default")[1]["body"]
+    assert (body["queue"], body["task"], body["data"]["service"]) == ("default", "serve", "chat")
+    assert "no such model" in body["reason"] or "spent its 1 attempt" in body["reason"]
+    assert kinds(q, "other") == []
 
 
 def test_the_check_that_most_events_end_at_names_exactly_the_events_that_are_told(q: Q) -> None:

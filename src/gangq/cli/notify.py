@@ -77,8 +77,8 @@ def add(
 ) -> None:
     """Add a target, or change what the one of this name is told of.
 
-    KIND is job_failed, gang_failed, trip, device_quarantined or worker_quarantined (the view
-    gangq.notification_kinds). For admins. With --json the columns of gangq.notifications.
+    KIND is job_failed, gang_failed, trip, device_quarantined, worker_quarantined, crash_loop or update_halted (the
+    view gangq.notification_kinds). For admins. With --json the columns of gangq.notifications.
     """
     client = session.client()
     client.add_notification(

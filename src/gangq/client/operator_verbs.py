@@ -169,7 +169,7 @@ class OperatorVerbs:
         """Add a notification target, or change what it is told of. `gangq notify run` delivers.
 
         `kinds`: those of `gangq.notification_kinds` [all]. `queue` (and those below it), `submitter`, `task`: only of
-        their jobs and gangs. `max_attempts`: deliveries of one notification before it is given up [20]. For
+        their jobs, gangs and services. `max_attempts`: deliveries of one notification before it is given up [20]. For
         gangq_admin. Raises `InvalidInput`, `NotFound`, `WrongState` (there are 100 targets).
         """
 
