@@ -9,6 +9,16 @@
 -- 3. The call returns next_turn = n + 2. The caller repeats it with turn => n + 2 until it has run
 --    itself or runs >= turn. A run that is rolled back is not counted.
 
+-- Internal. Whether a gang of a service has ended, or is to be told to stop, or to be made, or a
+-- service is to be scaled. So a service waits for the backoff of its gangs and for no safety tick.
+create function gangq.service_due(t timestamptz) returns boolean language sql stable as $$
+  select exists (select from gangq.services_table x where x.next_try_at <= t)
+    or exists (select from gangq.scaling_table x where x.due_at <= t)
+    or exists (
+      select from gangq.service_gangs_table x left join gangq.live_gangs g on g.id = x.gang_id
+      where g.id is null or x.stop_at <= t and not g.cancelling)
+$$;
+
 -- Internal. The steps of a tick, in order. not_all: a tick has just run, and only those are needed
 -- for which something is due. What is due does not wait for the next safety tick, and does not make
 -- all of the tick run.
@@ -22,7 +32,7 @@ begin
       ('end_pauses', exists (select from gangq.queues_table q where q.paused_until <= t)
         or exists (select from gangq.task_pauses p where p.until <= t)),
       ('submit_schedules', exists (select from gangq.schedules_table x where x.due_at <= t)),
-      ('keep_services', false),
+      ('keep_services', gangq.service_due(t)),
       ('promote_due', exists (
         select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t)),
       ('end_batches', false), ('judge_progress', false), ('lift_avoided', false),
@@ -111,7 +121,8 @@ create function gangq.rate_opens_at() returns timestamptz language sql stable as
 $$;
 
 -- Internal. The first moment after t at which a job or a schedule is due, a pause ends, a rate
--- allows a start, a gang has backed off, or one of a service is told to stop or made; null: none.
+-- allows a start, a gang has backed off, or one of a service is told to stop or made, or a service
+-- is scaled; null: none.
 create function gangq.next_due(t timestamptz) returns timestamptz language sql stable as $$
   select least(
     (select min(j.due_at) from gangq.live_jobs j where j.state = 'scheduled' and j.due_at > t),
@@ -123,6 +134,7 @@ create function gangq.next_due(t timestamptz) returns timestamptz language sql s
     (select min(x.due_at) from gangq.schedules_table x where x.due_at > t),
     (select min(x.stop_at) from gangq.service_gangs_table x where x.stop_at > t),
     (select min(x.next_try_at) from gangq.services_table x where x.next_try_at > t),
+    (select min(x.due_at) from gangq.scaling_table x where x.due_at > t),
     (select min(q.paused_until) from gangq.queues_table q where q.paused_until > t),
     (select min(p.until) from gangq.task_pauses p where p.until > t))
 $$;

@@ -156,7 +156,7 @@ begin
   kinds := array(
     select distinct k.kind from gangq.notification_kinds k
     where case when kinds is not null then k.kind = any (kinds)
-      else not filtered or k.about in ('job', 'gang', 'batch') end
+      else not filtered or k.about in ('job', 'gang', 'batch', 'service') end
     order by 1);
   insert into gangq.notification_targets as x (name, kinds, queue, submitter, task, max_attempts,
     created_at, created_by)

@@ -49,10 +49,13 @@
 -- ready while that answers with a status below 400; none: the replica says so itself. version: a
 -- text that makes a new revision where nothing else has changed. stopped: no replica is wanted.
 -- source: the program that declares the service: then replicas counts only where it is another
--- number than source declared before, so that what was scaled by hand stays.
+-- number than source declared before, so that what was scaled by hand stays. The others scale it,
+-- see scaling_table: max_replicas 0: not any more.
 create type gangq.service_options as (
   surge gangq.up_to_1000, ready_within_s gangq.seconds, linger_s gangq.delay, health gangq.health,
-  version gangq.name, stopped boolean, source gangq.name
+  version gangq.name, stopped boolean, source gangq.name, min_replicas gangq.members,
+  max_replicas gangq.count, target_load gangq.weight, target_depth gangq.weight,
+  depth_of gangq.name, up_after_s gangq.delay, down_after_s gangq.delay
 );
 
 -- The arguments of set_service that are checked like options.
@@ -176,16 +179,99 @@ begin
   return r.revision;
 end $$;
 
+-- Internal. Raises GQ007 if this login, unless it is an admin, has 200 services.
+create function gangq.check_new_service() returns void language plpgsql stable as $$
+begin
+  if (select count(*) from gangq.services_table s where s.login = session_user) >= 200
+    and not gangq.is_admin()
+  then
+    perform gangq.refuse('GQ007', format('%s has 200 services, which is the most', session_user),
+      'Each of them is work for every tick. Delete those that are not needed.');
+  end if;
+end $$;
+
+-- Internal. Locks the service of this name, or makes it, of revision 0. Raises GQ001, GQ007, 55P03.
+create function gangq.service_to_set(name text, task text, t timestamptz)
+returns gangq.services_table language plpgsql as $$
+declare
+  s gangq.services_table;
+begin
+  loop
+    select x.* into s from gangq.services_table x where x.name = service_to_set.name for update;
+    exit when found;
+    perform gangq.refuse('GQ001', format('service %L is new and has no task', name),
+      'Say what its replicas run: gangq.set_service(''chat'', ''serve'').') where task is null;
+    perform gangq.check_new_service();
+    insert into gangq.services_table (name, replicas, stopped, revision, surge, ready_within_s,
+      linger_s, submitter, login, set_at)
+    values (service_to_set.name, 1, false, 0, 1, 600, 5, gangq.caller(), session_user, t)
+    on conflict do nothing returning * into s;
+    exit when found;
+  end loop;
+  return s;
+end $$;
+
+-- Internal. A revision, with what is given of another one. Of what a program declares nothing stays
+-- that it does not say any more.
+create function gangq.revised(
+  old gangq.service_revisions, given gangq.service_revisions, o gangq.service_options
+) returns gangq.service_revisions language plpgsql immutable as $$
+declare
+  kept gangq.service_revisions;
+  r gangq.service_revisions := old;
+begin
+  if o.source is null then
+    kept := old;
+  end if;
+  r.service := given.service;
+  r.task := coalesce(given.task, r.task);
+  r.payload := coalesce(nullif(given.payload, 'null'), r.payload, '{}');
+  r.gang_size := coalesce(given.gang_size, r.gang_size, 1);
+  r.work := coalesce((
+    select jsonb_object_agg(e.key, e.value)
+    from jsonb_each(coalesce(kept.work, '{}') || coalesce(given.work, '{}')) e
+    where e.value <> 'null'), '{}');
+  r.health := nullif(coalesce(o.health, kept.health), 'none');
+  r.version := coalesce(o.version, kept.version);
+  return r;
+end $$;
+
+-- Internal. A service as these options and this number of replicas leave it. Raises GQ001.
+create function gangq.service_as_set(
+  s gangq.services_table, size integer, replicas integer, o gangq.service_options
+) returns gangq.services_table language plpgsql immutable as $$
+begin
+  perform gangq.refuse('GQ001', format('replicas is %s', replicas),
+    'It is from 1 to 100000, rounded up to whole gangs. To want none, stop it: '
+    'gangq.stop_service, or the option stopped.')
+  where replicas < 1 or replicas > 100000;
+  if o.source is null or s.declared_replicas is distinct from replicas then
+    s.replicas := coalesce(replicas, case when s.revision = 0 then size end, s.replicas);
+  end if;
+  s.replicas := gangq.whole_gangs(s.replicas, size);
+  -- What a program declares does not start again what was stopped by hand.
+  s.stopped := coalesce(o.stopped, case when o.source is not null then s.stopped end, false);
+  s.deleting := s.deleting and o.source is not null;
+  s.surge := coalesce(o.surge, s.surge);
+  s.ready_within_s := coalesce(o.ready_within_s, s.ready_within_s);
+  s.linger_s := coalesce(o.linger_s, s.linger_s);
+  s.source := coalesce(o.source, s.source);
+  s.declared_replicas := case when o.source is null then s.declared_replicas else replicas end;
+  return s;
+end $$;
+
 -- Makes a service, or changes what is given of it: set_service('chat', 'serve', replicas => 4, gang
 -- => 2). replicas of the task, with this payload, are kept running, in gangs of so many members
 -- (1): replicas are rounded up to whole gangs, one gang at least. work: what else submit_gang is
 -- given by name, {"gpus": 1, "priority": 5}: a key that is left out stays, one that is null is
 -- taken away. Its members have no budget and one attempt unless it says so. options: surge,
--- ready_within_s, linger_s, health, version, stopped; see \dT+ gangq.service_options. Another task,
--- payload, gang, work, health or version is a new revision: its gangs replace the old ones, one
--- after the other, each once it is ready. Gangs are submitted by the tick, with the rights of who
--- stored the service last. Also starts a service that was stopped. Returns made, changed or same.
--- Raises GQ001, GQ002 (no such queue), GQ007, 42501 (another login stored it), 55P03.
+-- ready_within_s, linger_s, health, version, stopped; min_replicas, max_replicas, target_load,
+-- target_depth, depth_of, up_after_s and down_after_s scale it; see \dT+ gangq.service_options.
+-- Another task, payload, gang, work, health or version is a new revision: its gangs replace the old
+-- ones, one after the other, each once it is ready. Gangs are submitted by the tick, with the
+-- rights of who stored the service last. Also starts a service that was stopped. Returns made,
+-- changed or same. Raises GQ001, GQ002 (no such queue), GQ007, 42501 (another login stored it),
+-- 55P03.
 create function gangq.set_service(
   name text, task text default null, payload jsonb default null, replicas integer default null,
   gang integer default null, work jsonb default null, options jsonb default '{}'
@@ -197,67 +283,32 @@ declare
   old gangq.services_table;
   r gangq.service_revisions;
   before gangq.service_revisions;
-  made boolean := false;
+  x gangq.scaling_table;
+  scaled gangq.scaling_table;
 begin
   o := gangq.read_options('set_service', coalesce(options, '{}'), o);
   perform gangq.read_options('set_service', jsonb_strip_nulls(jsonb_build_object('name', name,
     'task', task, 'gang', gang, 'work', work)), null::gangq.service_arguments);
-  perform gangq.refuse('GQ001', w.what, w.hint) from (values
-    (name is null, 'a service has a name', 'Call gangq.set_service(''chat'', ''serve'').'),
-    (replicas < 1 or replicas > 100000, format('replicas is %s', replicas),
-      'It is from 1 to 100000, rounded up to whole gangs. To want none, stop it: '
-      'gangq.stop_service, or the option stopped.')
-  ) as w(wrong, what, hint)
-  where w.wrong;
-  loop
-    select x.* into old from gangq.services_table x where x.name = set_service.name for update;
-    exit when found;
-    perform gangq.refuse('GQ001', format('service %L is new and has no task', name),
-      'Say what its replicas run: gangq.set_service(''chat'', ''serve'').') where task is null;
-    perform gangq.check_new_service();
-    insert into gangq.services_table (name, replicas, stopped, revision, surge, ready_within_s,
-      linger_s, submitter, login, set_at)
-    values (set_service.name, 1, false, 0, 1, 600, 5, gangq.caller(), session_user, t)
-    on conflict do nothing returning * into old;
-    made := found;
-    exit when made;
-  end loop;
-  s := old;
-  select x.* into before from gangq.service_revisions x
-  where x.service = s.name and x.revision = s.revision;
-  r := before;
-  r.service := s.name;
-  r.task := coalesce(set_service.task, r.task);
-  r.payload := coalesce(nullif(set_service.payload, 'null'), r.payload, '{}');
-  r.gang_size := coalesce(gang, r.gang_size, 1);
-  -- Of what a program declares nothing stays that it does not say any more.
-  r.work := coalesce((
-    select jsonb_object_agg(e.key, e.value)
-    from jsonb_each(case when o.source is null then coalesce(r.work, '{}') else '{}' end
-      || coalesce(nullif(set_service.work, 'null'), '{}')) e
-    where e.value <> 'null'), '{}');
-  r.health := nullif(coalesce(o.health, case when o.source is null then r.health end), 'none');
-  r.version := coalesce(o.version, case when o.source is null then r.version end);
-  if o.source is null or s.declared_replicas is distinct from replicas then
-    s.replicas := coalesce(replicas, case when made then r.gang_size end, s.replicas);
-  end if;
-  s.replicas := gangq.whole_gangs(s.replicas, r.gang_size);
-  -- What a program declares does not start again what was stopped by hand.
-  s.stopped := coalesce(o.stopped, case when o.source is not null then s.stopped end, false);
-  s.deleting := s.deleting and o.source is not null;
-  s.surge := coalesce(o.surge, s.surge);
-  s.ready_within_s := coalesce(o.ready_within_s, s.ready_within_s);
-  s.linger_s := coalesce(o.linger_s, s.linger_s);
-  s.source := coalesce(o.source, s.source);
-  s.declared_replicas := case when o.source is null then s.declared_replicas else replicas end;
+  perform gangq.refuse('GQ001', 'a service has a name',
+    'Call gangq.set_service(''chat'', ''serve'').') where name is null;
+  old := gangq.service_to_set(name, task, t);
+  select y.* into before from gangq.service_revisions y
+  where y.service = old.name and y.revision = old.revision;
+  r := gangq.revised(before, (name, null, task, payload, gang, nullif(work, 'null'), null, null,
+    null, null)::gangq.service_revisions, o);
+  s := gangq.service_as_set(old, r.gang_size, replicas, o);
+  select y.* into scaled from gangq.scaling_table y where y.service = old.name;
+  x := gangq.scaling_as_set(scaled, name, o);
+  s.replicas := gangq.within_limits(s.replicas, x, r.gang_size);
   if s is not distinct from old and r is not distinct from before
+    and (x is not distinct from scaled or num_nonnulls(x.service, scaled.service) = 0)
     -- Workers of several logins may declare one service: as in set_schedule.
     and (old.login = session_user or gangq.may_act_as('gangq_worker'))
     and gangq.may_submit(old.submitter, old.login)
   then
     return 'same';
   end if;
-  if not made then
+  if old.revision > 0 then
     perform gangq.check_keeper('change', 'service', old.name, old.submitter, old.login,
       gangq.service_queue(old));
   end if;
@@ -269,21 +320,11 @@ begin
   s.login := session_user;
   s.set_at := t;
   perform gangq.keep_service(s);
+  perform gangq.keep_scaling(s.name, x);
   perform gangq.log_service('set_service', t, s.name, jsonb_build_object(
     'replicas', s.replicas, 'revision', s.revision, 'stopped', s.stopped));
   perform gangq.wake_tick(true);
-  return case when made then 'made' else 'changed' end;
-end $$;
-
--- Internal. Raises GQ007 if this login, unless it is an admin, has 200 services.
-create function gangq.check_new_service() returns void language plpgsql stable as $$
-begin
-  if (select count(*) from gangq.services_table s where s.login = session_user) >= 200
-    and not gangq.is_admin()
-  then
-    perform gangq.refuse('GQ007', format('%s has 200 services, which is the most', session_user),
-      'Each of them is work for every tick. Delete those that are not needed.');
-  end if;
+  return case when old.revision = 0 then 'made' else 'changed' end;
 end $$;
 
 -- No replica of a service is wanted from now on, until set_service. Its gangs leave the endpoints
@@ -504,7 +545,7 @@ begin
       bool_or(j.state in ('reserved', 'running') and exists (
         select from gangq.cordons c
         where c.drain and gangq.is_at(i, c.kind, c.name))) as drained,
-      sum(r.load) as load
+      (avg(r.load) filter (where r.load_at > t - interval '60 s'))::real as load
     from gangq.live_jobs j
     left join gangq.replicas r on r.job_id = j.id and r.token = j.token
     left join gangq.incarnations i on i.id = j.incarnation
@@ -513,6 +554,257 @@ begin
     where j.gang_id = k.gang_id) m
   where k.service = (s).name;
 end $$;
+
+-- Replicas of a service, counted. made_of: the revision that gangs are made of now, one_gang: the
+-- size of those. replicas: of all gangs; present: of those that are to stay; ready: that take
+-- requests and have not left; starting, waiting, outdated, leaving: whether there is such a gang.
+create type gangq.service_counts as (
+  want integer, made_of integer, one_gang integer, replicas bigint, present bigint, ready bigint,
+  ready_of_revision bigint, starting boolean, waiting boolean, outdated boolean, leaving boolean
+);
+
+-- Internal. The counts of a service that has these gangs.
+create function gangq.count_gangs(s gangq.services_table, f gangq.service_fact[])
+returns gangq.service_counts language sql stable as $$
+  select gangq.wanted(s), m.made_of, (
+      select r.gang_size from gangq.service_revisions r
+      where r.service = (s).name and r.revision = m.made_of),
+    coalesce(sum(x.size), 0),
+    coalesce(sum(x.size) filter (where x.stop_at is null and not x.outdated), 0),
+    coalesce(sum(x.size) filter (where x.stop_at is null and x.ready), 0),
+    coalesce(sum(x.size) filter (
+      where x.stop_at is null and x.ready and x.revision = (s).revision), 0),
+    coalesce(bool_or(x.stop_at is null and not x.outdated and not x.ready
+      and x.state in ('reserved', 'running', 'draining')), false),
+    coalesce(bool_or(x.stop_at is null and not x.outdated and x.state = 'blocked'), false),
+    coalesce(bool_or(x.stop_at is null and x.outdated), false),
+    coalesce(bool_or(x.stop_at is not null), false)
+  from (
+    select case when (s).halted is null then (s).revision else (s).good_revision end as made_of) m
+  left join unnest(f) x on true
+  group by m.made_of
+$$;
+
+-- Internal. The gangs that are to leave, and why. place: first what is not placed, then what is not
+-- ready, then what has the least to do. What does not say how busy it is may be the busiest.
+create function gangq.gangs_to_leave(
+  s gangq.services_table, f gangq.service_fact[], n gangq.service_counts
+) returns table (gang_id bigint, why text, place integer) language sql stable as $$
+  select x.gang_id, case
+      when n.want = 0 then 'the service is stopped'
+      when x.revision <> n.made_of then format('revision %s replaces %s', n.made_of, x.revision)
+      when x.outdated then 'its host is drained'
+      else format('%s are wanted', gangq.counted(n.want, 'replica')) end,
+    row_number() over (order by x.outdated desc, x.state in ('waiting', 'blocked') desc,
+      x.ready, x.load, x.made_at desc, x.gang_id desc)::integer
+  from unnest(f) x
+  where x.state is not null and x.stop_at is null and (
+    n.want = 0
+    or x.outdated and (not x.ready or n.ready - x.size >= n.want
+      or (s).surge = 0 and not n.starting and not n.leaving
+        and (n.waiting or n.ready - x.size >= n.want - n.one_gang))
+    or not x.outdated and n.present - x.size >= n.want
+      and (not x.ready or n.ready - x.size >= n.want))
+$$;
+
+-- Scaled ------------------------------------------------------------------------------------------
+--
+-- A service with a row in scaling_table wants as many gangs as its work asks for: the loads that
+-- its gangs report, or the jobs of a queue, over the target. The load of a gang is the mean of what
+-- its members have said within 60 s. A gang of which nobody has said anything is unknown: it asks
+-- for nothing when more gangs are considered, and for a full gang when fewer are. So silence
+-- neither adds nor removes a gang.
+--    more, if work / target > 1.1 * gangs:         ceil(work / target)
+--    fewer, if ceil(work / target / 0.9) < gangs:  ceil(work / target / 0.9)
+-- Between the two nothing is changed, so the same load never asks for more and then for fewer. The
+-- number changes when it was asked for at every look for up_after_s or down_after_s; the least of
+-- what was asked for is added, and the least is removed. Only a change of what is asked for is
+-- written, not the loads.
+
+-- Internal. The scaling of a service, as these options leave it; null: it has none. Raises GQ001,
+-- GQ002 (no such queue).
+create function gangq.scaling_as_set(
+  old gangq.scaling_table, service text, o gangq.service_options
+) returns gangq.scaling_table language plpgsql stable as $$
+declare
+  asked constant boolean := num_nonnulls(o.min_replicas, o.max_replicas, o.target_load,
+    o.target_depth, o.depth_of, o.up_after_s, o.down_after_s) > 0;
+  kept gangq.scaling_table;
+  x gangq.scaling_table := old;
+begin
+  -- Of what a program declares nothing stays that it does not say any more.
+  if o.max_replicas = 0 or o.source is not null and not asked then
+    return null;
+  elsif not asked then
+    return old;
+  elsif o.source is null then
+    kept := old;
+  end if;
+  perform gangq.refuse('GQ001', format('max_replicas is %s', o.max_replicas),
+    'It is from 1 to 100000; 0: it is not scaled any more.') where o.max_replicas > 100000;
+  x.service := scaling_as_set.service;
+  x.min_replicas := coalesce(o.min_replicas, kept.min_replicas, 1);
+  x.max_replicas := coalesce(o.max_replicas, kept.max_replicas);
+  x.target_load := coalesce(o.target_load, case when o.target_depth is null then kept.target_load
+    end);
+  x.target_depth := coalesce(o.target_depth, case when o.target_load is null
+    then kept.target_depth end);
+  x.depth_of := case when x.target_depth is not null
+    then coalesce(o.depth_of, kept.depth_of, service) end;
+  x.up_after_s := coalesce(o.up_after_s, kept.up_after_s, 30);
+  x.down_after_s := coalesce(o.down_after_s, kept.down_after_s, 300);
+  perform gangq.refuse('GQ001', w.what, w.hint) from (values
+    (x.max_replicas is null, 'what scales has a maximum', 'Give max_replicas.'),
+    (num_nonnulls(x.target_load, x.target_depth) <> 1, 'what scales has one target',
+      'Give target_load, what each replica is to report, or target_depth, jobs for each replica.'),
+    (o.depth_of is not null and x.target_depth is null, 'depth_of is for target_depth',
+      'Give target_depth, jobs for each replica, or leave depth_of out.'),
+    (x.min_replicas > x.max_replicas, format('min_replicas is %s and max_replicas %s',
+      x.min_replicas, x.max_replicas), 'The minimum is at most the maximum.')
+  ) as w(wrong, what, hint)
+  where w.wrong;
+  perform gangq.queue_named(x.depth_of) where x.depth_of is not null;
+  return x;
+end $$;
+
+-- Internal. Stores the scaling of a service whose row is locked; x null: it has none.
+create function gangq.keep_scaling(service text, x gangq.scaling_table) returns void
+language plpgsql as $$
+begin
+  delete from gangq.scaling_table y where y.service = keep_scaling.service;
+  if (x).service is not null then
+    insert into gangq.scaling_table values (x.*);
+  end if;
+end $$;
+
+-- Internal. So many replicas, between the minimum and the maximum, in whole gangs.
+create function gangq.within_limits(replicas bigint, x gangq.scaling_table, size integer)
+returns integer language sql immutable as $$
+  select least(greatest(replicas, gangq.whole_gangs((x).min_replicas, size)),
+    gangq.whole_gangs((x).max_replicas, size))::integer
+$$;
+
+-- Internal. The single jobs of a queue and those below it that are placed or wait to be, so many at
+-- most. Gangs are not counted: those of a service may be in the same queue.
+create function gangq.queue_depth(queue text, most bigint) returns bigint language sql stable
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+  select count(*)
+  from (
+    select from gangq.pending_shapes p
+    join gangq.shapes h on h.id = p.shape_id
+    join gangq.live_jobs j on j.shape_id = p.shape_id and j.state = 'pending'
+    where gangq.below(h.queue, array[queue_depth.queue])
+    union all
+    select from gangq.leases l
+    join gangq.live_jobs j on j.incarnation = l.incarnation and j.gang_id is null
+    join gangq.shapes h on h.id = j.shape_id
+    where gangq.below(h.queue, array[queue_depth.queue])
+    limit most) x
+$$;
+
+-- Internal. How many replicas the work of a service asks for, and why; null: as many as are wanted.
+-- loads: of each gang that takes requests; null: unknown.
+create function gangq.asked_for(
+  s gangq.services_table, x gangq.scaling_table, size integer, loads real[],
+  out replicas integer, out why text
+) language plpgsql stable as $$
+declare
+  gangs constant integer := s.replicas / size;
+  known bigint;
+  load double precision;
+  least_work double precision;
+  most_work double precision;
+begin
+  if x.target_depth is not null then
+    load := gangq.queue_depth(x.depth_of,
+      ceil(x.max_replicas::float8 * x.target_depth * 2)::bigint);
+    least_work := load / x.target_depth / size;
+    most_work := least_work;
+    why := format('%s in queue %s, target %s for each of %s', gangq.counted(load::bigint, 'job'),
+      x.depth_of, x.target_depth, gangq.counted(s.replicas, 'replica'));
+  else
+    select count(l), sum(l) into known, load from unnest(loads) l;
+    if known = 0 then
+      return;
+    end if;
+    least_work := load / x.target_load;
+    most_work := least_work + greatest(0, gangs - known);
+    why := format('load %s, target %s', round((load / known)::numeric, 2), x.target_load)
+      || case when known < gangs then format('; %s unknown', gangq.counted(gangs - known, 'gang'))
+        else '' end;
+  end if;
+  replicas := gangq.within_limits(size * case
+    when least_work > 1.1 * gangs then least(ceil(least_work), 100000)
+    else least(gangs, ceil(round((most_work / 0.9)::numeric, 6))) end::bigint, x, size);
+  replicas := nullif(replicas, s.replicas);
+end $$;
+
+-- Internal. The scaling of a service as this look leaves it; null: it has none.
+create function gangq.scaled(
+  s gangq.services_table, size integer, f gangq.service_fact[], t timestamptz
+) returns gangq.scaling_table language plpgsql stable as $$
+declare
+  x gangq.scaling_table;
+  a record;
+begin
+  select y.* into x from gangq.scaling_table y where y.service = (s).name;
+  if not found then
+    return null;
+  end if;
+  a := gangq.asked_for(s, x, size, array(
+    select g.load from unnest(f) g where g.ready and g.stop_at is null));
+  if a.replicas is null then
+    x.wants := null;
+    x.since := null;
+    x.due_at := null;
+    x.why := null;
+    return x;
+  end if;
+  if x.wants is null or (x.wants > (s).replicas) <> (a.replicas > (s).replicas) then
+    x.wants := a.replicas;
+    x.since := t;
+  end if;
+  x.wants := case when a.replicas > (s).replicas then least(x.wants, a.replicas)
+    else greatest(x.wants, a.replicas) end;
+  x.due_at := x.since + make_interval(secs =>
+    case when a.replicas > (s).replicas then x.up_after_s else x.down_after_s end);
+  x.why := a.why;
+  return x;
+end $$;
+
+-- Internal. Whether this is to be written, or carried out.
+create function gangq.scales(x gangq.scaling_table, t timestamptz) returns boolean
+language sql stable as $$
+  select coalesce((
+    select y.wants is distinct from (x).wants or y.since is distinct from (x).since
+      or (x).due_at <= t
+    from gangq.scaling_table y where y.service = (x).service), false)
+$$;
+
+-- Internal. Writes how many replicas a service is asked for, and wants them if it is time. Returns
+-- the service.
+create function gangq.do_scaling(s gangq.services_table, t timestamptz)
+returns gangq.services_table language plpgsql as $$
+declare
+  f gangq.service_fact[] := array(select y from gangq.service_facts(s, t) y);
+  x gangq.scaling_table := gangq.scaled(s, (gangq.count_gangs(s, f)).one_gang, f, t);
+begin
+  if x.due_at <= t then
+    perform gangq.log_service('service_scales', t, s.name,
+      jsonb_build_object('from', s.replicas, 'to', x.wants, 'since', x.since), x.why);
+    s.replicas := x.wants;
+    update gangq.scaling_table y
+    set wants = null, since = null, due_at = null, why = null, scaled_at = t, scaled_why = x.why
+    where y.service = s.name;
+  else
+    update gangq.scaling_table y
+    set wants = x.wants, since = x.since, due_at = x.due_at, why = x.why
+    where y.service = s.name;
+  end if;
+  return s;
+end $$;
+
+-- Done -------------------------------------------------------------------------------------------
 
 -- Internal. What the tick does next for a service; action null: nothing. One thing that is to be
 -- done. Each is done before the next is asked for, so each rule sees what the rules before it have
@@ -523,28 +815,8 @@ create function gangq.service_step(
 ) language plpgsql stable as $$
 declare
   f gangq.service_fact[] := array(select x from gangq.service_facts(s, t) x);
-  want constant integer := gangq.wanted(s);
-  made_of constant integer := case when (s).halted is null then (s).revision
-    else (s).good_revision end;
-  one_gang constant integer := (
-    select r.gang_size from gangq.service_revisions r
-    where r.service = (s).name and r.revision = made_of);
-  n record;
+  n gangq.service_counts := gangq.count_gangs(s, f);
 begin
-  select coalesce(sum(x.size), 0) as replicas,
-    coalesce(sum(x.size) filter (where x.stop_at is null and not x.outdated), 0) as present,
-    coalesce(sum(x.size) filter (where x.stop_at is null), 0) as staying,
-    coalesce(sum(x.size) filter (where x.stop_at is null and x.ready), 0) as ready,
-    coalesce(sum(x.size) filter (
-      where x.stop_at is null and x.ready and x.revision = (s).revision), 0) as ready_of_revision,
-    coalesce(bool_or(x.stop_at is null and not x.outdated and not x.ready
-      and x.state in ('reserved', 'running', 'draining')), false) as starting,
-    coalesce(bool_or(x.stop_at is null and not x.outdated and x.state = 'blocked'), false)
-      as waiting,
-    coalesce(bool_or(x.stop_at is null and x.outdated), false) as outdated,
-    coalesce(bool_or(x.stop_at is not null), false) as leaving
-  into n
-  from unnest(f) x;
   select d.action, d.gang_id, d.why into action, gang_id, why
   from (
     select 1 as rule, 'ended' as action, x.gang_id, null as why, 0 as place
@@ -561,37 +833,25 @@ begin
     from unnest(f) x where x.ready and x.ready_at is null and x.stop_at is null
     union all
     select 5, 'good', null, null, 0
-    where (s).good_revision is distinct from (s).revision and (s).halted is null and want > 0
-      and n.ready_of_revision >= want and not n.outdated
+    where (s).good_revision is distinct from (s).revision and (s).halted is null and n.want > 0
+      and n.ready_of_revision >= n.want and not n.outdated
     union all
-    -- Who leaves: first what is not placed, then what is not ready, then who has the least to do.
-    select 6, 'leave', x.gang_id, case
-        when want = 0 then 'the service is stopped'
-        when x.revision <> made_of then format('revision %s replaces %s', made_of, x.revision)
-        when x.outdated then 'its host is drained'
-        else format('%s are wanted', gangq.counted(want, 'replica')) end,
-      row_number() over (order by x.outdated desc, x.state in ('waiting', 'blocked') desc,
-        x.ready, x.load nulls first, x.made_at desc, x.gang_id desc)::integer
-    from unnest(f) x
-    where x.state is not null and x.stop_at is null and (
-      want = 0
-      or x.outdated and (not x.ready or n.ready - x.size >= want
-        or (s).surge = 0 and not n.starting and not n.leaving
-          and (n.waiting or n.ready - x.size >= want - one_gang))
-      or not x.outdated and n.present - x.size >= want
-        and (not x.ready or n.ready - x.size >= want))
+    select 6, 'scale', null, null, 0
+    where n.want > 0 and gangq.scales(gangq.scaled(s, n.one_gang, f, t), t)
     union all
-    select 7, 'make', null, null, 0
-    where n.present < want and n.replicas + one_gang <= want + (s).surge * one_gang
+    select 7, 'leave', l.gang_id, l.why, l.place from gangq.gangs_to_leave(s, f, n) l
+    union all
+    select 8, 'make', null, null, 0
+    where n.present < n.want and n.replicas + n.one_gang <= n.want + (s).surge * n.one_gang
       and ((s).next_try_at <= t) is not false
     union all
-    select 8, 'steady', null, null, 0
-    where (s).problem is not null and (s).halted is null and n.ready_of_revision >= want
+    select 9, 'steady', null, null, 0
+    where (s).problem is not null and (s).halted is null and n.ready_of_revision >= n.want
       and not exists (
         select from unnest(f) x
         where x.stop_at is null and (x.ready_at <= t - interval '60 s') is not true)
     union all
-    select 9, 'gone', null, null, 0 where (s).deleting and f = '{}') d
+    select 10, 'gone', null, null, 0 where (s).deleting and f = '{}') d
   where d.gang_id is null or d.gang_id <> all (busy)
   order by d.rule, d.place, d.gang_id limit 1;
 end $$;
@@ -661,6 +921,8 @@ begin
   select n.gang_id into k.gang_id from gangq.add_gang(a, o, g, '{}') n;
   insert into gangq.service_gangs_table (gang_id, service, revision, size, made_at)
   values (k.gang_id, s.name, r.revision, r.gang_size, t);
+  -- The backoff is over: nothing more is due for it.
+  s.next_try_at := null;
   return s;
 exception
   when lock_not_available or deadlock_detected then
@@ -713,6 +975,8 @@ begin
       s.good_revision := s.revision;
       update gangq.service_revisions x set good_at = t
       where x.service = s.name and x.revision = s.revision;
+    when 'scale' then
+      s := gangq.do_scaling(s, t);
     when 'make' then
       s := gangq.make_service_gang(s, t);
     when 'steady' then
@@ -782,7 +1046,7 @@ cross join lateral (
       as ready_members,
     coalesce(array_agg(distinct i.host order by i.host) filter (where i.host is not null), '{}')
       as hosts,
-    sum(r.load) as load
+    (avg(r.load) filter (where r.load_at > gangq.now() - interval '60 s'))::real as load
   from gangq.live_jobs j
   left join gangq.replicas r on r.job_id = j.id and r.token = j.token
   left join gangq.incarnations i on i.id = j.incarnation
@@ -800,6 +1064,17 @@ join gangq.replicas r on r.job_id = j.id and r.token = j.token
 join gangq.incarnations i on i.id = j.incarnation
 where k.serves and r.port is not null
 order by k.service, k.gang_id, j.rank;
+
+-- How services are scaled that are. wants: how many replicas they are asked for, since when and
+-- why, and due_at, when they have them unless that ends; null: as many as there are. scaled_at,
+-- scaled_why: when and why the number last changed.
+create view gangq.scaling as
+select x.service, s.replicas, x.min_replicas, x.max_replicas, x.target_load, x.target_depth,
+  x.depth_of, x.up_after_s, x.down_after_s, x.wants, x.since, x.due_at, x.why, x.scaled_at,
+  x.scaled_why
+from gangq.scaling_table x
+join gangq.services_table s on s.name = x.service
+order by x.service;
 
 -- Every service. replicas: how many are wanted; ready_replicas: how many are in gangq.endpoints or
 -- serve behind those. state: ready, starting, updating (gangs of another revision are left), halted
@@ -831,7 +1106,7 @@ cross join lateral (
   select count(*)::integer as gangs,
     coalesce(sum(k.members) filter (where k.serves), 0)::integer as ready,
     coalesce(bool_or(k.revision <> s.revision), false) as outdated,
-    (avg(k.load / k.members) filter (where k.serves))::real as load,
+    (avg(k.load) filter (where k.serves))::real as load,
     min(format('gang %s waits to be placed', k.gang_id)) filter (where k.state = 'blocked') as waits
   from gangq.service_gangs k
   where k.service = s.name) n

@@ -311,6 +311,28 @@ language sql stable as $$
     from gangq.live_jobs j where j.gang_id = (g).id) n
 $$;
 
+-- Internal. What the service of a gang is at, and how it is scaled.
+create function gangq.explain_service(g gangq.live_gangs, t timestamptz)
+returns setof gangq.reason language sql stable as $$
+  select 'service', s.state = 'ready',
+    format('%s is %s: %s of %s ready', s.name, s.state, s.ready_replicas,
+      gangq.counted(s.replicas, 'replica'))
+      || coalesce('; ' || s.why, '')
+      || coalesce(format('; the gang leaves: %s', k.why), '')
+      || coalesce(case when x.wants is not null
+        then format('; %s are asked for since %s, and made to be so at %s: %s', x.wants, x.since,
+          x.due_at, x.why)
+        else format('; scaled from %s to %s replicas, now as many as are asked for', x.min_replicas,
+          x.max_replicas) || coalesce(format(', since %s: %s', x.scaled_at, x.scaled_why), '') end,
+        ''),
+    jsonb_build_object('service', s.name, 'state', s.state, 'ready_replicas', s.ready_replicas,
+      'replicas', s.replicas, 'wants', x.wants, 'since', x.since, 'due_at', x.due_at)
+  from gangq.services s
+  left join gangq.service_gangs_table k on k.gang_id = (g).id
+  left join gangq.scaling x on x.service = s.name
+  where s.name = (g).service
+$$;
+
 -- Internal. Why a gang backs off, and until when.
 create function gangq.explain_backoff(g gangq.live_gangs, t timestamptz)
 returns setof gangq.reason language sql stable as $$
@@ -377,11 +399,11 @@ begin
 end $$;
 
 -- Why is this gang not running, row by row, with numbers; ok false marks what holds it: state,
--- missing (it runs, and lacks a member that is to be replaced), backoff, what the last pass found
--- (its gate: paused, quota, room, workers, apart, planned_start, stopping ...; verdict where
--- nothing) and how long ago that was, workers by role, hardware, avoids, line (its place in its
--- queue). Then start (when, and what that rests on) and unblock (what would help). Decides nothing:
--- gangq explain --now does. Raises GQ002.
+-- service (of a replica), missing (it runs, and lacks a member that is to be replaced), backoff,
+-- what the last pass found (its gate: paused, quota, room, workers, apart, planned_start, stopping
+-- ...; verdict where nothing) and how long ago that was, workers by role, hardware, avoids, line
+-- (its place in its queue). Then start (when, and what that rests on) and unblock (what would
+-- help). Decides nothing: gangq explain --now does. Raises GQ002.
 create function gangq.explain_gang(gang_id bigint) returns setof gangq.reason
 language plpgsql stable as $$
 declare
@@ -397,6 +419,7 @@ begin
   end if;
   return query
     select * from gangq.explain_state(g, t)
+    union all select * from gangq.explain_service(g, t)
     union all select * from gangq.explain_backoff(g, t)
     union all select * from gangq.explain_missing(g, t);
   if g.state not in ('blocked', 'waiting') and not exists (

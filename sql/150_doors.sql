@@ -38,7 +38,7 @@ grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.wai
   gangq.timeline, gangq.drains, gangq.preemptions, gangq.places_open, gangq.trips,
   gangq.device_trips, gangq.job_logs, gangq.job_evidence, gangq.flagged, gangq.cordoned,
   gangq.capacity, gangq.violations, gangq.queues, gangq.limits, gangq.tasks, gangq.schedules,
-  gangq.services, gangq.service_gangs, gangq.endpoints, gangq.batches,
+  gangq.services, gangq.service_gangs, gangq.scaling, gangq.endpoints, gangq.batches,
   gangq.retention, gangq.events, gangq.settings, gangq.transitions, gangq.causes,
   gangq.migrations, gangq.tick_state,
   gangq.lock_rows, gangq.attempts, gangq.notifications, gangq.undelivered, gangq.notification_kinds,

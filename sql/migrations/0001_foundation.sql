@@ -882,6 +882,28 @@ create table gangq.services_table (
   undeclared_at timestamptz -- Since when source does not declare it any more
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
+-- How many replicas a service has by its load; a service without a row has as many as were asked
+-- for. Written when what is asked for changes, not with each report. Read the view scaling.
+create table gangq.scaling_table (
+  service gangq.name primary key references gangq.services_table (name) on delete cascade, -- Whose
+  min_replicas gangq.members not null, -- At least so many, rounded up to whole gangs
+  max_replicas gangq.members not null, -- ... and so many at most
+  target_load gangq.weight, -- What each replica is to report
+  target_depth gangq.weight, -- ... or so many jobs of depth_of for each replica
+  depth_of gangq.name, -- The queue whose jobs are counted, with those below it
+  up_after_s gangq.delay not null, -- More are made when they were asked for for so long
+  down_after_s gangq.delay not null, -- Some are removed when fewer were asked for for so long
+  wants integer, -- How many it is asked for now; null: as many as there are
+  since timestamptz, -- Since when
+  due_at timestamptz, -- When it has them, unless that ends
+  why text, -- Why
+  scaled_at timestamptz, -- When the number last changed
+  scaled_why text, -- Why it did
+  check ((target_load is null) <> (target_depth is null)),
+  check (min_replicas <= max_replicas),
+  check ((wants is null) = (due_at is null))
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
 -- What the gangs of a service run. A change of one is a new revision; the last ten are kept.
 create table gangq.service_revisions (
   service gangq.name not null references gangq.services_table (name) on delete cascade, -- Whose

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from gangq.handles import as_completed as as_completed
     from gangq.hooks import Outcome as Outcome
     from gangq.retry import Retry as Retry
+    from gangq.services import Scale as Scale
     from gangq.task_options import TaskOptions as TaskOptions
     from gangq.tasks import AsyncTask as AsyncTask
     from gangq.tasks import CoroutineTask as CoroutineTask
@@ -86,6 +87,7 @@ _HOME = {
         "gangq.handles": "AsyncBatch AsyncGang AsyncJob Batch Gang Job as_completed",
         "gangq.hooks": "Outcome",
         "gangq.retry": "Retry",
+        "gangq.services": "Scale",
         "gangq.task_options": "TaskOptions",
         "gangq.tasks": "AsyncTask CoroutineTask GangTask Task",
     }.items()

@@ -38,7 +38,7 @@ from gangq.tasks import AsyncTask, CoroutineTask, Task
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
     from gangq.schedules import Schedule, ScheduleDeclaration
-    from gangq.services import Service, ServiceDeclaration
+    from gangq.services import Scale, Service, ServiceDeclaration
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -388,6 +388,7 @@ class App:
         gang: int = 1,
         payload: Mapping[str, Any] | None = None,
         gang_options: Mapping[str, Any] | None = None,
+        scale: Scale | None = None,
         surge: int | None = None,
         ready_within: Duration | None = None,
         linger: Duration | None = None,
@@ -403,7 +404,7 @@ class App:
         Workers store it when they start, where their login is a submitter too; the newest declaration wins. A replica
         says with `Context.ready` that it takes requests, at `ctx.service.port`. What is declared otherwise than
         before replaces the old gangs one by one. What was scaled or stopped by hand stays so until another number is
-        declared.
+        declared. With `scale=gangq.Scale(min=1, max=8, load=0.7)` the number follows its load.
 
         `name` [the function's]; the others: see `gangq.services.ServiceDeclaration`. `options`: see `TaskOptions`.
         """
@@ -414,6 +415,7 @@ class App:
             "gang": gang,
             "payload": payload,
             "gang_options": gang_options,
+            "scale": scale,
             "surge": surge,
             "ready_within": ready_within,
             "linger": linger,

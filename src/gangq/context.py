@@ -168,7 +168,7 @@ class Context(ABC):
 
     def load(self, load: float) -> None:  # noqa: B027
         """Say how busy this replica is, 0 or more; 1 is as much as it should have. The latest is sent once a second
-        at most. Does nothing for what is no replica.
+        at most, and forgotten after 60 s: say it again. Does nothing for what is no replica.
         """
 
     @property

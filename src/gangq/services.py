@@ -20,6 +20,43 @@ if TYPE_CHECKING:
     from gangq.tasks import Task
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How many replicas a service has: from `min` [1] to `max`, by whole gangs.
+
+    - `load`: what each replica is to report (`Context.load`, said again at least once a minute); or `depth`: so many
+      single jobs for each replica that wait or run in the queue `depth_of` [named as the service].
+    - `up_after` [30s], `down_after` [5m]: more replicas, or fewer, must have been asked for for so long.
+    """
+
+    max: int
+    min: int = 1
+    load: float | None = None
+    depth: float | None = None
+    depth_of: str | None = None
+    up_after: Duration | None = None
+    down_after: Duration | None = None
+
+    def __post_init__(self) -> None:
+        if (self.load is None) == (self.depth is None):
+            raise InvalidInput("a scale has one target: load, or depth")
+        if not 1 <= self.min <= self.max:
+            raise InvalidInput(f"min is {self.min} and max {self.max}: 1 <= min <= max")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of `Client.set_service`."""
+        return {
+            "min_replicas": self.min,
+            "max_replicas": self.max,
+            "target_load": self.load,
+            "target_depth": self.depth,
+            "depth_of": self.depth_of,
+            "up_after_s": None if self.up_after is None else seconds(self.up_after, "up_after"),
+            "down_after_s": None if self.down_after is None else seconds(self.down_after, "down_after"),
+        }
+
+
 @dataclass(frozen=True, eq=False)
 class Service:
     """A service that an App declares. Its `name` is unique in the database."""
@@ -72,6 +109,7 @@ class ServiceDeclaration(TypedDict, total=False):
     - `replicas` [one gang]: how many, rounded up to whole gangs. `gang` [1]: members of each gang.
     - `payload` [{}]: the arguments of each replica. `gang_options`: the other options of its gangs, as in
       `Task.gang`: {"strategy": "spread", "preemptible": False}.
+    - `scale`: its number of replicas follows its load, see `Scale` [as many as are asked for by hand].
     - `surge` [1], `ready_within` [10m], `linger` [5s], `health`, `version`: see
       `gangq.client.options.ServiceOptions`.
     """
@@ -80,6 +118,7 @@ class ServiceDeclaration(TypedDict, total=False):
     gang: int
     payload: Mapping[str, Any] | None
     gang_options: Mapping[str, Any] | None
+    scale: Scale | None
     surge: int | None
     ready_within: Duration | None
     linger: Duration | None
@@ -96,6 +135,7 @@ def make(
     gang: int = 1,
     payload: Mapping[str, Any] | None = None,
     gang_options: Mapping[str, Any] | None = None,
+    scale: Scale | None = None,
     surge: int | None = None,
     ready_within: Duration | None = None,
     linger: Duration | None = None,
@@ -118,7 +158,7 @@ def make(
         "name": called,
         "task": task.name,
         "payload": given,
-        "replicas": replicas or gang,
+        "replicas": replicas or (gang if scale is None else scale.min),
         "gang": gang,
         "work": {
             key: value
@@ -130,6 +170,7 @@ def make(
         "linger_s": None if linger is None else seconds(linger, "linger"),
         "health": health,
         "version": version,
+        **({} if scale is None else scale.arguments),
     }
     # What cannot be read is said where it is written, not when a worker starts.
     Verbs.set_service(**found)

@@ -13,7 +13,6 @@ Not translated, and why:
 | R15 | recovers because a new replica has a new id; a member keeps its id: one that always fails is R14 |
 | R19, R20, R21 | actors and tasks that a replica starts are placed too; here they are processes of the member |
 | R26 | R25 on the command line, which calls the same verb: tests/cli/test_service_commands.py |
-| R27 | a service scaled by load: its number is changed by hand |
 """
 
 from __future__ import annotations
@@ -569,6 +568,26 @@ def test_r25_scaled_by_whole_gangs_the_smaller_set_is_part_of_the_larger(
     has = set(whole(q))
     assert (len(has), least) == (after // 2, min(before, after))
     assert has < had or had < has
+
+
+def test_r27_scaled_by_its_load_from_2_to_8_and_back_by_whole_gangs(q: Q) -> None:
+    fleet = deployment(
+        q, 2, 2, min_replicas=2, max_replicas=8, target_load=0.5, up_after_s=10, down_after_s=30
+    )
+    seen = [2]
+    for load, until in ((1.0, 8), (0.0, 2)):
+        for _ in range(40):
+            for claim in fleet.claims.values():
+                if fleet.goes(claim):
+                    q.call("report_load", job_id=claim.job_id, token=claim.token, load=load)
+            fleet.turn()
+            q.later(5)
+            count = len(services.endpoints(q))
+            assert count % 2 == 0
+            seen += [count] if count != seen[-1] else []
+        assert seen[-1] == until
+    assert seen[: seen.index(8) + 1] == [2, 4, 8]
+    assert q.violations() == []
 
 
 def test_r28_an_unaligned_number_is_rounded_up_when_it_grows(q: Q) -> None:

@@ -133,7 +133,7 @@ CASES: list[tuple[str, set[str]]] = [
     ("schedule rm s", {"name", "state"}),
     ("service set s --task a --replicas 2 --gang 2 --queue later", _SERVICE),
     ("service list", _SERVICE),
-    ("service show s", {"service", "gangs"}),
+    ("service show s", {"service", "gangs", "scaling"}),
     ("service stop s", _SERVICE),
     ("service rollback s --to 1", _SERVICE),
     ("service delete s", {"name", "state"}),

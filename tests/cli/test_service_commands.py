@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,31 @@ def test_r26_scaled_by_whole_gangs_on_the_command_line(dsn: str, client: Client)
     assert len(client.service_gangs(service="chat")) == 1
 
 
+def test_scaled_by_its_load_and_shown_with_what_it_wants_why_and_since_when(dsn: str, client: Client) -> None:
+    ok(
+        dsn, "service", "set", "chat", "--task", "serve", "--min", "1", "--max", "4", "--load", "0.5",
+        "--up-after", "1h", "--down-after", "5m", "--cpus", "1",
+    )  # fmt: skip
+    (row,) = client.scaling()
+    assert (row.min_replicas, row.max_replicas, row.target_load) == (1, 4, 0.5)
+    assert (row.up_after_s, row.down_after_s) == (3600, 300)
+    shown = ok(dsn, "service", "show", "chat")
+    assert "from 1 to 4 replicas, load 0.5" in shown
+    assert "the 1 it has: no replica has said within 60 s how busy it is" in shown
+    (claim,) = serving(client, "chat")
+    client.barrier(job_id=claim.job_id, token=claim.token)
+    client.report_ready(job_id=claim.job_id, token=claim.token, port=80)
+    client.report_load(job_id=claim.job_id, token=claim.token, load=1.25)
+    client.tick(force=True)
+    shown = ok(dsn, "service", "show", "chat")
+    assert re.search(r"wants +3 since .*, and has them at .*: load 1.25, target 0.5", shown)
+    ok(dsn, "queue", "create", "asks")
+    ok(dsn, "service", "set", "chat", "--depth", "5", "--depth-of", "asks")
+    assert "5 jobs of queue asks for each" in ok(dsn, "service", "show", "chat")
+    ok(dsn, "service", "set", "chat", "--max", "0")
+    assert client.scaling() == []
+
+
 def test_a_program_with_a_health_url(dsn: str, client: Client) -> None:
     ok(dsn, "service", "set", "web", "--health", "/healthz", "--", "python", "server.py", "--x")
     (row,) = client.services()
@@ -70,7 +96,8 @@ def test_a_program_with_a_health_url(dsn: str, client: Client) -> None:
         (["set", "chat"], "has no task"),
         (["set", "chat", "--task", "serve", "--replicas", "0"], "--stopped"),
         (["set", "chat", "--task", "serve", "--", "true"], "not both"),
-        (["set", "chat", "--task", "serve", "--min", "1"], "all alike"),
+        (["set", "chat", "--task", "serve", "--min", "1"], "has a maximum"),
+        (["set", "chat", "--task", "serve", "--max", "4", "--load", "1", "--depth", "2"], "one target"),
         (["set", "chat", "--task", "serve", "--health", "healthz"], "health"),
         (["show", "none"], "gangq service list"),
         (["stop", "none"], "does not exist"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gangq import App, Context
+from gangq import App, Context, Scale
 from gangq.client import Client
 from gangq.errors import InvalidInput, NotFound
 
@@ -60,6 +60,27 @@ def test_a_handle_scales_stops_and_rolls_it_back(app: App) -> None:
     assert service.row().state == "starting"
     assert service.endpoints() == []
     assert service.roll_back(1) == 1
+
+
+def test_it_is_scaled_as_it_is_declared(app: App, client: Client) -> None:
+    app.service(scale=Scale(min=2, max=8, load=0.7, up_after="10s", down_after="2m"))(serve)
+    app.store_services("tests:app")
+    (row,) = client.scaling()
+    assert (row.replicas, row.min_replicas, row.max_replicas) == (2, 2, 8)
+    assert (row.target_load, row.up_after_s, row.down_after_s) == (pytest.approx(0.7), 10, 120)
+    app.services["serve"].scale(5)
+    app.store_services("tests:app")
+    assert client.scaling()[0].replicas == 5, "where it was scaled to it stays"
+    other = App(client=client)
+    other.service()(serve)
+    other.store_services("tests:app")
+    assert client.scaling() == []
+
+
+@pytest.mark.parametrize(("given", "why"), [({}, "one target"), ({"load": 1, "min": 5}, "min is 5")])
+def test_a_scale_that_makes_no_sense_is_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        Scale(max=4, **given)
 
 
 @pytest.mark.parametrize(

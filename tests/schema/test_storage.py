@@ -38,6 +38,7 @@ REWRITTEN = {
     "places",
     "lows",
     "schedules_table",
+    "scaling_table",
     "services_table",
     "service_gangs_table",
     "replicas",

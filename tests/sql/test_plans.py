@@ -306,6 +306,7 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq schedule list", Verbs.schedules(), 300),
     ("gangq service list", Verbs.services(), 100),
     ("gangq service show", Verbs.service_gangs(service="chat"), 100),
+    ("how a service is scaled", Verbs.scaling(service="chat"), 100),
     ("gangq service endpoints", Verbs.endpoints(service="chat"), 100),
     ("gangq workers --name busy7", Verbs.workers(name="busy7"), 850),
     ("gangq workers --host host1", Verbs.workers(host="host1"), 7000),

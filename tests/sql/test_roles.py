@@ -169,6 +169,7 @@ VIEWS = (
     "schedules",
     "services",
     "service_gangs",
+    "scaling",
     "endpoints",
     "retention",
     "attempts",

@@ -13,7 +13,7 @@ from gangq.cli.output import when
 from gangq.cli.parsing import Due, Seconds, payload_of
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import Column
-from gangq.cli.work import notes_aloud, recurring_options, submission
+from gangq.cli.work import min_option, notes_aloud, recurring_options, submission
 from gangq.client.encoding import AWAITING
 from gangq.client.rows import ScheduleRow
 from gangq.commands import COMMAND, command_payload
@@ -75,6 +75,7 @@ def schedule() -> None:
 @click.option("--skip-if-running", is_flag=True, help="Submit nothing while the last one has not ended.")
 @click.option("--due-as", metavar="KEY", help="A key of the payload that is given the due time.")
 @click.option("--command", is_flag=True, help="A command: its program and arguments in place of TASK.")
+@min_option
 @recurring_options
 @common_options
 @pass_session

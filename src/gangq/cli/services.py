@@ -15,11 +15,25 @@ from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns, table
 from gangq.cli.work import recurring_options, submission
 from gangq.client.encoding import AWAITING
-from gangq.client.rows import EndpointRow, ServiceRow
+from gangq.client.rows import EndpointRow, ScalingRow, ServiceRow
 from gangq.commands import COMMAND, command_payload
 from gangq.errors import Busy, DatabaseUnreachable, NotFound
 
 _LOOK_S = 5.0
+_OWN = [
+    "surge",
+    "ready_within_s",
+    "linger_s",
+    "health",
+    "version",
+    "min_replicas",
+    "max_replicas",
+    "target_load",
+    "target_depth",
+    "depth_of",
+    "up_after_s",
+    "down_after_s",
+]
 _COLUMNS = columns(
     "name state ready gangs:2 revision:1 task:1 load:2 why queue:3 submitter:4",
     {"ready": lambda s: f"{s.ready_replicas} of {s.replicas}"},
@@ -72,6 +86,17 @@ def service() -> None:
     metavar="PATH|URL",
     help="Polled by its worker: a replica is ready while it answers. A PATH is at GANGQ_PORT; none: no more.",
 )
+@click.option("--min", "min_replicas", type=int, metavar="N", help="Scaled: at least so many replicas [1].")
+@click.option("--max", "max_replicas", type=int, metavar="N", help="... at most; 0: not scaled any more.")
+@click.option("--load", "target_load", type=float, metavar="X", help="... each is to say that it is so busy.")
+@click.option(
+    "--depth", "target_depth", type=float, metavar="N", help="... or so many jobs for each replica."
+)
+@click.option(
+    "--depth-of", metavar="QUEUE", help="... that wait or run in this queue [named as the service]."
+)
+@click.option("--up-after", "up_after_s", type=Seconds(), help="More were asked for for so long [30s].")
+@click.option("--down-after", "down_after_s", type=Seconds(), help="Fewer were asked for for so long [5m].")
 @click.option("--version", help="What makes a new revision where nothing else has changed.")
 @recurring_options
 @common_options
@@ -91,6 +116,8 @@ def set_(
 
     gangq service set chat --task serve --replicas 4 --gang 2 --gpus 1 --payload model=m
 
+    gangq service set chat --min 2 --max 8 --load 0.7 --up-after 30s --down-after 5m
+
     gangq service set web --replicas 2 --health /healthz -- python server.py
 
     Another task, payload, gang, version or need is a new revision. --gang is the size of each gang [1].
@@ -101,9 +128,16 @@ def set_(
         raise click.UsageError(
             "--replicas 0: add --stopped to want none; gangq service stop does that, and delete forgets it"
         )
-    own = {name: options.pop(name) for name in ("surge", "ready_within_s", "linger_s", "health", "version")}
+    own = {name: options.pop(name) for name in _OWN}
     size = options["size"]
-    given = {**options, "size": 1, "due_at": None, **dict.fromkeys(AWAITING, ()), "spec": None}
+    given = {
+        **options,
+        "size": 1,
+        "min_size": None,
+        "due_at": None,
+        **dict.fromkeys(AWAITING, ()),
+        "spec": None,
+    }
     work = submission(session, given)
     del work["size"]
     outcome = session.client().set_service(
@@ -142,8 +176,9 @@ def show(session: Session, name: str) -> None:
     """Show a service and its gangs; gangq explain says why one waits."""
     found = _existing(session, name)
     gangs = session.client().service_gangs(service=name)
+    scaling = next(iter(session.client().scaling(service=name)), None)
     if session.json:
-        session.answer({"service": found, "gangs": gangs})
+        session.answer({"service": found, "gangs": gangs, "scaling": scaling})
         return
     output.pairs(
         [
@@ -151,6 +186,7 @@ def show(session: Session, name: str) -> None:
             ("state", found.state),
             ("why", found.why),
             ("ready", f"{found.ready_replicas} of {found.replicas}, in gangs of {found.gang}"),
+            *(_scaling_in_words(scaling, found) if scaling is not None else ()),
             ("revision", found.revision),
             ("good revision", found.good_revision if found.good_revision != found.revision else None),
             ("failures", found.failures or None),
@@ -169,6 +205,24 @@ def show(session: Session, name: str) -> None:
     if gangs:
         output.write("")
         table(gangs, _GANGS)
+
+
+def _scaling_in_words(scaling: ScalingRow, found: ServiceRow) -> list[tuple[str, str | None]]:
+    target = (
+        f"load {scaling.target_load:g}"
+        if scaling.target_load is not None
+        else f"{scaling.target_depth:g} jobs of queue {scaling.depth_of} for each"
+    )
+    wants = f"the {scaling.replicas} it has"
+    if scaling.wants is not None:
+        wants = f"{scaling.wants} since {when(scaling.since)}, and has them at {when(scaling.due_at)}: {scaling.why}"
+    elif scaling.target_load is not None and found.load is None:
+        wants += ": no replica has said within 60 s how busy it is"
+    return [
+        ("scaled", f"from {scaling.min_replicas} to {scaling.max_replicas} replicas, {target}"),
+        ("wants", wants),
+        ("last scaled", f"{when(scaling.scaled_at)}: {scaling.scaled_why}" if scaling.scaled_at else None),
+    ]
 
 
 @service.command()

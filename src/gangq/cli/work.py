@@ -32,6 +32,9 @@ def _waits_for(name: str, help: str) -> Callable[[Any], Any]:
     return click.option(name, type=WhichType(batches=True), multiple=True, metavar="ID", help=help)
 
 
+min_option = click.option(
+    "--min", "min_size", type=int, metavar="N", help="Of a gang so many are enough to start."
+)
 recurring_options = chained(
     click.option(
         "--queue",
@@ -97,7 +100,6 @@ recurring_options = chained(
     click.option(
         "--gang", "size", type=int, metavar="N", help="N members that start together or not at all."
     ),
-    click.option("--min", "min_size", type=int, metavar="N", help="So many of them are enough to start."),
     click.option(
         "--role",
         "roles",
@@ -176,6 +178,7 @@ work_options = chained(
         metavar="N",
         help="Of the batch so many jobs are placed at once.",
     ),
+    min_option,
     recurring_options,
 )
 """The options of submit and run: these, and what holds for one submission."""

@@ -128,6 +128,10 @@ class ServiceOptions(TypedDict, total=False):
       answers with a status below 400. "none": a replica calls `Context.ready`.
     - `version`: a text that makes a new revision where nothing else has changed.
     - `stopped`: want no replica. `source`: the program that declares the service.
+    - `max_replicas`: it is scaled, from `min_replicas` [1] to so many; 0: not any more. By `target_load`, what each
+      replica is to report (`Context.load`), or by `target_depth`, single jobs for each replica that wait or run in
+      the queue `depth_of` [named as the service] and those below it. More are made when they were asked for for
+      `up_after_s` [30], and some removed when fewer were for `down_after_s` [300].
     """
 
     surge: int | None
@@ -137,6 +141,13 @@ class ServiceOptions(TypedDict, total=False):
     version: str | None
     stopped: bool | None
     source: str | None
+    min_replicas: int | None
+    max_replicas: int | None
+    target_load: float | None
+    target_depth: float | None
+    depth_of: str | None
+    up_after_s: Duration | None
+    down_after_s: Duration | None
 
 
 class RegisterOptions(TypedDict, total=False):

@@ -669,7 +669,7 @@ class ServiceRow(NamedTuple):
       stopped or deleting; `why`: what is in the way. `ready_replicas` take requests.
     - `good_revision`: the last one of which all replicas were ready. `next_try_at`: no gang is made before, after so
       many `failures` in a row.
-    - `load`: what its ready replicas say, on average; None: they do not.
+    - `load`: what its ready replicas have said within 60 s, on average; None: nothing.
     - `payload` and `work` (the other arguments and options) are None where `readable` is false.
     """
 
@@ -719,6 +719,31 @@ class ServiceGangRow(NamedTuple):
     made_at: datetime
     ready_at: datetime | None
     stop_at: datetime | None
+
+
+class ScalingRow(NamedTuple):
+    """How a service is scaled: between what limits, and by which target.
+
+    - `wants`: how many replicas are asked for, `since` when and `why`; it has them at `due_at` unless that ends.
+      None: as many as there are (`replicas`).
+    - `scaled_at`, `scaled_why`: when and why the number last changed.
+    """
+
+    service: str
+    replicas: int
+    min_replicas: int
+    max_replicas: int
+    target_load: float | None
+    target_depth: float | None
+    depth_of: str | None
+    up_after_s: float
+    down_after_s: float
+    wants: int | None
+    since: datetime | None
+    due_at: datetime | None
+    why: str | None
+    scaled_at: datetime | None
+    scaled_why: str | None
 
 
 class EndpointRow(NamedTuple):

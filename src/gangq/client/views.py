@@ -241,6 +241,10 @@ class Views:
     def service_gangs(self, *, service: str | None = None) -> list[rows.ServiceGangRow]:
         """The gangs of services, those that leave included."""
 
+    @verb(view="scaling", order="service")
+    def scaling(self, *, service: str | None = None) -> list[rows.ScalingRow]:
+        """How the services are scaled that are: how many replicas are asked for, why and since when."""
+
     @verb(view="endpoints", order="service, gang_id, rank")
     def endpoints(self, *, service: str | None = None) -> list[rows.EndpointRow]:
         """Where the replicas of services take requests, whole gangs only. LISTEN gangq_endpoints tells of changes."""

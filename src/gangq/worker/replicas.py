@@ -27,6 +27,8 @@ _PACE_S = 0.1
 """The least time between two looks: a handler may say how busy it is a million times a second."""
 _POLL_S = 1.0
 """The least time between two polls of a health URL, and between two reports of a load."""
+_SAME_LOAD_S = 15.0
+"""... that is the same as before. The database takes a load that is older than 60 s as unknown."""
 _ANSWER_S = 3.0
 _FAILURES = 3
 """So many polls in a row that fail make a replica that was ready one that is not."""
@@ -41,6 +43,8 @@ class Replica:
         self.said: tuple[bool, int | None] | None = None
         """Whether it is ready, and the port it listens at; None: it has said nothing yet."""
         self.load: float | None = None
+        self.load_said = False
+        """It was said again since it was last reported."""
         self.reported: tuple[bool, int | None] | None = None
         self.reported_load: float | None = None
         self.load_at = 0.0
@@ -56,6 +60,7 @@ class Replica:
     def busy(self, load: float) -> None:
         """It is so busy."""
         self.load = float(load)
+        self.load_said = True
         self._changed()
 
     @property
@@ -114,7 +119,7 @@ class ReplicaWatch:
             pass  # It was told to stop, or lost: its next heartbeat says so.
         except GangqError as problem:
             log.error("replica_refused", extra={**job.extra, "error": str(problem)})
-            replica.reported, replica.reported_load = replica.said, replica.load
+            replica.reported = replica.said
 
     async def _poll(self, job: ActiveJob, replica: Replica, host: str, port: int, path: str) -> None:
         try:
@@ -143,7 +148,9 @@ class ReplicaWatch:
         if said is not None and said != replica.reported:
             await client.report_ready(job_id=job.id, token=job.token, ready=said[0], port=said[1])
             replica.reported = said
-        if load is not None and load != replica.reported_load and now - replica.load_at >= _POLL_S:
+        pace_s = _SAME_LOAD_S if load == replica.reported_load else _POLL_S
+        if load is not None and replica.load_said and now - replica.load_at >= pace_s:
+            replica.load_said = False
             await client.report_load(job_id=job.id, token=job.token, load=load)
             replica.reported_load, replica.load_at = load, now
 
