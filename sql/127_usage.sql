@@ -25,14 +25,15 @@ create function gangq.record_attempts(ended gangq.attempt_history[]) returns voi
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 begin
   insert into gangq.attempt_history (job_id, token, gang_id, incarnation, started_at, ended_at,
-    shape_id, epoch, rank, worker, host, cause, submitter, devices)
+    shape_id, epoch, rank, worker, host, cause, submitter, devices, service)
   select e.job_id, e.token, e.gang_id, e.incarnation, e.started_at, e.ended_at, e.shape_id,
     case when e.gang_id is not null then (
       -- Its gang may have begun other epochs since. Of its day's events alone.
       select c.epoch from gangq.events c
       where c.job_id = e.job_id and c.at = e.started_at and c.kind = 'claim' and c.token = e.token
       limit 1) end,
-    e.rank, i.name, i.host, e.cause, e.submitter, e.devices
+    e.rank, i.name, i.host, e.cause, e.submitter, e.devices,
+    (select g.service from gangq.live_gangs g where g.id = e.gang_id)
   from unnest(ended) e
   join gangq.shapes s on s.id = e.shape_id
   left join gangq.incarnations i on i.id = e.incarnation
@@ -77,14 +78,15 @@ join gangq.shapes s on s.id = a.shape_id
 left join gangq.incarnations i on i.id = a.incarnation
 where a.recorded or s.gpus = 0;
 
--- GPU hours in the time since, by submitter, queue and task or some of them (null: summed over),
--- most first: devices held times time, from claim to proven end, of attempts that have ended and of
--- those that run. wasted_hours of them: attempts that failed or were lost, with the members that
--- stopped with those. displaced_hours: attempts that were told to stop for others, moved off a
--- host, or handed back by a worker that stopped. gangq.causes says which is which. Raises GQ001.
+-- GPU hours in the time since, by submitter, queue, task and service or some of them (null: summed
+-- over; for service also: of none), most first: devices held times time, from claim to proven end,
+-- of attempts that have ended and of those that run. wasted_hours of them: attempts that failed or
+-- were lost, with the members that stopped with those. displaced_hours: attempts that were told to
+-- stop for others, moved off a host, or handed back by a worker that stopped. gangq.causes says
+-- which is which. Raises GQ001.
 create function gangq.usage(since interval default '30 days', by text[] default '{submitter}')
 returns table (
-  submitter text, queue text, task text, attempts bigint, gpu_hours double precision,
+  submitter text, queue text, task text, service text, attempts bigint, gpu_hours double precision,
   wasted_hours double precision, displaced_hours double precision
 ) language plpgsql stable as $$
 declare
@@ -95,34 +97,35 @@ begin
     perform gangq.refuse('GQ001', format('since is %s', coalesce(usage.since::text, 'null')),
       'It is how far back to look: more than 0, and 100 years at most.');
   -- Also without nulls: for a null the comparison is false.
-  elsif (usage.by <@ '{submitter,queue,task}') is not true
+  elsif (usage.by <@ '{submitter,queue,task,service}') is not true
   then
     perform gangq.refuse('GQ001', format('by is %s', left(coalesce(usage.by::text, 'null'), 100)),
-      'It is some of submitter, queue and task, or empty for the sum.');
+      'It is some of submitter, queue, task and service, or empty for the sum.');
   end if;
   began := t - usage.since;
   return query
   with spent as (
-    select x.shape_id, x.submitter, c.hours as kind, count(*) as attempts,
+    select x.shape_id, x.submitter, x.service, c.hours as kind, count(*) as attempts,
       sum(extract(epoch from x.ended_at - greatest(x.started_at, began)))::float8 as seconds
     from gangq.attempt_history x left join gangq.causes c on c.cause = x.cause
     where x.ended_at > began
-    group by 1, 2, 3
+    group by 1, 2, 3, 4
     union all
-    select j.shape_id, j.submitter, null, count(*),
+    select j.shape_id, j.submitter, g.service, null, count(*),
       sum(extract(epoch from t - greatest(j.claimed_at, began)))::float8
-    from gangq.live_jobs j
+    from gangq.live_jobs j left join gangq.live_gangs g on g.id = j.gang_id
     where j.incarnation is not null and j.token is not null
-    group by 1, 2
+    group by 1, 2, 3
   )
   select case when 'submitter' = any (usage.by) then p.submitter end,
     case when 'queue' = any (usage.by) then s.queue end,
     case when 'task' = any (usage.by) then s.task end,
+    case when 'service' = any (usage.by) then p.service end,
     sum(p.attempts)::bigint, sum(p.seconds * s.gpus) / 3600,
     coalesce(sum(p.seconds * s.gpus) filter (where p.kind = 'wasted'), 0) / 3600,
     coalesce(sum(p.seconds * s.gpus) filter (where p.kind = 'displaced'), 0) / 3600
   from spent p join gangq.shapes s on s.id = p.shape_id
   where s.gpus > 0
-  group by 1, 2, 3
-  order by 5 desc, 1, 2, 3;
+  group by 1, 2, 3, 4
+  order by 6 desc, 1, 2, 3, 4;
 end $$;

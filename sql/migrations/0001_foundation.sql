@@ -1113,6 +1113,7 @@ create table gangq.attempt_history (
   cause text not null, -- done, or one of gangq.causes
   submitter text not null, -- Whose
   devices bigint[], -- Which devices it was given; null: none
+  service text, -- The service that it was a replica of; null: none
   written_in xid8 not null default pg_current_xact_id() -- As in history
 ) partition by range (ended_at);
 create index attempt_history_job on gangq.attempt_history (job_id);

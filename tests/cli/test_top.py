@@ -99,6 +99,7 @@ def test_each_tab_asks_and_shows_and_no_name_drives_the_terminal(
     client: Client, dsn: str, fleet: int
 ) -> None:
     seen: dict[str, list[str]] = {}
+    client.set_service(name="chat", task="serve", replicas=4, gang=2)
 
     async def steps(pilot: Pilot[None], app: Top) -> None:
         for number, tab in enumerate(TABS, 1):
@@ -115,9 +116,11 @@ def test_each_tab_asks_and_shows_and_no_name_drives_the_terminal(
         "Workers": 1,
         "Devices": 2,
         "Trips": 0,
+        "Services": 1,
     }
     assert "[red]t\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}ask" in seen["Waiting"][0]
     assert seen["Workers"][0].startswith("w1 alpha live 1/8")
+    assert seen["Services"][0].startswith("chat starting 0 of 4")
 
 
 def test_a_filter_and_a_sort_are_kept_over_a_refresh(client: Client, dsn: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from drive import INVALID, Q, Row, Worker, gpus, refused
+from services import Replicas, put
 
 HOUR = 3600
 
@@ -279,8 +280,8 @@ def test_usage_is_grouped_as_asked_and_looks_back_no_further(q: Q) -> None:
         spend(q, HOUR, worker)
         claim.complete()
     me = q.value("select gangq.caller()")
-    found = [tuple(row.values())[:5] for row in used(q, by=["queue", "submitter"])]
-    assert found == [(me, "lab", None, 2, 2.0), (me, "default", None, 1, 1.0)]
+    found = [tuple(row.values())[:6] for row in used(q, by=["queue", "submitter"])]
+    assert found == [(me, "lab", None, None, 2, 2.0), (me, "default", None, None, 1, 1.0)]
     by_task = {row["task"]: row["gpu_hours"] for row in used(q, by=["task"])}
     assert by_task == {"train": 2.0, "render": 1.0}
     assert used(q, by=["submitter", "queue", "task"])[0].keys() == used(q)[0].keys()
@@ -288,6 +289,24 @@ def test_usage_is_grouped_as_asked_and_looks_back_no_further(q: Q) -> None:
     assert hours(q, since=timedelta(minutes=90)) == (1.5, 0, 0)
     spend(q, HOUR, worker)
     assert used(q, since=timedelta(minutes=30)) == []
+
+
+def test_a_service_is_shown_with_its_hours_also_when_its_gangs_and_their_history_are_gone(q: Q) -> None:
+    worker = q.worker(devices=gpus(1000, 1000), slots=2)
+    fleet = Replicas(q, worker)
+    put(q, replicas=2, gang=2, work={"gpus": 1})
+    fleet.turn()
+    spend(q, 1800, worker)
+    assert {row["service"]: row["gpu_hours"] for row in used(q, by=["service"])} == {"chat": pytest.approx(1)}
+    q.call("stop_service", name="chat")
+    fleet.settle(3)
+    q.submit(gpus=1)
+    claim = worker.take()
+    spend(q, 1800, worker)
+    claim.complete()
+    q.sql("delete from gangq.gang_history")
+    found = {row["service"]: row["gpu_hours"] for row in used(q, by=["service"])}
+    assert found == {"chat": pytest.approx(1, abs=0.01), None: pytest.approx(0.5, abs=0.01)}
 
 
 def test_what_makes_no_sense_is_refused(untouched: Q) -> None:

@@ -18,9 +18,9 @@ from gangq.cli.session import Session, common_options, pass_session
 @common_options
 @pass_session
 def top(session: Session, every_s: float) -> None:
-    """Watch the fleet: work, what waits, queues, workers, devices, trips.
+    """Watch the fleet: work, what waits, queues, workers, devices, trips, services.
 
-    Needs the extra: pip install 'gangq[top]'. Keys stand at the bottom of the screen; 1 to 6 choose the tab.
+    Needs the extra: pip install 'gangq[top]'. Keys stand at the bottom of the screen; 1 to 7 choose the tab.
     """
     try:
         from gangq.top.app import Top, answer_of

@@ -11,7 +11,7 @@ from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, pass_session
 from gangq.cli.tables import Cell, columns
 
-_GROUPS = {"user": "submitter", "queue": "queue", "task": "task"}
+_GROUPS = {"user": "submitter", "queue": "queue", "task": "task", "service": "service"}
 _HOURS = "attempts:1 >GPU_hours >wasted >displaced"
 
 
@@ -21,7 +21,7 @@ _HOURS = "attempts:1 >GPU_hours >wasted >displaced"
     default="user",
     show_default=True,
     metavar="LIST",
-    help="Some of user, queue and task: user,queue.",
+    help="Some of user, queue, task and service: user,queue.",
 )
 @click.option(
     "--since", "since_s", type=Seconds(), default="30d", show_default=True, help="How far to look back."
@@ -45,6 +45,7 @@ def usage(session: Session, by: str, since_s: float) -> None:
     )
     cells: dict[str, Cell] = {
         "user": lambda row: row.submitter,
+        "service": lambda row: row.service or "",
         "GPU_hours": lambda row: f"{row.gpu_hours:.2f}",
         "wasted": lambda row: _share(row.wasted_hours, row.gpu_hours),
         "displaced": lambda row: _share(row.displaced_hours, row.gpu_hours),

@@ -148,7 +148,7 @@ class OperatorVerbs:
     @verb
     def usage(self, *, since: Span | None = None, by: Texts | None = None) -> list[rows.UsageRow]:
         """GPU hours used, and of them wasted and displaced, in the time `since` (a timedelta [30 days]), `by` some of
-        submitter, queue and task [submitter], most first. Raises `InvalidInput`.
+        submitter, queue, task and service [submitter], most first. Raises `InvalidInput`.
         """
 
     @verb

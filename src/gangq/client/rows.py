@@ -808,13 +808,14 @@ class AttemptRow(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """GPU hours of what one group has used; None: summed over. `wasted_hours` and `displaced_hours` are parts of
-    `gpu_hours`.
+    """GPU hours of what one group has used; None: summed over, or of no service. `wasted_hours` and
+    `displaced_hours` are parts of `gpu_hours`.
     """
 
     submitter: str | None
     queue: str | None
     task: str | None
+    service: str | None
     attempts: int
     gpu_hours: float
     wasted_hours: float

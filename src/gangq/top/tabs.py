@@ -188,6 +188,17 @@ TABS = (
         ),
         named=lambda row: str(row["job_id"]) if row["job_id"] else None,
     ),
+    Tab(
+        "Services",
+        """
+        select s.name, s.state, s.ready_replicas, s.replicas, x.wants, s.gangs, s.revision, s.task, s.queue, s.load,
+          coalesce(s.why, x.why, '') as why
+        from gangq.services s left join gangq.scaling x on x.service = s.name order by s.name limit 1000""",
+        _columns(
+            "name state ready >wants gangs:2 revision:2 load:1 task:1 queue:2 why",
+            {"ready": lambda row: f"{row['ready_replicas']} of {row['replicas']}"},
+        ),
+    ),
 )
 
 _SUMMARY = """
