@@ -106,6 +106,14 @@ def test_the_same_work_never_asks_for_more_and_then_for_fewer(q: Q, fleet: Repli
         assert len(q.events("service_scales")) == count, work
 
 
+def test_a_load_that_swings_about_the_target_changes_nothing(q: Q, fleet: Replicas) -> None:
+    put(q, target_load=0.5, replicas=6, **{**MORE, "up_after_s": 0, "down_after_s": 0})
+    go_on(fleet, 10, 0.5)
+    for load in (0.54, 0.31) * 5:
+        go_on(fleet, 10, load)
+    assert q.events("service_scales") == []
+
+
 def test_a_stale_load_is_unknown_and_not_zero(q: Q, fleet: Replicas) -> None:
     put(q, target_load=0.5, replicas=8, **{**MORE, "down_after_s": 0})
     go_on(fleet, 10, 0.5)
@@ -120,6 +128,15 @@ def test_a_stale_load_is_unknown_and_not_zero(q: Q, fleet: Replicas) -> None:
     assert service(q)["replicas"] == 8, "three of four gangs may be as busy as they should be"
     go_on(fleet, 60, 0.0)
     assert service(q)["replicas"] == 2
+
+
+def test_what_was_idle_and_says_nothing_any_more_is_not_removed_for_that(q: Q, fleet: Replicas) -> None:
+    put(q, target_load=0.5, replicas=8, **MORE)
+    go_on(fleet, 20, 0.0)
+    assert scaling(q)["wants"] == 2
+    go_on(fleet, 600)
+    assert scaling(q)["wants"] is None
+    assert service(q)["replicas"] == 8
 
 
 def test_a_member_that_says_nothing_does_not_halve_the_load_of_its_gang(q: Q, fleet: Replicas) -> None:
