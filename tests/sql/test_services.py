@@ -699,6 +699,45 @@ def test_a_drain_that_is_called_off_in_time_moves_nothing(q: Q) -> None:
     assert len(gangs(q)) == 2
 
 
+# Like all work ----------------------------------------------------------------------------------------------
+
+
+def test_its_gangs_count_against_limits(q: Q, fleet: Replicas) -> None:
+    q.call("set_queue", name="default", maximum={"cpus": 2})
+    put(q, replicas=4, gang=2)
+    fleet.settle(2)
+    assert [g["state"] for g in gangs(q)] == ["running", "blocked"]
+    waiting = gangs(q)[1]["gang_id"]
+    assert service(q)["why"] == f"gang {waiting} waits to be placed"
+    assert "quota" in {row["gate"] for row in q.call("explain_gang", gang_id=waiting)}
+    q.call("set_queue", name="default", maximum={})
+    fleet.settle(2)
+    assert len(whole(q)) == 2
+
+
+@pytest.mark.parametrize("preemptible", [True, False])
+def test_it_may_be_displaced_unless_it_is_declared_otherwise(q: Q, preemptible: bool) -> None:
+    fleet = Replicas.of_hosts(q, 1)
+    put(q, replicas=2, gang=2, work={"cpus": 1, "priority": 1, "preemptible": preemptible})
+    fleet.settle(2)
+    (served,) = whole(q)
+    fleet.becomes_ready = lambda claim: bool(claim["gang_id"] == served)
+    q.live_on(3600, *fleet.workers, step=60)
+    rival = q.submit_gang(2, cpus=1, priority=9)
+    fleet.settle(3)
+    if not preemptible:
+        assert set(whole(q)) == {served}
+        assert rival.state == "blocked"
+        return
+    assert whole(q) == {}
+    assert [g["state"] for g in gangs(q)] == ["blocked"]
+    assert service(q)["failures"] == 0, "to make way is no failure"
+    assert rival.state in ("reserved", "running")
+    rival.cancel()
+    fleet.settle(4)
+    assert set(whole(q)) == {served}, "and comes back"
+
+
 # Declared by programs ---------------------------------------------------------------------------------------
 
 
