@@ -12,7 +12,6 @@ Not translated, and why:
 | R02 | the scenario of R01, with the gang set by `.options()`: a gang's spec has one way into the database |
 | R15 | recovers because a new replica has a new id; a member keeps its id: one that always fails is R14 |
 | R19, R20, R21 | actors and tasks that a replica starts are placed too; here they are processes of the member |
-| R26 | R25 on the command line, which calls the same verb: tests/cli/test_service_commands.py |
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from cli.cli_process import ok
 from sql import services
 from sql.drive import INVALID, Claim, Q, Worker, ack_all, gpus, refused
 from sql.services import Replicas, put, whole
@@ -567,6 +567,17 @@ def test_r25_scaled_by_whole_gangs_the_smaller_set_is_part_of_the_larger(
         q.later(1)
     has = set(whole(q))
     assert (len(has), least) == (after // 2, min(before, after))
+    assert has < had or had < has
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 4), (4, 8)])
+def test_r26_scaled_by_whole_gangs_on_the_command_line(q: Q, dsn: str, before: int, after: int) -> None:
+    fleet = deployment(q, before, 4)
+    had = set(whole(q))
+    ok(dsn, "service", "set", "chat", "--replicas", str(after))
+    fleet.settle(4)
+    has = set(whole(q))
+    assert len(has) == after // 4
     assert has < had or had < has
 
 

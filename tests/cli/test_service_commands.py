@@ -43,16 +43,6 @@ def test_a_service_from_one_line_and_what_is_left_out_stays(dsn: str, client: Cl
     assert (row.revision, row.replicas, row.work["priority"], row.work["cpus"]) == (2, 4, 7, 1)
 
 
-def test_r26_scaled_by_whole_gangs_on_the_command_line(dsn: str, client: Client) -> None:
-    ok(dsn, "service", "set", "chat", "--task", "serve", "--replicas", "8", "--gang", "4")
-    client.tick(force=True)
-    assert len(client.service_gangs(service="chat")) == 2
-    ok(dsn, "service", "set", "chat", "--replicas", "4")
-    client.tick(force=True)
-    client.tick(force=True)
-    assert len(client.service_gangs(service="chat")) == 1
-
-
 def test_scaled_by_its_load_and_shown_with_what_it_wants_why_and_since_when(dsn: str, client: Client) -> None:
     ok(
         dsn, "service", "set", "chat", "--task", "serve", "--min", "1", "--max", "4", "--load", "0.5",
