@@ -883,7 +883,8 @@ create table gangq.services_table (
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- How many replicas a service has by its load; a service without a row has as many as were asked
--- for. Written when what is asked for changes, not with each report. Read the view scaling.
+-- for. Written when what is asked for changes, not with each report. See 131_scaling.sql. Read the
+-- view scaling.
 create table gangq.scaling_table (
   service gangq.name primary key references gangq.services_table (name) on delete cascade, -- Whose
   min_replicas gangq.members not null, -- At least so many, rounded up to whole gangs

@@ -33,10 +33,39 @@ def test_what_is_wanted_is_kept_whatever_happens(
         one = rng.choice(list(fleet.claims.values())) if fleet.claims else None
         action = rng.choice(
             ["turn"] * 4
-            + ["scale", "update", "fail", "complete", "unready", "cancel", "preempt", "drain", "stop"]
+            + [
+                "scale",
+                "limits",
+                "load",
+                "update",
+                "fail",
+                "complete",
+                "unready",
+                "cancel",
+                "preempt",
+                "drain",
+                "stop",
+            ]
         )
         if action == "scale":
             put(q, task=None, replicas=rng.randint(1, 9))
+        elif action == "limits":
+            low, high = sorted(rng.randint(1, 9) for _ in range(2))
+            put(
+                q,
+                task=None,
+                min_replicas=low,
+                max_replicas=high,
+                target_load=0.5,
+                up_after_s=rng.choice([0, 3]),
+                down_after_s=rng.choice([0, 3]),
+            )
+        elif action == "load":
+            for claim in fleet.claims.values():
+                if fleet.goes(claim):
+                    q.call(
+                        "report_load", job_id=claim.job_id, token=claim.token, load=rng.choice([0, 0.5, 2])
+                    )
         elif action == "update":
             put(q, task=None, version=str(step))
         elif action in ("fail", "complete") and one is not None and fleet.goes(one):
@@ -63,7 +92,7 @@ def test_what_is_wanted_is_kept_whatever_happens(
     assert most > 0
     for n in range(1, 6):
         q.call("uncordon", host=f"node{n}")
-    put(q, task=None, replicas=3 * size)
+    put(q, task=None, replicas=3 * size, max_replicas=0)
     q.live_on(400, *fleet.workers, step=5)
     q.call("roll_back_service", name="chat", to_revision=service(q)["revision"])
     for _ in range(60):

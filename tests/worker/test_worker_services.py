@@ -82,6 +82,17 @@ def test_handlers_say_that_they_are_ready_inline_and_in_child_processes(
     eventually(lambda: client.services(name="chat")[0].state == "stopped", "it is stopped")
 
 
+def test_what_handlers_say_of_their_load_scales_the_service(client: Client, fleet: Fleet) -> None:
+    fleet.define(TASKS)
+    for n in range(2):
+        fleet.start(f"w{n}", slots=2, address="127.0.0.1")
+    until_endpoints(client, "chat", 2)
+    client.set_service(name="chat", min_replicas=2, max_replicas=4, target_load=0.25, up_after_s=0)
+    until_endpoints(client, "chat", 4)
+    (row,) = client.scaling()
+    assert (row.replicas, row.scaled_why) == (4, "load 0.50, target 0.25")
+
+
 def test_a_command_is_ready_while_its_health_url_answers(client: Client, fleet: Fleet) -> None:
     fleet.start("w1", slots=2, address="127.0.0.1")
     argv = [sys.executable, "-c", SERVER]
