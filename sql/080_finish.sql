@@ -78,7 +78,7 @@ begin
   select coalesce(array_agg(g.id), '{}'), array_agg(case g.state when 'running' then g.token end),
     min(g.id), max(g.id), bool_or(g.token is not null and not g.light),
     array_agg(row(g.id, g.token, g.gang_id, g.incarnation, g.claimed_at, g.ended_at, g.shape_id,
-      null, null, null, null, 'done', g.submitter, g.devices, null)::gangq.attempt_history)
+      null, null, null, null, 'done', g.submitter, g.devices, null, null)::gangq.attempt_history)
       filter (where (g.gang_id is not null or g.gpus > 0) and g.ends_as = 'done'
         and g.claimed_at is not null)
   into left_ids, vacated, lowest, highest, held, ran

@@ -17,7 +17,7 @@
 create function gangq.attempt_of(j gangq.live_jobs, cause text, t timestamptz)
 returns gangq.attempt_history language sql stable as $$
   select (j.id, j.token, j.gang_id, j.incarnation, j.claimed_at, t, j.shape_id, null,
-    j.rank, null, null, cause, j.submitter, j.devices, null)::gangq.attempt_history
+    j.rank, null, null, cause, j.submitter, j.devices, null, null)::gangq.attempt_history
 $$;
 
 -- Internal. Records those of these attempts that held devices or did not end done.
