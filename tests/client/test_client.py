@@ -104,7 +104,9 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
         if isinstance(verb, InSteps):
             continue
         sent = {a.rstrip("_"): spelled.get(kind := of.type, kind) for a, of in verb.types.items()}
-        theirs = {argument: kind for argument, kind in found[name].items() if argument not in hidden}
+        # The client asks for pages of the default size.
+        left_out = hidden | ({"most"} if name == "retry_failed" else set())
+        theirs = {argument: kind for argument, kind in found[name].items() if argument not in left_out}
         assert sent == theirs, name
         checked += 1
     assert checked >= 34

@@ -671,7 +671,7 @@ def test_a_stop_for_a_single_job_tells_its_victim_and_keeps_the_place(q: Q) -> N
     assert low.state == "draining"
     assert [(row["ask"], row["devices"]) for row in q.planned_seats(kept=True)] == [(ask, held)]
     (event,) = q.events("preempt")
-    assert (event["data"]["for"], event["reason"]) == (ask, "displaced by a single job of priority 5")
+    assert (event["data"]["for_job"], event["reason"]) == (high, "displaced by a single job of priority 5")
     claims[0].ack()
     q.place()
     assert filled(worker) == [high]

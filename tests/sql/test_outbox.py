@@ -251,7 +251,8 @@ def test_a_target_without_kinds_is_told_of_everything_that_its_filter_can_pass(q
     target(q, "all")
     target(q, "some", task="train")
     assert state_of(q, "all")["kinds"] == EVERYTHING
-    assert state_of(q, "some")["kinds"] == ["batch_done", "gang_failed", "job_failed", "trip"]
+    found = ["batch_done", "crash_loop", "gang_failed", "job_failed", "trip", "update_halted"]
+    assert state_of(q, "some")["kinds"] == found
 
 
 def test_adding_it_again_changes_it_and_keeps_what_waits(q: Q) -> None:

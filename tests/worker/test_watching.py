@@ -184,7 +184,7 @@ class Runner:
         self.session = session
         self.drain = Drain(0.0)
         self.watching = Watching(session, Detection((), None), SamplerProcess(Detection((), None)))
-        nothing = SimpleNamespace()
+        nothing = SimpleNamespace(attach=None)
         self.runner = CommandRunner(
             session,
             Reporter(session),

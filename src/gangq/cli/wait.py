@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,11 +11,12 @@ from gangq.cli.parsing import Seconds
 from gangq.cli.run import ending
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.which import Which, takes_several
-from gangq.client import Client
 from gangq.errors import WaitTimeout
-from gangq.handle_steps import Handle, Limit, first_ended
-from gangq.handles import Batch, Gang, Job
 from gangq.status import error_in_words
+
+if TYPE_CHECKING:
+    from gangq.client import Client
+    from gangq.handle_steps import Handle
 
 EXIT_TIMED_OUT = 124
 """As timeout(1) has it."""
@@ -37,6 +38,8 @@ def wait(session: Session, named: Sequence[Which], timeout: float | None) -> Non
     """
     if session.inside_job:
         raise click.UsageError("a job cannot wait for another: submit it with --after, or pass --dsn")
+    from gangq.handle_steps import Limit, first_ended
+
     client = session.client()
     waiting = {_handle(client, which): which for which in named}
     codes: dict[Which, int] = {}
@@ -54,6 +57,8 @@ def wait(session: Session, named: Sequence[Which], timeout: float | None) -> Non
 
 
 def _handle(client: Client, which: Which) -> Handle[Any]:
+    from gangq.handles import Batch, Gang, Job
+
     if which.gang:
         return Gang(lambda: client, which.id, [])
     return Batch(lambda: client, [which.id]) if which.batch else Job(lambda: client, which.id)
