@@ -523,7 +523,7 @@ def test_a_watchdog_without_a_worker_queues_its_lines_while_its_thread_runs() ->
 
 def test_a_worker_queues_what_its_threads_log() -> None:
     """All loggers of the library but those that only handlers and other programs use."""
-    elsewhere = ("gangq.task", "gangq.handles", "gangq.host", "gangq.examples")
+    elsewhere = ("gangq.task", "gangq.handles", "gangq.host", "gangq.web", "gangq.examples")
     source = Path(logqueue.__file__).parent
     text = "".join(path.read_text() for path in source.rglob("*.py"))
     names = set(re.findall(r'getLogger\(f?"(gangq[\w.]*)', text))
