@@ -28,10 +28,10 @@ def exposition(collector: Collector, accept: str = "") -> tuple[bytes, str]:
         from prometheus_client.exposition import choose_encoder
     except ModuleNotFoundError as missing:
         raise GangqError(f"metrics need {missing.name}: pip install 'gangq[metrics]'") from missing
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
+    scraped = CollectorRegistry(auto_describe=False)
+    scraped.register(collector)
     encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    return encode(scraped), content_type
 
 
 class MetricsApp:
