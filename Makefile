@@ -68,7 +68,7 @@ test-servers: $(VENV)/.dev
 	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving
 
 test-gpu: $(VENV)/.dev
-	$(BIN)/python -m pytest -m gpu -s tests/gpu
+	$(BIN)/python -m pytest -m gpu -s tests/gpu tests/process/test_process_real_gpu.py
 
 test-torch: $(VENV)/.dev
 	$(BIN)/python -m pytest -m torch
