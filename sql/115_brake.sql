@@ -4,14 +4,6 @@
 
 -- What is written down ----------------------------------------------------------------------------
 
--- Internal. The watchdog class of an exit code; null for a code that no watchdog uses.
-create function gangq.class_of(code integer) returns text language sql immutable as $$
-  select case code
-    when 75 then 'budget' when 76 then 'stall' when 77 then 'lost' when 78 then 'health'
-    when 79 then 'unstopped' when 80 then 'frozen' when 85 then 'fault' when 86 then 'memory'
-    when 87 then 'unkillable' when 88 then 'unfit' end
-$$;
-
 -- Internal. The names of these devices, for events.
 create function gangq.uuids_of(device_ids bigint[]) returns jsonb language sql stable as $$
   select coalesce(jsonb_agg(r.uuid order by r.index, r.id), '[]')
@@ -55,15 +47,14 @@ declare
   held boolean;
   kind text;
 begin
-  if coalesce(suspect.class, '') not in ('budget', 'stall', 'health', 'fault', 'gang', 'frozen',
-    'memory') then
-    perform gangq.refuse('GQ001', format('class is %L', suspect.class),
-      'It is budget, stall, health, fault, gang, frozen or memory.');
-  end if;
+  perform gangq.refuse('GQ001', format('class is %L', suspect.class),
+    'It is one of ' || string_agg(k.class, ', ') || '.')
+  from gangq.trip_classes k where k.reporter is not null
+  having count(*) filter (where k.class = suspect.class) = 0;
   if j.incarnation is distinct from suspect.incarnation then
     perform gangq.refuse_stale(suspect.job_id, suspect.token);
   end if;
-  held := suspect.class in ('stall', 'health')
+  held := gangq.may_be_held(suspect.class)
     and gangq.braking(j, suspect.class, suspect.evidence, t);
   kind := case when suspect.notify then 'notify' when suspect.tripping and held then 'held'
     else 'suspect' end;
@@ -89,7 +80,8 @@ create function gangq.count_suspects(
   with suspected as (
     select coalesce('g' || e.gang_id, 'w' || e.worker) as unit from gangq.events e
     where e.at > t - interval '1 minute' and e.at <= t and e.kind in ('suspect', 'trip', 'held')
-      and e.data ->> 'class' in ('stall', 'health') and e.worker is not null
+      and e.data ->> 'class' in (select k.class from gangq.trip_classes k where k.held)
+      and e.worker is not null
       and not exists (
         select 1
         from gangq.events p
@@ -248,7 +240,7 @@ create function gangq.all_stand_still(j gangq.live_jobs) returns boolean languag
       where e.job_id = x.id
         and e.token = x.token
         and e.kind in ('suspect', 'held')
-        and e.data ->> 'class' in ('stall', 'health')
+        and e.data ->> 'class' in (select k.class from gangq.trip_classes k where k.held)
         and e.at > coalesce(x.beat_at, '-infinity')))
   from (
     select m.id, m.token, p.beat_at

@@ -5,18 +5,18 @@
 
 -- Internal. Raises GQ001 for arguments that no trip has.
 create function gangq.check_trip(code integer, class text, error jsonb, exit_in_s real) returns void
-language plpgsql immutable as $$
+language plpgsql stable as $$
 begin
-  if gangq.class_of(code) is null or code in (77, 88) then
+  if not exists (select from gangq.trip_classes k where k.trips and k.code = check_trip.code) then
     perform gangq.refuse('GQ001',
-      format('code is %s; no watchdog trips with that', coalesce(code::text, 'null')),
-      '75 budget, 76 stall, 78 health, 79 unstopped, 80 frozen, 85 fault, 86 memory, '
-      '87 unkillable.');
-  elsif class not in ('budget', 'stall', 'health', 'fault', 'gang', 'unstopped', 'frozen',
-    'memory', 'unkillable') then
-    perform gangq.refuse('GQ001', format('class is %L', class),
-      'Leave it null for that of the code; notify_only knows budget, stall, health, fault and '
-      'gang.');
+      format('code is %s; no watchdog trips with that', coalesce(check_trip.code::text, 'null')),
+      'The codes are ' || string_agg(k.code || ' ' || k.class, ', ') || '.')
+    from gangq.trip_classes k where k.trips and k.code is not null;
+  elsif not exists (select from gangq.trip_classes k where k.trips and k.class = check_trip.class)
+  then
+    perform gangq.refuse('GQ001', format('class is %L', check_trip.class),
+      'Leave it null for that of the code; notify_only knows ' || string_agg(k.class, ', ') || '.')
+    from gangq.trip_classes k where k.notify;
   elsif not (exit_in_s >= 0 and exit_in_s <= 600) then
     perform gangq.refuse('GQ001', format('exit_in_s is %s', exit_in_s),
       'Seconds within which this process is gone whatever happens, 600 at most; '
@@ -34,7 +34,7 @@ end $$;
 create function gangq.held_back(j gangq.live_jobs, class text, evidence jsonb) returns boolean
 language plpgsql set lock_timeout = '1s' as $$
 begin
-  if class not in ('stall', 'health') then
+  if not gangq.may_be_held(class) then
     return false;
   end if;
   begin
@@ -90,15 +90,18 @@ create function gangq.trip(
 ) returns text language plpgsql as $$
 declare
   t timestamptz;  -- under the locks: the process is gone exit_in_s after the call was sent
-  class_of text := coalesce(trip.class, gangq.class_of(trip.code));
-  why text := coalesce(trip.error ->> 'type', gangq.class_of(trip.code));
+  of_code gangq.trip_classes;
+  why text;
   data jsonb;
   j gangq.live_jobs;
   blamed bigint[];
   notifies boolean;
   answer text;
 begin
-  perform gangq.check_trip(trip.code, class_of, trip.error, trip.exit_in_s);
+  select k.* into of_code from gangq.trip_classes k where k.code = trip.code;
+  trip.class := coalesce(trip.class, of_code.class);
+  perform gangq.check_trip(trip.code, trip.class, trip.error, trip.exit_in_s);
+  why := coalesce(trip.error ->> 'type', of_code.class);
   trip.error := gangq.cut(trip.error, 262144);
   -- host: after a worker is gone, the restarter of its host reports what it left there.
   j := gangq.lock_job(trip.job_id, host => true);
@@ -110,16 +113,16 @@ begin
       '{}')
     from gangq.device_holds h join gangq.device_registry r on r.id = h.device_id
     where h.job_id = j.id);
-  data := jsonb_build_object('code', trip.code, 'class', class_of, 'message',
+  data := jsonb_build_object('code', trip.code, 'class', trip.class, 'message',
     trip.error ->> 'message', 'trips', j.trips, 'exit_in_s', trip.exit_in_s,
     'application', coalesce(trip.evidence ->> 'application' = 'true', false),
     'blamed', gangq.uuids_of(blamed));
   -- Work that is dead, or was told to stop, cannot go on: notify and held are no answers.
-  notifies := gangq.only_notifies(j.shape_id, class_of);
+  notifies := gangq.only_notifies(j.shape_id, trip.class);
   answer := case
     when trip.exit_in_s is null or j.state = 'preempting' then null
     when notifies then 'notify'
-    when trip.code in (76, 78) and gangq.held_back(j, class_of, trip.evidence) then 'held' end;
+    when of_code.held and gangq.held_back(j, trip.class, trip.evidence) then 'held' end;
   t := gangq.now();
   if answer is not null then
     perform gangq.log_with_evidence(t, answer, j, why,
@@ -146,7 +149,7 @@ create function gangq.foresee_trip(
 begin
   culprit := j.id;
   charge := 'nothing';
-  if j.gang_id is not null and j.state = 'running' and class in ('stall', 'health')
+  if j.gang_id is not null and j.state = 'running' and gangq.may_be_held(class)
     and gangq.all_stand_still(j) then
     select w.job_id, w.sentence into culprit, sentence
     from gangq.who_stopped(j.gang_id, j.id, place) w;
@@ -211,7 +214,9 @@ create function gangq.carry_out_trip(
 declare
   code integer := data ->> 'code';
   exit_in_s real := data ->> 'exit_in_s';
-  faulty boolean := code = 85 and not (data ->> 'application')::boolean;
+  devices text := (
+    select k.devices from gangq.trip_classes k where k.code = (data ->> 'code')::integer);
+  faulty boolean := devices = 'faulty' and not (data ->> 'application')::boolean;
   me gangq.incarnations;  -- null: the worker lives on
   gone_at timestamptz;
   foreseen record;
@@ -228,7 +233,7 @@ begin
       when me.exits_at > t then me.exits_at end;
   end if;
   foreseen := gangq.foresee_trip(j, data ->> 'class', evidence ->> 'place', gone_at);
-  if code in (78, 85) and blamed <> '{}' then
+  if devices in ('avoided', 'faulty') and blamed <> '{}' then
     new_shape := gangq.shape_after_trip(j, blamed, faulty);
   end if;
   -- 2.

@@ -78,8 +78,8 @@ begin
     select 'gangq_force_drained_total', '{}', 1 from happened h where h.kind = 'force'
     union all
     select 'gangq_trips_total', jsonb_build_object('outcome', h.kind, 'class',
-      case when h.data ->> 'class' = any (gangq.trip_classes()) then h.data ->> 'class'
-        else 'other' end), 1
+      case when h.data ->> 'class' in (select k.class from gangq.trip_classes k)
+        then h.data ->> 'class' else 'other' end), 1
     from happened h
     where h.kind in ('trip', 'notify', 'held')
     union all
@@ -94,11 +94,6 @@ begin
   from counted as x(name, labels, value)
   group by 1, 2;
 end $$;
-
--- Internal. The classes that trips are counted by.
-create function gangq.trip_classes() returns text[] language sql immutable as $$
-  select '{budget,stall,lost,health,unstopped,frozen,fault,memory,unkillable,unfit,gang}'::text[]
-$$;
 
 -- Internal. The upper bounds, in seconds, that drains are counted by.
 create function gangq.drain_buckets() returns text[] language sql immutable as $$
@@ -244,7 +239,7 @@ begin
       from unnest(gangq.drain_buckets()) as b(le)
       union all
       select 'gangq_trips_total', jsonb_build_object('class', k.class, 'outcome', 'trip'), 0
-      from unnest(gangq.trip_classes()) as k(class)
+      from gangq.trip_classes k
       union all
       select 'gangq_preemptions_completed_total', jsonb_build_object('outcome', o.outcome), 0
       from unnest('{blocked,done,failed,cancelled}'::text[]) as o(outcome)) as c

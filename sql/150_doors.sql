@@ -40,9 +40,9 @@ grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.wai
   gangq.capacity, gangq.violations, gangq.queues, gangq.limits, gangq.tasks, gangq.schedules,
   gangq.services, gangq.service_gangs, gangq.scaling, gangq.endpoints, gangq.batches,
   gangq.retention, gangq.events, gangq.settings, gangq.transitions, gangq.causes,
-  gangq.migrations, gangq.tick_state,
-  gangq.lock_rows, gangq.attempts, gangq.notifications, gangq.undelivered, gangq.notification_kinds,
-  gangq.fleet, gangq.planned, gangq.running, gangq.member_beats
+  gangq.trip_classes, gangq.migrations, gangq.tick_state, gangq.lock_rows,
+  gangq.attempts, gangq.notifications, gangq.undelivered, gangq.notification_kinds, gangq.fleet,
+  gangq.planned, gangq.running, gangq.member_beats
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 grant select on gangq.passes to gangq_admin;
 -- The doors: every function that a role may call. Each runs with its owner's rights, and is what

@@ -326,6 +326,7 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq doctor: stray rows", queries.stray_rows(), 100),
     ("schedules", Query("gangq.schedules", "select * from gangq.schedules", {}, list), 100),
     ("who is charged", Query("gangq.causes", "select * from gangq.causes", {}, list), 0),
+    ("trip classes", Query("gangq.trip_classes", "select * from gangq.trip_classes", {}, list), 0),
     ("who was displaced", Query("gangq.preemptions", "select * from gangq.preemptions", {}, list), 100),
     ("which devices tripped", Query("gangq.device_trips", "select * from gangq.device_trips", {}, list), 300),
     ("gangq web: the fleet", Query("gangq.fleet", "select * from gangq.fleet", {}, list), 7000),

@@ -10,8 +10,6 @@ import pytest
 from drive import ENDED, INVALID, MISSING, STALE, Claim, Q, Worker, gpus, refused
 from epochs import reserve, run, submit_roles
 
-from gangq.watchdogs.codes import ExitCode
-
 
 def running(q: Q, name: str = "w1", devices: list[dict[str, Any]] | None = None, **options: Any) -> Claim:
     """One job, claimed by one new worker."""
@@ -1593,14 +1591,6 @@ def test_a_stuck_report_repeated_is_harmless_and_one_that_makes_no_sense_is_refu
             q.call("report_stuck", worker=name, incarnation=incarnation, evidence={"pid": 1})
     assert (stuck(q, claim), stuck(q, claim)) == (0, 0)
     assert len(q.events("stuck")) == 1
-
-
-def test_the_words_for_exit_codes_are_those_of_the_library(q: Q) -> None:
-    for code in ExitCode:
-        assert q.value("select gangq.class_of(%(code)s)", code=int(code)) == code.word
-    assert {q.value("select gangq.class_of(%(n)s)", n=n) for n in range(256) if n not in set(ExitCode)} == {
-        None
-    }
 
 
 # The client library says the same ---------------------------------------------------------------------------

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import gangq.watchdogs
+from databases import Connection
 from gangq.proc import supervision
 from gangq.watchdogs import NOTIFY_CLASSES, ExitCode
 
 TOP = Path(__file__).parents[2]
-TRIPS = "".join((TOP / f"sql/{name}.sql").read_text() for name in ("115_brake", "117_trips"))
-WORDS = {code.word for code in ExitCode}
-
-
-def listed(pattern: str, text: str) -> list[set[str]]:
-    """The words of each list in this text that stands where the pattern has its group."""
-    return [set(re.findall(r"\w+", found)) for found in re.findall(pattern, text, re.DOTALL)]
 
 
 def test_the_codes_are_those_of_the_design() -> None:
@@ -47,36 +43,28 @@ def test_the_codes_are_those_of_the_design() -> None:
     assert {code.word for code in ExitCode if code.reporter == "supervisor"} == {"frozen", "memory"}
 
 
-def test_the_sql_knows_the_same_classes_may_be_held() -> None:
-    held = {code.word for code in ExitCode if code.may_be_held}
-    assert held == {"stall", "health"}
-    pairs = [
-        words for words in listed(r"in \(((?:'\w+',?\s*)+)\)", TRIPS) if words < WORDS and len(words) == 2
-    ]
-    assert len(pairs) >= 4
-    assert all(words == held for words in pairs)
-    codes = listed(r"trip\.code in \(([\d, ]+)\)", TRIPS)
-    assert codes == [{str(int(code)) for code in ExitCode if code.may_be_held}]
+def test_the_database_knows_the_same_codes(db: Connection) -> None:
+    rows = {row["code"]: row for row in db.execute("select * from gangq.trip_classes")}
+    gang = rows.pop(None)
+    assert {
+        code: (row["class"], row["reporter"], row["notify"], row["held"]) for code, row in rows.items()
+    } == {int(code): (code.word, code.reporter, code.notify, code.may_be_held) for code in ExitCode}
+    assert (gang["class"], gang["reporter"], gang["held"]) == ("gang", "database", False)
 
 
-def test_the_sql_knows_the_same_classes_of_suspicions_and_trips() -> None:
-    lists = listed(r"class(?:, ''\))? not in \(((?:'\w+',?\s*)+)\)", TRIPS)
-    # Those of two are about what may be held.
-    suspicions, trips = (words for words in lists if len(words) > 2)
-    assert suspicions == {code.word for code in ExitCode if code.reporter} | {"gang"}
-    assert trips == WORDS - {"lost", "unfit"} | {"gang"}
-    (watches,) = listed(
-        r"create domain gangq\.watches as text\[\] check \(value <@ '\{(.*?)\}'",
-        (TOP / "sql/migrations/0001_foundation.sql").read_text(),
-    )
-    assert watches == set(NOTIFY_CLASSES)
+def test_a_setting_takes_the_classes_that_may_notify_and_no_others(db: Connection) -> None:
+    rows = db.execute("select class, notify from gangq.trip_classes").fetchall()
+    assert {row["class"] for row in rows if row["notify"]} == set(NOTIFY_CLASSES)
+    for row in rows:
+        cast = f"select '{{{row['class']}}}'::gangq.watches"
+        with contextlib.nullcontext() if row["notify"] else pytest.raises(psycopg.errors.CheckViolation):
+            db.execute(cast)
 
 
 def test_the_unit_restarts_a_worker_after_every_code_that_says_so() -> None:
-    (never,) = listed(
-        r"RestartPreventExitStatus=(.*?)\n", (TOP / "systemd/gangq-worker@.service").read_text()
-    )
-    assert never == {str(int(code)) for code in ExitCode if not code.restart}
+    unit = (TOP / "systemd/gangq-worker@.service").read_text()
+    (never,) = re.findall(r"^RestartPreventExitStatus=(.*)$", unit, re.MULTILINE)
+    assert set(never.split()) == {str(int(code)) for code in ExitCode if not code.restart}
 
 
 def test_the_supervisor_which_imports_nothing_has_the_same_numbers() -> None:

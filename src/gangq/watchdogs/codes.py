@@ -11,7 +11,7 @@ Reporter = Literal["worker", "supervisor"]
 class ExitCode(IntEnum):
     """Why a worker process ended itself, or was ended by its supervisor. 0 is a stop as asked.
 
-    The database has the same table in SQL (115_brake.sql); ``tests/watchdogs/test_codes.py`` compares the two.
+    The database has the same rows in ``gangq.trip_classes``; ``tests/watchdogs/test_codes.py`` compares the two.
     """
 
     word: str
