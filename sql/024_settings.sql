@@ -200,8 +200,7 @@ begin
   select ts.* into n from gangq.task_settings ts where ts.task = set_task.task for no key update;
   n := gangq.read_options(format('task %L', set_task.task), settings, n);
   update gangq.task_settings ts
-  set (budget_s, stall_timeout_s, load_grace_s, health_window_s, long_phase_s, notify_only)
-    = (select n.budget_s, n.stall_timeout_s, n.load_grace_s, n.health_window_s, n.long_phase_s,
-      n.notify_only)
+  set (task, budget_s, stall_timeout_s, load_grace_s, health_window_s, long_phase_s, notify_only)
+    = (select n.*)
   where ts.task = set_task.task;
 end $$;

@@ -21,7 +21,7 @@ begin
     if not found or g.state <> 'running' and (how <> 'move' or g.state <> 'reserved') then
       return false;
     end if;
-    perform gangq.drain(g.id, '{}', how, null, why, t);
+    perform gangq.drain(g.id, '{}', '{}', how, null, why, t);
   else
     select x.* into j from gangq.live_jobs x where x.id = number and x.state = 'running';
     if not found then

@@ -191,7 +191,8 @@ declare
   members bigint[] := '{}';
   taken bigint[] := '{}';
   claimed bigint;
-  free bigint;
+  light_room bigint;
+  light_jobs bigint;
 begin
   -- 1. Asked before the function that refuses is called: the call costs more than the question.
   if not gangq.reads_committed() or (max_jobs between 1 and 1000) is not true or model is not null
@@ -258,13 +259,13 @@ begin
   if claimed > 0 then
     return query select c.* from gangq.claimed(taken) c;
   end if;
-  free := least(take.max_jobs - claimed, me.light * me.prefetch - room.light);
-  if takes and take.lane is distinct from 'placed' and free > 0 then
+  light_room := least(take.max_jobs - claimed, me.light * me.prefetch - room.light);
+  if takes and take.lane is distinct from 'placed' and light_room > 0 then
     return query
     select l.* from gangq.take_light(
-      me, take.request_id, free::integer, room.shape_ids, room.base, t) l;
-    get diagnostics free = row_count;
-    claimed := claimed + free;
+      me, take.request_id, light_room::integer, room.shape_ids, room.base, t) l;
+    get diagnostics light_jobs = row_count;
+    claimed := claimed + light_jobs;
     -- 7.
     if claimed > 0 and room.asleep then
       perform gangq.forget_sleeper(me.id);

@@ -1,69 +1,5 @@
--- Light jobs: the heads of the shapes that a worker serves, and where to look for them
--- (gangq.lows).
--- Locks: pending jobs and rows of lows, with skip locked; the row 'lows' of lock_rows, nowait.
-
--- Internal. The first key that a submission could have with the priority of this key.
-create function gangq.low_start(key bigint) returns bigint language sql immutable
-return (key >> 50 << 50) + 562949953421312;
-
--- Internal. The key of the first pending job of a shape from a key on, without the entries below
--- gangq.lows; null: none.
-create function gangq.first_pending(shape_id integer, from_key bigint) returns table (key bigint)
-language sql stable as $$
-  select min(f.order_key)
-  from (
-    (select j.order_key from gangq.live_jobs j
-    where j.shape_id = first_pending.shape_id and j.state = 'pending' and j.returned
-      and j.order_key >= from_key
-    order by j.order_key limit 1)
-    union all
-    select y.order_key
-    from (
-      select l.low, lead(l.start, 1, 9223372036854775807) over (order by l.start) as high
-      from gangq.lows l where l.shape_id = first_pending.shape_id
-      union all
-      select 0, coalesce(min(l.start), 9223372036854775807)
-      from gangq.lows l where l.shape_id = first_pending.shape_id) r
-    cross join lateral (
-      select j.order_key from gangq.live_jobs j
-      where j.shape_id = first_pending.shape_id and j.state = 'pending'
-        and j.order_key >= greatest(r.low, from_key) and j.order_key < r.high
-      order by j.order_key limit 1) y) f
-$$;
-
--- Internal. Step 3. first: the first pending job of this shape and priority, or the last position
--- given out. horizon: every older transaction had ended before first was looked up. The block with
--- the exception is a subtransaction. It gets a new transaction id when it locks.
-create function gangq.raise_low(shape_id integer, first bigint, horizon xid8) returns void
-language plpgsql as $$
-begin
-  perform from gangq.lock_rows x where x.name = 'lows' for update nowait;
-  insert into gangq.lows as l (shape_id, start, low, marked)
-  values (raise_low.shape_id, gangq.low_start(raise_low.first), gangq.low_start(raise_low.first),
-    raise_low.first)
-  on conflict on constraint lows_pkey do update
-  set low = least(l.marked, excluded.marked), marked = excluded.marked
-  where age(raise_low.horizon::xid) <= age(l.xmin);
-exception when lock_not_available then
-  return;  -- Another session is raising one.
-end $$;
-
--- Internal. Raises low where nothing is pending. Returns how often it tried. Where nothing is
--- pending no claim comes by. Horizon and position are read before the jobs are.
-create function gangq.raise_idle_lows() returns integer language plpgsql as $$
-declare
-  horizon constant xid8 := pg_snapshot_xmin(pg_current_snapshot());
-  last_pos constant bigint := (
-    select b.base + p.last_value from gangq.id_base() b cross join gangq.positions p);
-begin
-  return (
-    select count(gangq.raise_low(l.shape_id, l.start + last_pos, horizon))
-    from gangq.lows l
-    where l.start + last_pos - l.low >= 256 and not exists (
-      select from gangq.live_jobs j
-      where j.shape_id = l.shape_id and j.state = 'pending'
-        and j.order_key >= l.low and j.order_key <= l.start + last_pos));
-end $$;
+-- Light jobs: the heads of the shapes that a worker serves, and the jobs that it takes.
+-- Locks: pending jobs, with skip locked; then what raise_low (071) locks.
 
 -- Internal. The shapes with a pending job, and all those of gangq.lows. Shapes are kept for ever.
 -- Where there are many, those with a pending job are found by hopping along the index from shape to
@@ -120,7 +56,6 @@ create function gangq.take_light(
   t timestamptz
 ) returns setof gangq.claim_row language plpgsql as $$
 declare
-  want integer := most;
   horizon constant xid8 := pg_snapshot_xmin(pg_current_snapshot());
   head record;
   s gangq.shapes;
@@ -133,7 +68,7 @@ begin
   end if;
   -- Of the shape whose first job is next, the jobs up to where the next shape's first job stands.
   -- Then all before that key has been looked at, and the next look begins there.
-  while want > 0 and from_key is not null loop
+  while most > 0 and from_key is not null loop
     looked_from := from_key;
     select h.shape, h.key, lead(h.key) over (order by h.key) as next, (
       select l.low from gangq.lows l
@@ -151,9 +86,9 @@ begin
       where j.shape_id = s.id and j.state = 'pending'
         and (head.low is null or head.low <= head.key or j.returned)
         and j.order_key >= head.key and j.order_key < coalesce(from_key, 9223372036854775807)
-      order by j.order_key limit want for update skip locked) p;
+      order by j.order_key limit most for update skip locked) p;
     if found_at is not null then
-      want := want - cardinality(found_at);
+      most := most - cardinality(found_at);
       -- In the order in which they were found, because each is looked up by itself; a test holds
       -- the plan to that.
       return query

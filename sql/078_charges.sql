@@ -157,3 +157,13 @@ create function gangq.cause_of_loss(i gangq.incarnations) returns text language 
   select case when i.exit_code is not null then 'other_job'
     when i.state = 'dead' then 'crash' else 'release' end
 $$;
+
+-- Internal. The cause with which a gang loses members, whose workers ended with these (null: it
+-- loses none that ran, but some that were reserved). One lost host outweighs all others.
+create function gangq.cause_of_losses(causes text[]) returns text language sql immutable as $$
+  select case
+    when causes is null then 'placement_miss'
+    when 'crash' = any (causes) then 'crash'
+    when 'other_job' = all (causes) then 'other_job'
+    else 'release' end
+$$;

@@ -206,11 +206,8 @@ begin
     others := gangq.lock_free(finish.job_ids, look.gang_ids);
     outcomes := array_fill('busy'::text, array[cardinality(others)]);
     if others <> '{}' then
-      select coalesce(array_agg(c.id), '{}'), coalesce(array_agg(c.token), '{}'),
-        coalesce(array_agg(c.result), '{}')
-      into finish.job_ids, finish.tokens, finish.results
-      from unnest(finish.job_ids, finish.tokens, finish.results) as c(id, token, result)
-      where (c.id = any (others)) is not true;
+      select r.* into finish.job_ids, finish.tokens, finish.results
+      from gangq.reports_without(finish.job_ids, finish.tokens, finish.results, others) r;
     end if;
   elsif look.gang_ids <> '{}' then
     perform gangq.lock_jobs(finish.job_ids, look.gang_ids);
@@ -226,6 +223,16 @@ begin
   -- A light job leaves room for light jobs alone, a vacant place for the next of its kind.
   waited_for := look.placed > gone.vacant and gangq.placed_waits();
 end $$;
+
+-- Internal, for finish. These reports without those of busy jobs.
+create function gangq.reports_without(
+  inout job_ids bigint[], inout tokens bigint[], inout results jsonb[], busy bigint[]
+) language sql immutable as $$
+  select coalesce(array_agg(c.id), '{}'), coalesce(array_agg(c.token), '{}'),
+    coalesce(array_agg(c.result), '{}')
+  from unnest(job_ids, tokens, results) as c(id, token, result)
+  where (c.id = any (busy)) is not true
+$$;
 
 -- Internal, for finish. Raises GQ001 for arrays of different lengths, GQ007 for a result larger
 -- than its queue takes.
@@ -434,7 +441,8 @@ begin
         (gangq.charge_job(j, (gangq.cause_named(cause)).member)).trips));
   end if;
   if j.gang_id is not null then
-    perform gangq.lose_members(j.gang_id, array[j.id], cause, error, reason, t, final);
+    perform gangq.lose_members(
+      j.gang_id, array[j.id], array[j.id], cause, error, reason, t, final);
     return 'preempted';
   end if;
   -- A single job has no rendezvous to fail at.

@@ -4,8 +4,8 @@
 -- is lost is proven stopped at once. Gang: running -> draining -> blocked, or it ends.
 -- Who pays for which cause, and which are losses: gangq.causes (078). Arguments of these functions:
 --   stopped  members that are proven stopped; all others that run go on, or are told to stop
---   payers   members that pay for the cause, if it is a loss; null: the stopped; '{}': none of
---            them, and the gang pays all the same
+--   payers   members that pay for the cause, if it is a loss: of a single report the stopped. The
+--            gang pays all the same, also where none of them does
 -- Locks: called under the lock of the gang and all its members. Never a worker row.
 
 -- Why each step stands before the next one:
@@ -17,14 +17,13 @@
 -- Internal. Takes a reserved or running gang down: its members that run are told to stop. final: a
 -- failure that is not retryable. stopped, payers: see the head of this file.
 create function gangq.drain(
-  gang_id bigint, stopped bigint[], cause text, error jsonb, reason text, t timestamptz,
-  final boolean default false, payers bigint[] default null
+  gang_id bigint, stopped bigint[], payers bigint[], cause text, error jsonb, reason text,
+  t timestamptz, final boolean default false
 ) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   g gangq.live_gangs;
   told bigint[];
 begin
-  payers := coalesce(payers, stopped);
   -- 1.
   select x.* into g from gangq.live_gangs x where x.id = drain.gang_id;
   cause := gangq.cause_charged(g, stopped, cause);
@@ -96,19 +95,18 @@ end $$;
 -- policy they wait for a new place (restart_member) or leave the epoch (shrink), and the others run
 -- on. The arguments are those of drain.
 create function gangq.lose_members(
-  gang_id bigint, stopped bigint[], cause text, error jsonb, reason text, t timestamptz,
-  final boolean default false, payers bigint[] default null
+  gang_id bigint, stopped bigint[], payers bigint[], cause text, error jsonb, reason text,
+  t timestamptz, final boolean default false
 ) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   g gangq.live_gangs;
   why jsonb;
 begin
-  payers := coalesce(payers, stopped);
   -- 1.
   select x.* into g from gangq.live_gangs x where x.id = lose_members.gang_id;
   cause := gangq.cause_charged(g, stopped, cause);
   if gangq.must_drain(g, stopped, payers, cause, final) then
-    perform gangq.drain(g.id, stopped, cause, error, reason, t, final, payers);
+    perform gangq.drain(g.id, stopped, payers, cause, error, reason, t, final);
     return;
   end if;
   -- 2.
@@ -306,7 +304,7 @@ begin
     select from gangq.live_jobs j
     where j.gang_id = wind_up.gang_id and j.state in ('reserved', 'running', 'preempting'))
   then
-    perform gangq.drain(gang_id, '{}', 'completed', null,
+    perform gangq.drain(gang_id, '{}', '{}', 'completed', null,
       case when fulfilled then 'what it is for is done'
         else 'a replica of a service has returned, and its gang restarts as a whole' end, t);
   else

@@ -17,7 +17,7 @@ begin
   if g.state not in ('reserved', 'running') then
     return false;
   end if;
-  perform gangq.drain(g.id, '{}', 'preempt', null,
+  perform gangq.drain(g.id, '{}', '{}', 'preempt', null,
     coalesce(preempt_gang.reason, 'preempted by an operator'), gangq.now());
   return true;
 end $$;

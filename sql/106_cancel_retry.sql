@@ -27,7 +27,7 @@ begin
   returning x.* into g;
   perform gangq.log_event(t, 'cancel', g.id, g.epoch, reason => cancel_gang.reason);
   if g.state in ('reserved', 'running') then
-    perform gangq.drain(g.id, '{}', 'cancel', null, cancel_gang.reason, t);
+    perform gangq.drain(g.id, '{}', '{}', 'cancel', null, cancel_gang.reason, t);
   elsif g.state in ('waiting', 'blocked') then
     perform gangq.end_gang(g.id, 'cancelled', cancel_gang.reason, t);
   end if;
@@ -290,6 +290,23 @@ begin
   returning x.*;
 end $$;
 
+-- Internal, for retry_jobs. Raises GQ004 where the queue of one of these live jobs is draining, and
+-- 42501 where the caller may not give it its priority.
+create function gangq.check_retried(job_ids bigint[]) returns void language plpgsql as $$
+begin
+  perform gangq.refuse_draining(q.name, s.queue)
+  from gangq.live_jobs j
+  join gangq.shapes s on s.id = j.shape_id
+  join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(s.queue))
+  where j.id = any (job_ids)
+  order by length(q.name) desc;
+  perform gangq.check_ceiling(r.queue, r.priority, gangq.caller(), session_user)
+  from (
+    select distinct s.queue, j.priority
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+    where j.id = any (job_ids)) r;
+end $$;
+
 -- Why each step stands before the next one:
 -- 1. One statement locks the endings and notes them in retried: see retry.
 -- 2. What is revived waits before it is live: a job that it waits for may end at any moment, and
@@ -347,17 +364,7 @@ begin
   end if;
   -- 3.
   if not revives then
-    perform gangq.refuse_draining(q.name, s.queue)
-    from gangq.live_jobs j
-    join gangq.shapes s on s.id = j.shape_id
-    join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(s.queue))
-    where j.id = any (taken)
-    order by length(q.name) desc;
-    perform gangq.check_ceiling(r.queue, r.priority, gangq.caller(), session_user)
-    from (
-      select distinct s.queue, j.priority
-      from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
-      where j.id = any (taken)) r;
+    perform gangq.check_retried(taken);
   end if;
   -- 4.
   perform gangq.log_event(t, 'retry', job_id => j.id, reason => gangq.retried_because(revives))

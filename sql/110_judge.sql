@@ -229,11 +229,8 @@ begin
     end if;
   end if;
   -- 4.
-  select coalesce(array_agg((o.job).id order by (o.job).rank), '{}'), case
-    when count(*) = 0 then 'placement_miss'
-    when bool_or(gangq.cause_of_loss(o.worker) = 'crash') then 'crash'
-    when bool_and(gangq.cause_of_loss(o.worker) = 'other_job') then 'other_job'
-    else 'release' end
+  select coalesce(array_agg((o.job).id order by (o.job).rank), '{}'),
+    gangq.cause_of_losses(array_agg(gangq.cause_of_loss(o.worker)))
   into gone, cause
   from gangq.orphans(t) o
   where (o.job).gang_id = g.id and (o.job).state = 'running';
@@ -243,7 +240,7 @@ begin
   perform gangq.withhold_doubtful(x, t), gangq.log_event(t, 'lost', job_id => x.id,
     token => x.token, incarnation => x.incarnation, reason => 'its worker ended')
   from gangq.live_jobs x where x.id = any (gone);
-  perform gangq.lose_members(g.id, gone, cause,
+  perform gangq.lose_members(g.id, gone, gone, cause,
     case cause when 'crash'
       then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
     format('a member %s%s', (gangq.cause_named(cause)).words,
@@ -337,13 +334,13 @@ begin
             ineligible_s = x.ineligible_s + shut_s
         where x.id = g.id;
       else
-        perform gangq.drain(g.id, '{}', 'no_replacement', null,
+        perform gangq.drain(g.id, '{}', '{}', 'no_replacement', null,
           format('no place was found for a lost member within %s s', round(g.timeout_s)), t);
       end if;
     elsif not gangq.rollback_gang(g.id) and g.state = 'reserved' then
       -- Some members were claimed and wait at the barrier for one that will not come.
       perform gangq.pass_over(g, t);
-      perform gangq.drain(g.id, '{}', 'placement_miss', null,
+      perform gangq.drain(g.id, '{}', '{}', 'placement_miss', null,
         'a member was not claimed in time, or its worker takes nothing more', t);
     end if;
   end loop;

@@ -183,8 +183,8 @@ begin
   if j.state = 'preempting' then
     return gangq.stopped(j, error, t, gone_at => gone_at);
   elsif j.gang_id is not null then
-    perform gangq.lose_members(j.gang_id, array[j.id], 'trip', error, why, t,
-      payers => array_remove(array[culprit], null));
+    perform gangq.lose_members(j.gang_id, array[j.id], array_remove(array[culprit], null), 'trip',
+      error, why, t);
     return 'preempted';
   end if;
   j.shape_id := new_shape;

@@ -163,9 +163,8 @@ begin
   if not notifies then
     -- The member pays, but is not proven stopped: it is told to stop, and keeps its devices until
     -- it has.
-    perform gangq.drain(j.gang_id, '{}', 'trip',
-      jsonb_build_object('type', 'NoCollectiveProgress', 'message', why, 'code', 76), why, t,
-      payers => array_remove(array[first.job_id], null));
+    perform gangq.drain(j.gang_id, '{}', array_remove(array[first.job_id], null), 'trip',
+      jsonb_build_object('type', 'NoCollectiveProgress', 'message', why, 'code', 76), why, t);
   end if;
   return 1;
 end $$;

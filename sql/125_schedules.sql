@@ -148,6 +148,7 @@ begin
       'changed. To allow it to all submitters: gangq.set_queue(%L, ''{"others": "shared"}'').',
       queue, queue));
 end $$;
+
 -- Internal. Raises 42501 unless the caller may change this schedule.
 create function gangq.check_schedule_owner(verb text, s gangq.schedules_table) returns void
 language sql as $$
@@ -155,12 +156,54 @@ language sql as $$
     gangq.schedule_queue(s))
 $$;
 
--- Internal. Whether who stored a schedule could submit its work now.
+-- Internal. Whether who stored a schedule or service could submit its work now.
 create function gangq.may_submit(submitter text, login text) returns boolean
 language sql stable as $$
   select submitter = any (gangq.roles_of(login)) and gangq.roles_of(submitter) && array[
     'gangq_submitter', 'gangq_admin', (
       select pg_get_userbyid(n.nspowner)::text from pg_namespace n where n.nspname = 'gangq')]
+$$;
+
+-- Internal. Raises 42501 unless who stored this schedule or service could submit its work now.
+create function gangq.check_may_submit(what text, submitter text, login text) returns void
+language sql as $$
+  select gangq.refuse('42501', format('%s may not submit any more', submitter
+      || coalesce(' (login ' || nullif(login, submitter) || ')', '')),
+    format('Grant gangq_submitter again, or have gangq_admin store the %s: gangq.set_%1$s.', what))
+  where not gangq.may_submit(submitter, login)
+$$;
+
+-- Internal. Raises GQ007 if this login, unless it is an admin, has as many schedules or services as
+-- it may.
+create function gangq.check_new(what text) returns void language sql as $$
+  select gangq.refuse('GQ007',
+    format('%s has %s %ss, which is the most', session_user, n.has, what),
+    'Each of them is work for every tick. Remove those that are not needed.')
+  from (
+    select count(*) as has, 1000 as most from gangq.schedules_table s
+    where what = 'schedule' and s.login = session_user
+    union all
+    select count(*), 200 from gangq.services_table s
+    where what = 'service' and s.login = session_user) n
+  where n.has >= n.most and not gangq.is_admin()
+$$;
+
+-- Internal. Raises GQ001, GQ007 for what no program can say of the schedules or services it
+-- declares.
+create function gangq.check_declared(what text, source text, names text[]) returns void
+language sql as $$
+  select gangq.refuse('GQ001', 'source is no text of 1 to 200 characters',
+    'It names the program: source => ''tasks:app''.')
+  where (source <> '' and length(source) <= 200) is not true;
+  select gangq.refuse_larger(format('the names of %ss', what), pg_column_size(names), 262144);
+$$;
+
+-- Internal. Raises GQ002, GQ007 for what a schedule or service cannot submit.
+create function gangq.check_stored(what text, payload jsonb, work jsonb) returns void
+language sql as $$
+  select gangq.refuse_larger('the payload of a ' || what, pg_column_size(payload), 1048576),
+    gangq.refuse_larger('the work of a ' || what, pg_column_size(work), 262144);
+  select gangq.queue_named(work ->> 'queue') where work ->> 'queue' is not null;
 $$;
 
 -- Set, paused, forgotten --------------------------------------------------------------------------
@@ -224,9 +267,7 @@ begin
       'due_as is given, and the payload is no JSON object', 'It is the name of a key of it.')
   ) as w(wrong, what, hint)
   where w.wrong;
-  perform gangq.refuse_larger('the payload of a schedule', pg_column_size(s.payload), 1048576);
-  perform gangq.refuse_larger('the work of a schedule', pg_column_size(s.work), 262144);
-  perform gangq.queue_named(s.work ->> 'queue') where s.work ->> 'queue' is not null;
+  perform gangq.check_stored('schedule', s.payload, s.work);
 end $$;
 
 -- Makes a schedule, or changes it as a whole: what is submitted (a task with a payload), and when.
@@ -276,7 +317,7 @@ begin
     s.login := session_user;
     s.set_at := t;
     exit when old.name is not null;
-    perform gangq.check_new_schedule();
+    perform gangq.check_new('schedule');
     -- Another session may make it at this moment: then it is changed here.
     s.counts_from := t;
     s := gangq.reckon(s, t);
@@ -300,18 +341,6 @@ begin
   perform gangq.log_schedule('set_schedule', t, s.name);
   perform gangq.wake_tick(true);
   return case when old.name is null then 'made' else 'changed' end;
-end $$;
-
--- Internal. Raises GQ007 if this login, unless it is an admin, has 1000 schedules.
-create function gangq.check_new_schedule() returns void language plpgsql stable as $$
-begin
-  if (select count(*) from gangq.schedules_table s where s.login = session_user) >= 1000
-    and not gangq.is_admin()
-  then
-    perform gangq.refuse('GQ007', format('%s has 1000 schedules, which is the most', session_user),
-      'Each of them is work for every tick. Forget those that are not needed, or have one '
-      'schedule submit what several did.');
-  end if;
 end $$;
 
 -- From now on nothing of a schedule is submitted, until then (null: until resume_schedule). Due
@@ -368,11 +397,7 @@ declare
   s gangq.schedules_table;
   declared boolean;
 begin
-  if (source <> '' and length(source) <= 200) is not true then
-    perform gangq.refuse('GQ001', 'source is no text of 1 to 200 characters',
-      'It names the program: source => ''tasks:app''.');
-  end if;
-  perform gangq.refuse_larger('the names of schedules', pg_column_size(names), 262144);
+  perform gangq.check_declared('schedule', source, names);
   for s in
     select x.* from gangq.schedules_table x
     where (x.name = any (names) or x.source = declare_schedules.source)
@@ -412,11 +437,7 @@ declare
     else s.payload || jsonb_build_object(s.due_as,
       to_char(due at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')) end;
 begin
-  if not gangq.may_submit(s.submitter, s.login) then
-    perform gangq.refuse('42501', format('%s may not submit any more', s.submitter
-        || coalesce(' (login ' || nullif(s.login, s.submitter) || ')', '')),
-      'Grant gangq_submitter again, or have gangq_admin store the schedule: gangq.set_schedule.');
-  end if;
+  perform gangq.check_may_submit('schedule', s.submitter, s.login);
   if w.of_gang then
     a.task := s.task;
     a.payload := payload;

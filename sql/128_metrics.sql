@@ -19,6 +19,49 @@
 -- nothing is live and nothing has ended for retention_long has none. Labels are queues, tasks,
 -- outcomes and the like; never jobs, logins or text of jobs. Locks: rows of counters.
 
+-- Internal, for uncounted. Of drains and trips. c: what is counted so far.
+create function gangq.happened(c gangq.tick_state, but_of xid8)
+returns table (name text, labels jsonb, value double precision) language plpgsql stable
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+begin
+  return query
+  with happened as materialized (
+    select e.kind, e.data, e.gang_id
+    from gangq.events e
+    where (e.written_in >= c.counted_below or e.written_in = any (c.uncounted))
+      and e.at >= c.counted_from and e.written_in is distinct from but_of
+      and e.kind in ('drain', 'drained', 'force', 'trip', 'notify', 'held')
+  ),
+  drained as materialized (
+    select (h.data ->> 'seconds')::float8 as seconds
+    from happened h
+    where h.kind = 'drained' and h.data ? 'seconds'
+  )
+  select 'gangq_gangs_preempted_total', '{}'::jsonb, 1::double precision
+  from happened h
+  where h.kind = 'drain' and h.gang_id is not null and h.data ->> 'cause' = 'preempt'
+  union all
+  select 'gangq_preemptions_completed_total', jsonb_build_object('outcome', h.data ->> 'outcome'),
+    1
+  from happened h
+  where h.kind = 'drained' and h.data ->> 'cause' = 'preempt'
+  union all
+  select 'gangq_force_drained_total', '{}', 1 from happened h where h.kind = 'force'
+  union all
+  select 'gangq_trips_total', jsonb_build_object('outcome', h.kind, 'class',
+    case when h.data ->> 'class' in (select k.class from gangq.trip_classes k)
+      then h.data ->> 'class' else 'other' end), 1
+  from happened h
+  where h.kind in ('trip', 'notify', 'held')
+  union all
+  select 'gangq_drain_duration_seconds_bucket', jsonb_build_object('le', b.le), 1
+  from drained d join unnest(gangq.drain_buckets()) as b(le) on d.seconds <= b.le::float8
+  union all
+  select 'gangq_drain_duration_seconds_sum', '{}', d.seconds from drained d
+  union all
+  select 'gangq_drain_duration_seconds_count', '{}', 1 from drained d;
+end $$;
+
 -- Internal. What has ended and happened and is not in counters yet, as this query sees it. but_of:
 -- without what this transaction has written.
 create function gangq.uncounted(but_of xid8 default null)
@@ -37,18 +80,6 @@ begin
       and h.finished_at >= c.counted_from and h.written_in is distinct from but_of
     group by 1, 2, 3, 4
   ),
-  happened as materialized (
-    select e.kind, e.data, e.gang_id
-    from gangq.events e
-    where (e.written_in >= c.counted_below or e.written_in = any (c.uncounted))
-      and e.at >= c.counted_from and e.written_in is distinct from but_of
-      and e.kind in ('drain', 'drained', 'force', 'trip', 'notify', 'held')
-  ),
-  drained as materialized (
-    select (h.data ->> 'seconds')::float8 as seconds
-    from happened h
-    where h.kind = 'drained' and h.data ? 'seconds'
-  ),
   counted as (
     select 'gangq_jobs_ended_total', jsonb_build_object('queue', e.queue, 'task', e.task,
       'outcome', e.state), e.n
@@ -66,29 +97,7 @@ begin
     where (a.written_in >= c.counted_below or a.written_in = any (c.uncounted))
       and a.ended_at >= c.counted_from and a.written_in is distinct from but_of
     union all
-    select 'gangq_gangs_preempted_total', '{}', 1
-    from happened h
-    where h.kind = 'drain' and h.gang_id is not null and h.data ->> 'cause' = 'preempt'
-    union all
-    select 'gangq_preemptions_completed_total', jsonb_build_object('outcome', h.data ->> 'outcome'),
-      1
-    from happened h
-    where h.kind = 'drained' and h.data ->> 'cause' = 'preempt'
-    union all
-    select 'gangq_force_drained_total', '{}', 1 from happened h where h.kind = 'force'
-    union all
-    select 'gangq_trips_total', jsonb_build_object('outcome', h.kind, 'class',
-      case when h.data ->> 'class' in (select k.class from gangq.trip_classes k)
-        then h.data ->> 'class' else 'other' end), 1
-    from happened h
-    where h.kind in ('trip', 'notify', 'held')
-    union all
-    select 'gangq_drain_duration_seconds_bucket', jsonb_build_object('le', b.le), 1
-    from drained d join unnest(gangq.drain_buckets()) as b(le) on d.seconds <= b.le::float8
-    union all
-    select 'gangq_drain_duration_seconds_sum', '{}', d.seconds from drained d
-    union all
-    select 'gangq_drain_duration_seconds_count', '{}', 1 from drained d
+    select h.name, h.labels, h.value from gangq.happened(c, but_of) h
   )
   select x.name, x.labels, sum(x.value)::double precision
   from counted as x(name, labels, value)
@@ -211,6 +220,104 @@ begin
     for update of x skip locked);
 end $$;
 
+-- Internal, for metrics. All counters, with what the tick has not counted yet; of those whose
+-- labels are known, also what has never happened.
+create function gangq.counted_by_now()
+returns table (name text, labels jsonb, value double precision) language sql stable as $$
+  select c.name, c.labels, sum(c.value) as value
+  from (
+    select x.name, x.labels, x.value from gangq.counters x
+    union all
+    select u.name, u.labels, u.value from gangq.uncounted() u
+    union all
+    select z.name, z.labels, 0
+    from (values ('gangq_gangs_preempted_total', '{}'::jsonb),
+      ('gangq_force_drained_total', '{}'), ('gangq_drain_duration_seconds_sum', '{}'),
+      ('gangq_drain_duration_seconds_count', '{}')) as z(name, labels)
+    union all
+    select 'gangq_drain_duration_seconds_bucket', jsonb_build_object('le', b.le), 0
+    from unnest(gangq.drain_buckets()) as b(le)
+    union all
+    select 'gangq_trips_total', jsonb_build_object('class', k.class, 'outcome', 'trip'), 0
+    from gangq.trip_classes k
+    union all
+    select 'gangq_preemptions_completed_total', jsonb_build_object('outcome', o.outcome), 0
+    from unnest('{blocked,done,failed,cancelled}'::text[]) as o(outcome)) as c
+  group by 1, 2
+$$;
+
+-- Internal, for metrics. How many queues are paused, and what the fleet is made of.
+create function gangq.fleet_gauges(t timestamptz)
+returns table (name text, labels jsonb, value double precision) language sql stable as $$
+  select 'gangq_queue_paused', jsonb_build_object('queue', q.name), q.paused::integer
+  from gangq.queues_table q
+  union all
+  select 'gangq_workers', jsonb_build_object('state', z.state), count(i.id)
+  from unnest('{live,draining,silent}'::text[]) as z(state)
+  left join gangq.incarnations i on i.ended_at is null
+    and case when i.flagged_at is not null then 'silent' else i.state end = z.state
+  group by z.state
+  union all
+  select 'gangq_worst_lease_age_seconds', '{}',
+    coalesce(greatest(0, extract(epoch from t - min(l.renewed_at))), 0)
+  from gangq.leases l join gangq.incarnations i on i.id = l.incarnation
+  where i.ended_at is null
+  union all
+  select 'gangq_devices', jsonb_build_object('model', m.model, 'state', z.state),
+    count(d.id)
+  from (select distinct r.model from gangq.device_registry r) m
+  cross join unnest('{busy,held,free,quarantined}'::text[]) as z(state)
+  left join (
+    select r.id, r.model, case
+      when h.kind = 'quarantine' then 'quarantined'
+      when j.state in ('running', 'preempting') then 'busy'
+      when h.kind is not null then 'held'
+      when r.offered_by is not null then 'free' end as state
+    from gangq.device_registry r
+    left join gangq.device_holds h on h.device_id = r.id
+    left join gangq.live_jobs j on j.id = h.job_id) d on d.model = m.model and d.state = z.state
+  group by m.model, z.state
+$$;
+
+-- Internal, for metrics. How old the last tick and pass are, what waits to be told, and for how
+-- long the oldest transaction has been open.
+create function gangq.server_gauges(t timestamptz)
+returns table (name text, labels jsonb, value double precision) language sql stable as $$
+  select 'gangq_last_tick_age_seconds', '{}'::jsonb, greatest(0, extract(epoch from t - x.last_at))
+  from gangq.tick_state x
+  union all
+  select 'gangq_ticks_total', '{}', l.runs from gangq.lock_rows l where l.name = 'tick'
+  union all
+  select v.name, '{}', v.value
+  from gangq.decider d
+  cross join lateral (values
+    ('gangq_last_pass_age_seconds', greatest(0, extract(epoch from t - d.decided_at))),
+    ('gangq_last_pass_duration_seconds', d.pass_s::numeric)) as v(name, value)
+  where d.decided_at is not null
+  union all
+  select 'gangq_notification_queue_usage_ratio', '{}', pg_notification_queue_usage()
+  union all
+  -- As far as the owner of the schema may see: of other logins with pg_read_all_stats only.
+  select 'gangq_oldest_transaction_seconds', '{}',
+    coalesce(max(extract(epoch from clock_timestamp() - x.began)), 0)
+  from (
+    select coalesce(a.xact_start, a.query_start) as began
+    from pg_catalog.pg_stat_activity a
+    where a.backend_xmin is not null and a.pid <> pg_backend_pid()
+      and a.backend_type = 'client backend'
+    union all
+    select p.prepared from pg_catalog.pg_prepared_xacts p) x
+  union all
+  select v.name, jsonb_build_object('target', n.target), v.value
+  from gangq.notifications n
+  cross join lateral (values
+    ('gangq_outbox_waiting', n.waiting::numeric), ('gangq_outbox_dead', n.dead),
+    ('gangq_outbox_lag_seconds',
+      coalesce(greatest(0, extract(epoch from t - n.oldest_at)), 0)),
+    ('gangq_outbox_delivered_total', n.delivered), ('gangq_outbox_dropped_total', n.dropped))
+    as v(name, value)
+$$;
+
 -- What gangq metrics serves: every number with its name and labels (docs/manual/metrics.md).
 -- Counters do not fall when history is dropped. It reads what is live, and of what has ended only
 -- what the last tick has not seen.
@@ -224,26 +331,7 @@ begin
     select x.* from gangq.live_by_task() x
   ),
   ended as materialized (
-    select c.name, c.labels, sum(c.value) as value
-    from (
-      select x.name, x.labels, x.value from gangq.counters x
-      union all
-      select u.name, u.labels, u.value from gangq.uncounted() u
-      union all
-      select z.name, z.labels, 0
-      from (values ('gangq_gangs_preempted_total', '{}'::jsonb),
-        ('gangq_force_drained_total', '{}'), ('gangq_drain_duration_seconds_sum', '{}'),
-        ('gangq_drain_duration_seconds_count', '{}')) as z(name, labels)
-      union all
-      select 'gangq_drain_duration_seconds_bucket', jsonb_build_object('le', b.le), 0
-      from unnest(gangq.drain_buckets()) as b(le)
-      union all
-      select 'gangq_trips_total', jsonb_build_object('class', k.class, 'outcome', 'trip'), 0
-      from gangq.trip_classes k
-      union all
-      select 'gangq_preemptions_completed_total', jsonb_build_object('outcome', o.outcome), 0
-      from unnest('{blocked,done,failed,cancelled}'::text[]) as o(outcome)) as c
-    group by 1, 2
+    select x.* from gangq.counted_by_now() x
   ),
   -- What is submitted and started is what is live and what has ended.
   whole as (
@@ -276,68 +364,9 @@ begin
       where l.queue = q.name), 0)
     from gangq.queues_table q
     union all
-    select 'gangq_queue_paused', jsonb_build_object('queue', q.name), q.paused::integer
-    from gangq.queues_table q
+    select f.name, f.labels, f.value from gangq.fleet_gauges(t) f
     union all
-    select 'gangq_workers', jsonb_build_object('state', z.state), count(i.id)
-    from unnest('{live,draining,silent}'::text[]) as z(state)
-    left join gangq.incarnations i on i.ended_at is null
-      and case when i.flagged_at is not null then 'silent' else i.state end = z.state
-    group by z.state
-    union all
-    select 'gangq_worst_lease_age_seconds', '{}',
-      coalesce(greatest(0, extract(epoch from t - min(l.renewed_at))), 0)
-    from gangq.leases l join gangq.incarnations i on i.id = l.incarnation
-    where i.ended_at is null
-    union all
-    select 'gangq_devices', jsonb_build_object('model', m.model, 'state', z.state),
-      count(d.id)
-    from (select distinct r.model from gangq.device_registry r) m
-    cross join unnest('{busy,held,free,quarantined}'::text[]) as z(state)
-    left join (
-      select r.id, r.model, case
-        when h.kind = 'quarantine' then 'quarantined'
-        when j.state in ('running', 'preempting') then 'busy'
-        when h.kind is not null then 'held'
-        when r.offered_by is not null then 'free' end as state
-      from gangq.device_registry r
-      left join gangq.device_holds h on h.device_id = r.id
-      left join gangq.live_jobs j on j.id = h.job_id) d on d.model = m.model and d.state = z.state
-    group by m.model, z.state
-    union all
-    select 'gangq_last_tick_age_seconds', '{}', greatest(0, extract(epoch from t - x.last_at))
-    from gangq.tick_state x
-    union all
-    select 'gangq_ticks_total', '{}', l.runs from gangq.lock_rows l where l.name = 'tick'
-    union all
-    select v.name, '{}', v.value
-    from gangq.decider d
-    cross join lateral (values
-      ('gangq_last_pass_age_seconds', greatest(0, extract(epoch from t - d.decided_at))),
-      ('gangq_last_pass_duration_seconds', d.pass_s::numeric)) as v(name, value)
-    where d.decided_at is not null
-    union all
-    select 'gangq_notification_queue_usage_ratio', '{}', pg_notification_queue_usage()
-    union all
-    -- As far as the owner of the schema may see: of other logins with pg_read_all_stats only.
-    select 'gangq_oldest_transaction_seconds', '{}',
-      coalesce(max(extract(epoch from clock_timestamp() - x.began)), 0)
-    from (
-      select coalesce(a.xact_start, a.query_start) as began
-      from pg_catalog.pg_stat_activity a
-      where a.backend_xmin is not null and a.pid <> pg_backend_pid()
-        and a.backend_type = 'client backend'
-      union all
-      select p.prepared from pg_catalog.pg_prepared_xacts p) x
-    union all
-    select v.name, jsonb_build_object('target', n.target), v.value
-    from gangq.notifications n
-    cross join lateral (values
-      ('gangq_outbox_waiting', n.waiting::numeric), ('gangq_outbox_dead', n.dead),
-      ('gangq_outbox_lag_seconds',
-        coalesce(greatest(0, extract(epoch from t - n.oldest_at)), 0)),
-      ('gangq_outbox_delivered_total', n.delivered), ('gangq_outbox_dropped_total', n.dropped))
-      as v(name, value)
+    select s.name, s.labels, s.value from gangq.server_gauges(t) s
   )
   select m.name, m.labels, m.value::double precision from measured m where m.value is not null
   order by 1, 2;

@@ -1,30 +1,12 @@
 -- Services: replicas that stay up, in whole gangs: set_service, stop_service, roll_back_service,
--- delete_service; what replicas say of themselves (report_ready, report_load); the step of the tick
--- that keeps what is wanted; the views services, service_gangs and endpoints.
+-- delete_service; what replicas say of themselves (report_ready, report_load); what the tick knows
+-- of them; the views services, service_gangs and endpoints. The tick keeps what is wanted: 132.
 --
 -- A service is a number of replicas in services_table, and what they run, in service_revisions. Its
 -- gangs are gangs like all others: they wait in a queue, count against limits, have a priority and
 -- may be displaced. Their rows in service_gangs_table are written in the transaction that submits
 -- them. A gang restarts by its own policy for as long as it lives. When it has ended, the tick
 -- submits another one.
---
--- The tick, for each service, again and again until nothing is left to do:
--- 1. A gang that has ended is forgotten. If it was wanted, that is a failure: the next gang is made
---    after a backoff that doubles with each failure in a row, and an event says so.
--- 2. A gang of which a member has not been ready for ready_within_s leaves. A failure, too.
--- 3. A gang leaves that is not wanted: of another revision, on a host that is drained, or one too
---    many. It leaves the endpoints at once and is told to stop linger_s later. One that is ready
---    leaves only if enough others are ready.
--- 4. A gang is made if too few are of the wanted revision and on hosts that are not drained.
--- So an update, a move and a change of the number are one rule. Its invariants, where one size is
--- that of a gang of the wanted revision:
---    a gang is made only if all replicas, leaving ones included, <= wanted + (surge - 1) * size
---    a ready gang leaves only if the ready replicas that stay >= wanted
--- With surge 0 one that is replaced leaves if those that stay >= wanted - size, or if the gang that
--- is to replace it waits for room; and only while no other gang starts or leaves.
---
--- If a gang of a new revision fails before it was ever ready, and an older revision was good, the
--- update halts: what is ready of either stays, and what is lacking is made of the older one.
 --
 -- A replica is ready when it, or its worker that polls its health URL, has said so with the token
 -- of its claim. A gang is in the view endpoints when all its members run and are ready, none of
@@ -34,13 +16,9 @@
 -- the name of the service. Two members that become ready at the same time do not see each other:
 -- so each of them notifies, whether or not the gang seems whole to it.
 --
--- Two ticks: the row of the service is locked with skip locked, and read again under the lock. A
--- tick that dies has made a gang together with its row, or neither. A reply that is lost: every
--- verb may be repeated.
---
--- Locks: rows of services, before all others but schedules; then gangs and jobs as every step of
--- the tick does, with skip locked, and what submit_gang locks, for 100 ms at most. report_ready and
--- report_load lock the replica's own row.
+-- A reply that is lost: every verb may be repeated.
+-- Locks: rows of services, before all others but schedules. report_ready and report_load lock the
+-- replica's own row.
 
 -- The options of set_service. surge: so many gangs more than wanted while one replaces another (1);
 -- with 0 an old one stops first. ready_within_s: a replica that is not ready for so long is
@@ -94,12 +72,10 @@ end $$;
 -- Internal. Writes a service whose row is locked.
 create function gangq.keep_service(s gangq.services_table) returns void language sql as $$
   update gangq.services_table x
-  set (replicas, stopped, deleting, revision, good_revision, halted, surge, ready_within_s,
+  set (name, replicas, stopped, deleting, revision, good_revision, halted, surge, ready_within_s,
     linger_s, failures, next_try_at, problem, submitter, login, set_at, source, declared_replicas,
     undeclared_at)
-    = (select (s).replicas, (s).stopped, (s).deleting, (s).revision, (s).good_revision, (s).halted,
-      (s).surge, (s).ready_within_s, (s).linger_s, (s).failures, (s).next_try_at, (s).problem,
-      (s).submitter, (s).login, (s).set_at, (s).source, (s).declared_replicas, (s).undeclared_at)
+    = (select (s).*)
   where x.name = (s).name
 $$;
 
@@ -151,9 +127,7 @@ begin
       'Take timeout_style requeue (the default) or hard.')
   ) as x(wrong, what, hint)
   where x.wrong;
-  perform gangq.refuse_larger('the payload of a service', pg_column_size(r.payload), 1048576);
-  perform gangq.refuse_larger('the work of a service', pg_column_size(r.work), 262144);
-  perform gangq.queue_named(r.work ->> 'queue') where r.work ->> 'queue' is not null;
+  perform gangq.check_stored('service', r.payload, r.work);
 end $$;
 
 -- Internal. Stores a new revision of a service, whose row is locked, and returns its number. Raises
@@ -179,17 +153,6 @@ begin
   return r.revision;
 end $$;
 
--- Internal. Raises GQ007 if this login, unless it is an admin, has 200 services.
-create function gangq.check_new_service() returns void language plpgsql stable as $$
-begin
-  if (select count(*) from gangq.services_table s where s.login = session_user) >= 200
-    and not gangq.is_admin()
-  then
-    perform gangq.refuse('GQ007', format('%s has 200 services, which is the most', session_user),
-      'Each of them is work for every tick. Delete those that are not needed.');
-  end if;
-end $$;
-
 -- Internal. Locks the service of this name, or makes it, of revision 0. Raises GQ001, GQ007, 55P03.
 create function gangq.service_to_set(name text, task text, t timestamptz)
 returns gangq.services_table language plpgsql as $$
@@ -201,7 +164,7 @@ begin
     exit when found;
     perform gangq.refuse('GQ001', format('service %L is new and has no task', name),
       'Say what its replicas run: gangq.set_service(''chat'', ''serve'').') where task is null;
-    perform gangq.check_new_service();
+    perform gangq.check_new('service');
     insert into gangq.services_table (name, replicas, stopped, revision, surge, ready_within_s,
       linger_s, submitter, login, set_at)
     values (service_to_set.name, 1, false, 0, 1, 600, 5, gangq.caller(), session_user, t)
@@ -401,11 +364,7 @@ declare
   t timestamptz := gangq.now();
   s gangq.services_table;
 begin
-  if (source <> '' and length(source) <= 200) is not true then
-    perform gangq.refuse('GQ001', 'source is no text of 1 to 200 characters',
-      'It names the program: source => ''tasks:app''.');
-  end if;
-  perform gangq.refuse_larger('the names of services', pg_column_size(names), 262144);
+  perform gangq.check_declared('service', source, names);
   for s in
     select x.* from gangq.services_table x
     where x.source = declare_services.source
@@ -508,7 +467,7 @@ begin
   where r.token <= excluded.token;
 end $$;
 
--- Kept --------------------------------------------------------------------------------------------
+-- Known -------------------------------------------------------------------------------------------
 
 -- What the tick knows of a gang of a service. state null: it has ended. ready: all its members are.
 -- late: why it is replaced, if a member has not been ready for too long. outdated: another gang is
@@ -584,251 +543,6 @@ returns gangq.service_counts language sql stable as $$
   left join unnest(f) x on true
   group by m.made_of
 $$;
-
--- Internal. The gangs that are to leave, and why. place: first what is not placed, then what is not
--- ready, then what has the least to do. What does not say how busy it is may be the busiest.
-create function gangq.gangs_to_leave(
-  s gangq.services_table, f gangq.service_fact[], n gangq.service_counts
-) returns table (gang_id bigint, why text, place integer) language sql stable as $$
-  select x.gang_id, case
-      when n.want = 0 then 'the service is stopped'
-      when x.revision <> n.made_of then format('revision %s replaces %s', n.made_of, x.revision)
-      when x.outdated then 'its host is drained'
-      else format('%s are wanted', gangq.counted(n.want, 'replica')) end,
-    row_number() over (order by x.outdated desc, x.state in ('waiting', 'blocked') desc,
-      x.ready, x.load, x.made_at desc, x.gang_id desc)::integer
-  from unnest(f) x
-  where x.state is not null and x.stop_at is null and (
-    n.want = 0
-    or x.outdated and (not x.ready or n.ready - x.size >= n.want
-      or (s).surge = 0 and not n.starting and not n.leaving
-        and (n.waiting or n.ready - x.size >= n.want - n.one_gang))
-    or not x.outdated and n.present - x.size >= n.want
-      and (not x.ready or n.ready - x.size >= n.want))
-$$;
-
--- Internal. What the tick does next for a service; action null: nothing. One thing that is to be
--- done. Each is done before the next is asked for, so each rule sees what the rules before it have
--- done. busy: gangs that another transaction holds.
-create function gangq.service_step(
-  s gangq.services_table, t timestamptz, busy bigint[] default '{}',
-  out action text, out gang_id bigint, out why text
-) language plpgsql stable as $$
-declare
-  f gangq.service_fact[] := array(select x from gangq.service_facts(s, t) x);
-  n gangq.service_counts := gangq.count_gangs(s, f);
-begin
-  select d.action, d.gang_id, d.why into action, gang_id, why
-  from (
-    select 1 as rule, 'ended' as action, x.gang_id, null as why, 0 as place
-    from unnest(f) x where x.state is null
-    union all
-    select 2, 'stop', x.gang_id, null, 0
-    from unnest(f) x
-    where x.stop_at <= t and x.state is not null and not x.cancelling
-    union all
-    select 3, 'late', x.gang_id, x.late, 0
-    from unnest(f) x where x.late is not null and x.stop_at is null
-    union all
-    select 4, 'ready', x.gang_id, null, 0
-    from unnest(f) x where x.ready and x.ready_at is null and x.stop_at is null
-    union all
-    select 5, 'good', null, null, 0
-    where (s).good_revision is distinct from (s).revision and (s).halted is null and n.want > 0
-      and n.ready_of_revision >= n.want and not n.outdated
-    union all
-    select 6, 'scale', null, null, 0
-    where n.want > 0 and gangq.scales(gangq.scaled(s, n.one_gang, f, t), t)
-    union all
-    select 7, 'leave', l.gang_id, l.why, l.place from gangq.gangs_to_leave(s, f, n) l
-    union all
-    select 8, 'make', null, null, 0
-    where n.present < n.want and n.replicas + n.one_gang <= n.want + (s).surge * n.one_gang
-      and ((s).next_try_at <= t) is not false
-    union all
-    select 9, 'steady', null, null, 0
-    where (s).problem is not null and (s).halted is null and n.ready_of_revision >= n.want
-      and not exists (
-        select from unnest(f) x
-        where x.stop_at is null and (x.ready_at <= t - interval '60 s') is not true)
-    union all
-    select 10, 'gone', null, null, 0 where (s).deleting and f = '{}') d
-  where d.gang_id is null or d.gang_id <> all (busy)
-  order by d.rule, d.place, d.gang_id limit 1;
-end $$;
-
--- Internal. A gang of a service has failed: the next one waits, and an update halts. Returns the
--- service.
-create function gangq.note_failure(
-  s gangq.services_table, k gangq.service_gangs_table, why text, t timestamptz
-) returns gangq.services_table language plpgsql as $$
-declare
-  c gangq.settings;
-begin
-  select x.* into c from gangq.settings x;
-  s.failures := case when k.ready_at <= t - interval '60 s' then 1 else s.failures + 1 end;
-  s.next_try_at := t + gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, s.failures);
-  s.problem := gangq.shortened(
-    coalesce('gang ' || k.gang_id || ': ', '') || coalesce(why, 'it ended'), 2000);
-  perform gangq.log_service('service_failed', t, s.name, jsonb_build_object('revision', k.revision,
-    'failures', s.failures, 'next_try_at', s.next_try_at), s.problem, k.gang_id);
-  if s.failures = 3 then
-    perform gangq.log_service('crash_loop', t, s.name, jsonb_build_object('revision', k.revision,
-      'failures', s.failures), s.problem, k.gang_id);
-  end if;
-  if s.halted is null and k.revision = s.revision and s.good_revision <> s.revision
-    and k.ready_at is null
-  then
-    s.halted := format('revision %s did not become ready: %s', s.revision, s.problem);
-    s.next_try_at := null;
-    perform gangq.log_service('update_halted', t, s.name,
-      jsonb_build_object('revision', s.revision, 'good_revision', s.good_revision), s.halted,
-      k.gang_id);
-  end if;
-  return s;
-end $$;
-
--- Internal. Submits a gang of a service as who stored it would. What refuses it is noted as a
--- failure. Returns the service. Raises 55P03.
-create function gangq.make_service_gang(s gangq.services_table, t timestamptz)
-returns gangq.services_table language plpgsql set plan_cache_mode = force_generic_plan as $$
-declare
-  r gangq.service_revisions;
-  w record;
-  a gangq.arguments;
-  o gangq.gang_options;
-  g gangq.live_gangs;
-  k gangq.service_gangs_table;
-begin
-  select x.* into r from gangq.service_revisions x
-  where x.service = s.name
-    and x.revision = case when s.halted is null then s.revision else s.good_revision end;
-  k.revision := r.revision;
-  if not gangq.may_submit(s.submitter, s.login) then
-    perform gangq.refuse('42501', format('%s may not submit any more', s.submitter
-        || coalesce(' (login ' || nullif(s.login, s.submitter) || ')', '')),
-      'Grant gangq_submitter again, or have gangq_admin store the service: gangq.set_service.');
-  end if;
-  w := gangq.read_work(r.work || jsonb_build_object('size', r.gang_size), 'service');
-  a := w.a;
-  a.task := r.task;
-  a.payload := r.payload;
-  o := gangq.read_options('submit_gang', jsonb_build_object('name', s.name, 'budget_s', 1e9,
-    'max_attempts', 1, 'timeout_style', 'requeue', 'wait_for_hardware', true) || w.options, o);
-  g.submitted_at := t;
-  g.submitter := s.submitter;
-  g.login := s.login;
-  g.service := s.name;
-  select n.gang_id into k.gang_id from gangq.add_gang(a, o, g, '{}') n;
-  insert into gangq.service_gangs_table (gang_id, service, revision, size, made_at)
-  values (k.gang_id, s.name, r.revision, r.gang_size, t);
-  -- The backoff is over: nothing more is due for it.
-  s.next_try_at := null;
-  return s;
-exception
-  when lock_not_available or deadlock_detected then
-    raise;
-  when others then
-    return gangq.note_failure(s, k, format('%s (%s)', sqlerrm, sqlstate), t);
-end $$;
-
--- Internal. Does what service_step has said, to a service whose row is locked. Returns the service.
--- Raises 55P03.
-create function gangq.do_service_step(
-  s gangq.services_table, action text, gang bigint, why text, t timestamptz
-) returns gangq.services_table language plpgsql as $$
-declare
-  k gangq.service_gangs_table;
-  ended record;
-begin
-  select x.* into k from gangq.service_gangs_table x where x.gang_id = gang;
-  case action
-    when 'ended' then
-      delete from gangq.replicas r where r.gang_id = gang;
-      delete from gangq.service_gangs_table x where x.gang_id = gang;
-      select h.state, h.reason into ended from gangq.gang_history h
-      where h.gang_id = gang order by h.finished_at desc limit 1;
-      -- One that was cancelled by hand has not failed.
-      if k.stop_at is null and ended.state is distinct from 'cancelled' then
-        s := gangq.note_failure(s, k, coalesce(ended.reason, case ended.state
-          when 'done' then 'its replicas have returned' end), t);
-      end if;
-    when 'stop' then
-      perform gangq.cancel_gang(gang, k.why, t);
-    when 'late' then
-      update gangq.service_gangs_table x set stop_at = t, why = do_service_step.why
-      where x.gang_id = gang;
-      s := gangq.note_failure(s, k, why, t);
-    when 'leave' then
-      update gangq.service_gangs_table x
-      set why = do_service_step.why,
-        stop_at = t + case when exists (select from gangq.endpoints e where e.gang_id = gang)
-          then make_interval(secs => s.linger_s) else interval '0' end
-      where x.gang_id = gang;
-      perform gangq.endpoints_changed(array[gang]);
-      perform gangq.log_service('service_leaves', t, s.name,
-        jsonb_build_object('revision', k.revision), why, gang);
-    when 'ready' then
-      update gangq.service_gangs_table x set ready_at = t where x.gang_id = gang;
-      perform gangq.log_service('service_ready', t, s.name,
-        jsonb_build_object('revision', k.revision), gang_id => gang);
-    when 'good' then
-      s.good_revision := s.revision;
-      update gangq.service_revisions x set good_at = t
-      where x.service = s.name and x.revision = s.revision;
-    when 'scale' then
-      s := gangq.do_scaling(s, t);
-    when 'make' then
-      s := gangq.make_service_gang(s, t);
-    when 'steady' then
-      s := gangq.try_again(s);
-    when 'gone' then
-      delete from gangq.services_table x where x.name = s.name;
-      perform gangq.log_service('service_gone', t, s.name);
-  end case;
-  perform gangq.keep_service(s);
-  return s;
-end $$;
-
--- Internal. The step of the tick that keeps what services want. Returns how many things it did; -1:
--- some are held up by a lock.
-create function gangq.keep_services(most integer default 200) returns integer
-language plpgsql set lock_timeout = '100ms' set client_min_messages = 'warning' as $$
-declare
-  t timestamptz := gangq.now();
-  s gangq.services_table;
-  step record;
-  held bigint[];
-  busy boolean := false;
-  done integer := 0;
-begin
-  for s in select x.* from gangq.services_table x order by x.name loop
-    continue when (gangq.service_step(s, t)).action is null;
-    exit when done >= most;
-    select x.* into s from gangq.services_table x where x.name = s.name for update skip locked;
-    continue when not found;
-    held := '{}';
-    loop
-      step := gangq.service_step(s, t, held);
-      exit when step.action is null or done >= most;
-      if step.action = 'stop' and not gangq.try_lock_gang(step.gang_id) then
-        held := held || step.gang_id;
-        busy := true;
-        continue;
-      end if;
-      begin
-        s := gangq.do_service_step(s, step.action, step.gang_id, step.why, t);
-      exception
-        when lock_not_available or deadlock_detected then
-          busy := true;
-          exit;
-      end;
-      done := done + 1;
-      exit when step.action = 'gone';
-    end loop;
-  end loop;
-  return case when busy then -1 else done end;
-end $$;
 
 -- Shown -------------------------------------------------------------------------------------------
 

@@ -1239,7 +1239,7 @@ create table gangq.counters (
   primary key (name, labels)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
--- Where claims of light jobs begin: see 070_claim.sql.
+-- Where claims of light jobs begin: see 071_lows.sql.
 create table gangq.lows (
   shape_id integer not null references gangq.shapes (id) on delete cascade, -- Whose jobs
   start bigint not null, -- The lowest key that a submission with this priority could have

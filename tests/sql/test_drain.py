@@ -543,7 +543,7 @@ def test_a_fault_before_the_barrier_opens_is_charged_as_never_started_whoever_dr
     q.tick()
     worker.take()
     q.sql(
-        "select gangq.drain(%(id)s, '{}', 'trip', null, 'a watchdog', gangq.now())",
+        "select gangq.drain(%(id)s, '{}', '{}', 'trip', null, 'a watchdog', gangq.now())",
         id=gang.id,
     )
     assert (gang.row["trips"], gang.row["never_started"]) == (0, 1)
