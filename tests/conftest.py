@@ -24,6 +24,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+import gangq
 from databases import Clock, Connection, Databases, Kept
 from gangq import schema
 from gangq.client import Client
@@ -58,10 +59,21 @@ def _servers() -> list[Binaries]:
 _of_the_session = ExitStack()
 
 
+def _refuse_another_checkout() -> None:
+    """A virtual environment that was copied, or PYTHONPATH, may lead to the code of another checkout."""
+    here, imported = Path(__file__).parents[1], Path(gangq.__file__).parents[2]
+    if imported != here and (imported / "pyproject.toml").exists():
+        raise pytest.UsageError(
+            f"these tests are of {here}, and gangq is imported from {imported}: "
+            f"run them with {here}/.venv, or install this checkout (pip install -e {here})"
+        )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C and the end of a terminal reach what the tests start: what runs in the background of a shell, or
     under nohup, ignores them, and passes that on. Remove at the end what workers that were killed have left.
     """
+    _refuse_another_checkout()
     if not hasattr(config, "workerinput"):
         # For all processes of this session. Short, because sockets are in it; for every user, as /tmp is.
         runtime = _of_the_session.enter_context(

@@ -129,11 +129,13 @@ class Q:
         if not Q._signatures:
             for row in db.execute(
                 "select p.proname, a.name, format_type(a.type, null) as type from pg_proc p "
-                "cross join lateral unnest(p.proargnames[1:p.pronargs], p.proargtypes::oid[]) as a(name, "
+                "left join lateral unnest(p.proargnames[1:p.pronargs], p.proargtypes::oid[]) as a(name, "
                 "type) "
-                "where p.pronamespace = 'gangq'::regnamespace and a.name is not null"
+                "on a.name is not null where p.pronamespace = 'gangq'::regnamespace"
             ):
-                Q._signatures.setdefault(row["proname"], {})[row["name"]] = row["type"]
+                types = Q._signatures.setdefault(row["proname"], {})
+                if row["name"] is not None:
+                    types[row["name"]] = row["type"]
 
     # Calling ------------------------------------------------------------------------------------------------
 
@@ -150,7 +152,8 @@ class Q:
 
     def call(self, verb: str, **named: Any) -> list[Row]:
         """Call a verb with named arguments."""
-        types = Q._signatures.get(verb, {})
+        assert verb in Q._signatures, f"no such verb {verb}"
+        types = Q._signatures[verb]
         if "settings" in types:
             named = with_settings(verb, named)
         elif "options" in types:

@@ -201,3 +201,9 @@ def test_a_session_that_is_not_as_a_new_one_is_replaced(
     with databases.kept(template) as again:
         assert again is kept
         assert again.connection().info.backend_pid != backend
+
+
+def test_a_verb_that_does_not_exist_is_named(q: Q) -> None:
+    with pytest.raises(AssertionError, match="no such verb submitt"):
+        q.call("submitt", task="work")
+    assert q.one("schema_version")
