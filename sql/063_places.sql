@@ -155,6 +155,28 @@ create function gangq.no_fill(
   end
 $$;
 
+-- Internal, for fill_places. This job, which is locked, starts in this place.
+create function gangq.start_in_place(
+  p gangq.places, s gangq.shapes, job_id bigint, request_id uuid, base bigint, t timestamptz
+) returns void language plpgsql as $$
+declare
+  drawn constant bigint := gangq.new_token(base);
+begin
+  update gangq.live_jobs j set state = 'running', incarnation = p.incarnation, token = drawn,
+    light = false, attempts = j.attempts + 1, claimed_at = t, due_at = null,
+    devices = nullif(p.device_ids, '{}'), request_id = start_in_place.request_id
+  where j.id = start_in_place.job_id;
+  update gangq.device_holds h
+  set kind = 'job', place_id = null, job_id = start_in_place.job_id, since = t
+  where h.place_id = p.id;
+  -- A place is one start of a rate: the next job needs another one.
+  if p.refills and not exists (select from gangq.rates_on(s.queue, s.limit_key)) then
+    update gangq.places x set job_id = start_in_place.job_id, token = drawn where x.id = p.id;
+  else
+    delete from gangq.places x where x.id = p.id;
+  end if;
+end $$;
+
 -- Internal. Fills the open places of a worker, whose row is locked, each with the first job of its
 -- kind. Closes those that must not be filled any more; an event says why, unless no job waits.
 -- Returns the jobs that run now.
@@ -166,7 +188,6 @@ declare
   s gangq.shapes;
   head record;
   why text;
-  drawn bigint;
   started bigint[] := '{}';
   closed boolean := false;
 begin
@@ -200,21 +221,7 @@ begin
       end if;
       continue;
     end if;
-    -- It starts.
-    drawn := gangq.new_token(base);
-    update gangq.live_jobs j set state = 'running', incarnation = (me).id, token = drawn,
-      light = false, attempts = j.attempts + 1, claimed_at = t, due_at = null,
-      devices = nullif(p.device_ids, '{}'), request_id = fill_places.request_id
-    where j.id = head.id;
-    update gangq.device_holds h
-    set kind = 'job', place_id = null, job_id = head.id, since = t
-    where h.place_id = p.id;
-    -- A place is one start of a rate: the next job needs another one.
-    if p.refills and not exists (select from gangq.rates_on(s.queue, s.limit_key)) then
-      update gangq.places x set job_id = head.id, token = drawn where x.id = p.id;
-    else
-      delete from gangq.places x where x.id = p.id;
-    end if;
+    perform gangq.start_in_place(p, s, head.id, fill_places.request_id, base, t);
     started := started || head.id;
   end loop;
   if closed then

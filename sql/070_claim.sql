@@ -99,6 +99,23 @@ begin
     select distinct j.gang_id from gangq.live_jobs j where j.id = any (members)), t);
 end $$;
 
+-- Internal, for take. start_members; returns those that it has started. Not patient: none where a
+-- port serves another gang. What was reported in this transaction stays so, and the next claim says
+-- which port it is.
+create function gangq.start_reserved(
+  me gangq.incarnations, members bigint[], request_id uuid, ports integer[], base bigint,
+  t timestamptz, patient boolean
+) returns bigint[] language plpgsql as $$
+begin
+  perform gangq.start_members(me, members, request_id, ports, base, t);
+  return members;
+exception when sqlstate 'GQ004' then
+  if patient then
+    raise;
+  end if;
+  return '{}';
+end $$;
+
 -- Internal. Raises GQ004.
 create function gangq.refuse_port(port integer, host text) returns void language plpgsql as $$
 begin
@@ -107,6 +124,13 @@ begin
     'Two workers under one host name hold the same port, in containers perhaps. Bind another and '
     'ask again.');
 end $$;
+
+-- Internal. Raises GQ005.
+create function gangq.refuse_unleased(me gangq.incarnations) returns void language sql as $$
+  select gangq.refuse('GQ005',
+    format('the lease of worker %L (incarnation %s) has ended', me.name, me.id),
+    'Call gangq.heartbeat: if it is accepted, claim again; otherwise register again.')
+$$;
 
 -- Internal. The worker that claims, its row locked; null: patient is false, and another session has
 -- it, or it has ended. Raises GQ002, GQ005, 42501.
@@ -174,7 +198,10 @@ $$;
 --    former have left of max_jobs.
 -- 7. Note that the worker sleeps only after it has looked for light jobs and got nothing at all. A
 --    job whose submission did not see the note is found by its next claim, after this commit.
--- 8. Note what later claims read from the worker's row.
+-- 8. Note what later claims read from the worker's row. While a snapshot elsewhere is held, the
+--    index keeps an entry for each job that this worker has finished. held_from is the lowest token
+--    that the worker may still hold: claims read the index from there. It is moved by 256 tokens
+--    (2^24) at least.
 --
 -- Internal. claim; patient false: after a completion in the same transaction. Then it waits for no
 -- other session, and raises GQ001, GQ007 and GQ008 only.
@@ -190,7 +217,7 @@ declare
   takes boolean;  -- other work, too
   members bigint[] := '{}';
   taken bigint[] := '{}';
-  claimed bigint;
+  claimed bigint;  -- jobs of all kinds so far
   light_room bigint;
   light_jobs bigint;
 begin
@@ -214,9 +241,7 @@ begin
   if me.id is null or not room.leased and not patient then
     return;
   elsif not room.leased then
-    perform gangq.refuse('GQ005',
-      format('the lease of worker %L (incarnation %s) has ended', me.name, me.id),
-      'Call gangq.heartbeat: if it is accepted, claim again; otherwise register again.');
+    perform gangq.refuse_unleased(me);
   end if;
   -- A model is loaded where placed jobs run; light ones need none.
   if take.lane is distinct from 'light' and take.model is distinct from me.model then
@@ -237,15 +262,8 @@ begin
   starts := me.state = 'live' and me.quarantined is null;
   takes := starts and not room.cordoned;
   if starts and members <> '{}' then
-    begin
-      perform gangq.start_members(me, members, take.request_id, take.ports, room.base, t);
-      taken := members;
-    exception when sqlstate 'GQ004' then
-      -- What was reported in this transaction stays so. The next claim says which port it is.
-      if patient then
-        raise;
-      end if;
-    end;
+    taken := gangq.start_reserved(
+      me, members, take.request_id, take.ports, room.base, t, patient);
   end if;
   if room.places and not takes then
     -- Their room returns to the decision.
@@ -274,9 +292,7 @@ begin
       on conflict do nothing;
     end if;
   end if;
-  -- 8. While a snapshot elsewhere is held, the index keeps an entry for each job that this worker
-  -- has finished. held_from is the lowest token that the worker may still hold: claims read the
-  -- index from there. It is moved by 256 tokens (2^24) at least.
+  -- 8.
   if me.worked_at is null and claimed > 0 or room.held_from > me.held_from + 16777216 then
     update gangq.incarnations i
     set worked_at = coalesce(i.worked_at, t), held_from = room.held_from

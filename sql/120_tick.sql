@@ -61,10 +61,9 @@ create function gangq.tick(
 ) language plpgsql as $$
 declare
   every real := (select s.tick_s from gangq.settings s);
-  last_at timestamptz := (select x.last_at from gangq.tick_state x);
   runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
-  ago_s real := extract(epoch from t - last_at);
+  ago_s real := (select extract(epoch from t - x.last_at) from gangq.tick_state x);
   just_ran boolean := coalesce(
     (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8
       and gangq.rate_opens_at() > t is not false, false);
