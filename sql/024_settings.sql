@@ -185,10 +185,8 @@ returns void language plpgsql as $$
 declare
   n gangq.task_settings;
 begin
-  if (set_task.task <> '' and length(set_task.task) <= 200) is not true then
-    perform gangq.refuse('GQ001', 'a task has a name of 1 to 200 characters',
-      'Call gangq.set_task(''train'', ''{"budget_s": 3600}'').');
-  end if;
+  perform gangq.read_options('set_task', jsonb_build_object('task', coalesce(set_task.task, '')),
+    null::gangq.other_arguments);
   if forget then
     delete from gangq.task_settings ts where ts.task = set_task.task;
     delete from gangq.beat_gaps b where b.task = set_task.task;

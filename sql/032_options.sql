@@ -65,6 +65,13 @@ create type gangq.arguments as (
   gpus gangq.gpus, due_at timestamptz, after jsonb
 );
 
+-- Arguments of other verbs, where they are checked like options.
+create type gangq.other_arguments as (
+  name gangq.name, task gangq.name, source gangq.name, queue gangq.name, submitter gangq.name,
+  gang gangq.members, work gangq.object, target gangq.target_name, kinds text[],
+  max_attempts gangq.few
+);
+
 -- A role of a gang. count: how many members it has at most. min: how many are enough to start
 -- (count). payload goes to each of them, payloads one to each. task and what is as in gang_options:
 -- the gang's where it is absent.

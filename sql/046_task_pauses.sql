@@ -11,10 +11,8 @@ create function gangq.pause_task(
 declare
   t timestamptz := gangq.now();
 begin
-  if (pause_task.task <> '' and length(pause_task.task) <= 200) is not true then
-    perform gangq.refuse('GQ001', 'a task has a name of 1 to 200 characters',
-      'Call gangq.pause_task(''train'', now() + interval ''2 hours'', ''new data'').');
-  end if;
+  perform gangq.read_options('pause_task',
+    jsonb_build_object('task', coalesce(pause_task.task, '')), null::gangq.other_arguments);
   perform gangq.refuse_larger('the reason', octet_length(reason), 4000);
   perform gangq.check_moment('until', until);
   if until <= t then

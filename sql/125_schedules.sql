@@ -28,9 +28,6 @@ create type gangq.schedule_options as (
   catch_up gangq.catch_up, skip_if_running boolean, due_as gangq.name
 );
 
--- The arguments of set_schedule that are checked like options.
-create type gangq.schedule_arguments as (name gangq.name, task gangq.name);
-
 -- What plan_schedules is told of a schedule: cron, tz and after (due times up to there are settled)
 -- as unplanned_schedules returned them; due: the due time to run next; missed: the first of those
 -- before it that are passed over, if any; or problem: why none can be computed.
@@ -192,9 +189,8 @@ $$;
 -- declares.
 create function gangq.check_declared(what text, source text, names text[]) returns void
 language sql as $$
-  select gangq.refuse('GQ001', 'source is no text of 1 to 200 characters',
-    'It names the program: source => ''tasks:app''.')
-  where (source <> '' and length(source) <= 200) is not true;
+  select gangq.read_options('declare_' || what || 's',
+    jsonb_build_object('source', coalesce(source, '')), null::gangq.other_arguments);
   select gangq.refuse_larger(format('the names of %ss', what), pg_column_size(names), 262144);
 $$;
 
@@ -298,7 +294,7 @@ begin
   o := gangq.read_options('set_schedule', coalesce(options, '{}'), o);
   perform gangq.read_options('set_schedule',
     jsonb_strip_nulls(jsonb_build_object('name', name, 'task', task)),
-    null::gangq.schedule_arguments);
+    null::gangq.other_arguments);
   perform gangq.read_work(coalesce(work, '{}'));
   given := jsonb_build_object('name', name, 'task', task, 'every', every, 'cron',
     array_to_string(regexp_split_to_array(btrim(left(cron, 1000), E' \t\n'), '\s+'), ' '),

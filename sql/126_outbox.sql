@@ -36,12 +36,6 @@ from (values
   ('update_halted', 'update_halted', '$', 'service', 'the new revision of a service is not ready')
 ) as k(kind, event, holds, about, words);
 
--- The arguments of add_notification, where they are checked like options.
-create type gangq.notification_options as (
-  target gangq.target_name, kinds text[], queue gangq.name, submitter gangq.name, task gangq.name,
-  max_attempts gangq.few
-);
-
 -- Internal. Writes this into the outbox of each target that wants it. It costs one look at the
 -- targets where none does.
 create function gangq.tell(
@@ -131,7 +125,7 @@ declare
 begin
   perform gangq.read_options('add_notification', jsonb_strip_nulls(jsonb_build_object(
     'target', target, 'kinds', kinds, 'queue', queue, 'submitter', submitter, 'task', task,
-    'max_attempts', max_attempts)), null::gangq.notification_options);
+    'max_attempts', max_attempts)), null::gangq.other_arguments);
   if target is null or kinds = '{}' or max_attempts is null then
     perform gangq.refuse('GQ001', 'a notification has a target, max_attempts and at least one kind',
       format('Call gangq.add_notification(''oncall''). The kinds are %s; null: all.',

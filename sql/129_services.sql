@@ -36,11 +36,6 @@ create type gangq.service_options as (
   depth_of gangq.name, up_after_s gangq.delay, down_after_s gangq.delay
 );
 
--- The arguments of set_service that are checked like options.
-create type gangq.service_arguments as (
-  name gangq.name, task gangq.name, gang gangq.members, work gangq.object
-);
-
 -- Whose it is -------------------------------------------------------------------------------------
 
 -- Internal. The queue that a service submits to.
@@ -251,7 +246,7 @@ declare
 begin
   o := gangq.read_options('set_service', coalesce(options, '{}'), o);
   perform gangq.read_options('set_service', jsonb_strip_nulls(jsonb_build_object('name', name,
-    'task', task, 'gang', gang, 'work', work)), null::gangq.service_arguments);
+    'task', task, 'gang', gang, 'work', work)), null::gangq.other_arguments);
   perform gangq.refuse('GQ001', 'a service has a name',
     'Call gangq.set_service(''chat'', ''serve'').') where name is null;
   old := gangq.service_to_set(name, task, t);

@@ -312,8 +312,8 @@ language sql stable as $$
 $$;
 
 -- Internal. What the service of a gang is at, and how it is scaled.
-create function gangq.explain_service(g gangq.live_gangs, t timestamptz)
-returns setof gangq.reason language sql stable as $$
+create function gangq.explain_service(g gangq.live_gangs) returns setof gangq.reason
+language sql stable as $$
   select 'service', true, -- It holds no gang that was made.
     format('%s is %s: %s of %s ready', s.name, s.state, s.ready_replicas,
       gangq.counted(s.replicas, 'replica'))
@@ -419,7 +419,7 @@ begin
   end if;
   return query
     select * from gangq.explain_state(g, t)
-    union all select * from gangq.explain_service(g, t)
+    union all select * from gangq.explain_service(g)
     union all select * from gangq.explain_backoff(g, t)
     union all select * from gangq.explain_missing(g, t);
   if g.state not in ('blocked', 'waiting') and not exists (
