@@ -89,8 +89,7 @@ begin
       order by j.order_key limit most for update skip locked) p;
     if found_at is not null then
       most := most - cardinality(found_at);
-      -- In the order in which they were found, because each is looked up by itself; a test holds
-      -- the plan to that.
+      -- In the order found, because each is looked up by itself; a test holds the plan to that.
       return query
       update gangq.live_jobs j set state = 'running', incarnation = me.id,
         token = gangq.new_token(base), light = true, attempts = j.attempts + 1, claimed_at = t,

@@ -123,7 +123,8 @@ begin
         select x.name::text from gangq.schedules_table x),
       'Names are in gangq.schedules.');
   end if;
-  perform gangq.check_schedule_owner(verb, s);
+  perform gangq.check_keeper(verb, 'schedule', s.name, s.submitter, s.login,
+    gangq.schedule_queue(s));
   return s;
 end $$;
 
@@ -145,13 +146,6 @@ begin
       'changed. To allow it to all submitters: gangq.set_queue(%L, ''{"others": "shared"}'').',
       queue, queue));
 end $$;
-
--- Internal. Raises 42501 unless the caller may change this schedule.
-create function gangq.check_schedule_owner(verb text, s gangq.schedules_table) returns void
-language sql as $$
-  select gangq.check_keeper(verb, 'schedule', (s).name, (s).submitter, (s).login,
-    gangq.schedule_queue(s))
-$$;
 
 -- Internal. Whether who stored a schedule or service could submit its work now.
 create function gangq.may_submit(submitter text, login text) returns boolean
@@ -327,7 +321,8 @@ begin
   then
     return 'same';
   elsif old.name is not null then
-    perform gangq.check_schedule_owner('change', old);
+    perform gangq.check_keeper('change', 'schedule', old.name, old.submitter, old.login,
+      gangq.schedule_queue(old));
     if (s.cron, s.every, s.tz) is distinct from (old.cron, old.every, old.tz) then
       s.counts_from := t;
       s := gangq.reckon(s, t);

@@ -278,7 +278,8 @@ begin
   s.login := session_user;
   s.set_at := t;
   perform gangq.keep_service(s);
-  perform gangq.keep_scaling(s.name, x);
+  delete from gangq.scaling_table y where y.service = s.name;
+  insert into gangq.scaling_table select x.* where x.service is not null;
   perform gangq.log_service('set_service', t, s.name, jsonb_build_object(
     'replicas', s.replicas, 'revision', s.revision, 'stopped', s.stopped));
   perform gangq.wake_tick(true);

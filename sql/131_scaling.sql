@@ -60,16 +60,6 @@ begin
   return x;
 end $$;
 
--- Internal. Stores the scaling of a service whose row is locked; x null: it has none.
-create function gangq.keep_scaling(service text, x gangq.scaling_table) returns void
-language plpgsql as $$
-begin
-  delete from gangq.scaling_table y where y.service = keep_scaling.service;
-  if (x).service is not null then
-    insert into gangq.scaling_table values (x.*);
-  end if;
-end $$;
-
 -- Internal. So many replicas, between the minimum and the maximum, in whole gangs.
 create function gangq.within_limits(replicas bigint, x gangq.scaling_table, size integer)
 returns integer language sql immutable as $$
