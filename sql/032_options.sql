@@ -18,7 +18,7 @@
 -- failed when its gang has). name: these jobs are a batch of this name (gangq.batches). tags: marks
 -- of the batch. at_most: of its jobs at most so many are placed at once. wake: commit (notify at
 -- commit; right in a transaction, the default), sleepers (only if a worker sleeps; right in
--- autocommit), never. parent, parent_token: the claim that submit_child submits for. trace: the
+-- autocommit), never. parent, parent_token: the claim that a worker submits for. trace: the
 -- span in which it is submitted, which its attempts continue (W3C traceparent). What is absent or
 -- null is as the workers declare the task, then the queue's default or no need.
 create type gangq.job_options as (

@@ -141,15 +141,32 @@ end $$;
 create function gangq.after_option(wants text) returns text language sql immutable
 return case wants when 'done' then 'after' else 'after_' || wants end;
 
--- Internal. The submitter and login of the job that holds this claim: also of its children. A
--- worker submits for a job that it runs. The claim is not locked: a child of a claim that ends this
--- moment was submitted before it ended.
+-- Internal. Whether the role that is set, or the login where none is, is a submitter: may_act_as,
+-- but inlined, because every submission asks it.
+create function gangq.is_submitter() returns boolean language sql stable
+return pg_has_role(coalesce(nullif(current_setting('role'), 'none'), session_user),
+  'gangq_submitter', 'member');
+
+-- Internal. On whose behalf the caller submits. Without a job on its own, which takes a submitter:
+-- workers may call submit too. With a job on behalf of that job's submitter, which takes the worker
+-- that holds this claim of it. The claim is not locked: a child of a claim that ends this moment
+-- was submitted before it ended. Raises GQ003, 42501.
 create function gangq.submitter_of(
   job_id bigint, token bigint, out submitter text, out login text
 ) language plpgsql stable as $$
 declare
   j gangq.live_jobs;
 begin
+  if job_id is null then
+    if not (gangq.is_submitter() or gangq.is_admin()) then
+      perform gangq.refuse('42501', format('%s may not submit', gangq.actor()),
+        'Submitters may (grant gangq_submitter), and a worker for a job that it runs, with the '
+        'options parent and parent_token.');
+    end if;
+    submitter := gangq.caller();
+    login := session_user;
+    return;
+  end if;
   if not (gangq.may_act_as('gangq_worker') or gangq.is_admin()) then
     perform gangq.refuse('42501',
       format('%s may not submit for job %s', gangq.caller(), submitter_of.job_id),
@@ -365,7 +382,9 @@ $$;
 -- ended ones included, could ever run is refused, unless with the option wait_for_hardware; while
 -- none is known a notice (GQ100) says so. Raises GQ001, GQ002, GQ004 (a draining queue), GQ007 (a
 -- payload, or more new distinct requirements than settings.new_shapes_per_day), GQ008 (a request_id
--- needs READ COMMITTED), 42501 (priority above the submitter's ceiling), 55P03.
+-- needs READ COMMITTED), 42501 (no submitter, or priority above its ceiling), 55P03. A worker calls
+-- it for a job that it runs, with the options parent and parent_token: the submitter recorded, and
+-- whose limits count, is the job's. Then it raises GQ003, too.
 create function gangq.submit(
   task text, queue text default null, payloads jsonb[] default array['{}'::jsonb],
   priority integer default null, gpus integer default null, due_at timestamptz default null,
@@ -384,10 +403,10 @@ begin
     o.wake := 'sleepers';
   elsif options <> '{}' then
     o := gangq.read_options('submit', options, o);
-    if o.parent is not null then
-      select p.submitter, p.login into submitter, login
-      from gangq.submitter_of(o.parent, o.parent_token) p;
-    end if;
+  end if;
+  if o.parent is not null or not gangq.is_submitter() then
+    select p.submitter, p.login into submitter, login
+    from gangq.submitter_of(o.parent, o.parent_token) p;
   end if;
   if not (coalesce(priority, 0) between -1000 and 1000 and coalesce(gpus, 0) between 0 and 1024
     and length(task) <= 200 and task <> '')

@@ -1,5 +1,5 @@
 -- submit_gang: a gang is read as a whole (gang_spec), checked, and written with its members by
--- rank; submit_child and submit_child_gang submit for a job that runs.
+-- rank.
 -- Locks: see submit; the settings, shared, so that configure takes no topology level away
 -- meanwhile.
 
@@ -417,7 +417,7 @@ end $$;
 -- with the numbers; it then waits for better ones. What all workers known, ended ones included,
 -- could not hold is taken only with the option wait_for_hardware. Raises GQ001 (also what exceeds a
 -- limit of its queue or all hardware known), GQ002, GQ004 (a draining queue), GQ007, GQ008, 42501,
--- 55P03.
+-- 55P03; for a job that its worker runs (parent, parent_token: see submit) GQ003, too.
 create function gangq.submit_gang(
   task text default null, size integer default null, queue text default null,
   payload jsonb default '{}', priority integer default null, gpus integer default null,
@@ -432,12 +432,8 @@ begin
   o := gangq.read_options('submit_gang', coalesce(options, '{}'), o);
   g.submitted_at := gangq.now();
   g.not_before := due_at;
-  g.submitter := gangq.caller();
-  g.login := session_user;
-  if o.parent is not null then
-    select p.submitter, p.login into g.submitter, g.login
-    from gangq.submitter_of(o.parent, o.parent_token) p;
-  end if;
+  select p.submitter, p.login into g.submitter, g.login
+  from gangq.submitter_of(o.parent, o.parent_token) p;
   if o.request_id is not null then
     return query select * from gangq.answer_of(g.login, o.request_id, true, size);
     if found then
@@ -450,42 +446,4 @@ begin
   a.payload := payload;
   a.due_at := due_at;
   return query select * from gangq.add_gang(a, o, g, after);
-end $$;
-
--- As submit, for the job that holds this claim, called by its worker. The submitter recorded, and
--- whose limits count, is the job's; its id is kept as parent. Raises GQ003, too.
-create function gangq.submit_child(
-  job_id bigint, token bigint, task text, queue text default null,
-  payloads jsonb[] default array['{}'::jsonb], priority integer default null,
-  gpus integer default null, due_at timestamptz default null, after bigint[] default '{}',
-  request_id uuid default null, options jsonb default '{}'
-) returns setof bigint language plpgsql as $$
-begin
-  return query select gangq.submit(task => task, queue => queue, payloads => payloads,
-    priority => priority, gpus => gpus, due_at => due_at, after => after, request_id => request_id,
-    options => gangq.for_parent(options, job_id, token));
-end $$;
-
--- As submit_gang, for the job that holds this claim: see submit_child. Raises GQ003, too.
-create function gangq.submit_child_gang(
-  job_id bigint, token bigint, task text default null, size integer default null,
-  queue text default null, payload jsonb default '{}', priority integer default null,
-  gpus integer default null, due_at timestamptz default null, after bigint[] default '{}',
-  options jsonb default '{}'
-) returns table (gang_id bigint, job_ids bigint[], note text) language plpgsql as $$
-begin
-  return query select x.* from gangq.submit_gang(task => task, size => size, queue => queue,
-    payload => payload, priority => priority, gpus => gpus, due_at => due_at, after => after,
-    options => gangq.for_parent(options, job_id, token)) x;
-end $$;
-
--- Internal. The options with the claim that is submitted for. Raises GQ002 without one. Without a
--- parent the worker would submit in its own name, which it may not.
-create function gangq.for_parent(options jsonb, job_id bigint, token bigint) returns jsonb
-language plpgsql stable as $$
-begin
-  if job_id is null then
-    perform gangq.refuse_stale(job_id, token);
-  end if;
-  return coalesce(options, '{}') || jsonb_build_object('parent', job_id, 'parent_token', token);
 end $$;

@@ -18,14 +18,15 @@ create function gangq.is_live(k gangq.unique_keys) returns boolean language sql 
     else exists (select from gangq.live_gangs g where g.id = k.gang_id) end
 $$;
 
--- Internal. Locks the row of a key, made if need be. existed: it stands for something. Raises
--- GQ001, GQ008, 55P03.
+-- Internal. Locks the row of a key, made if need be. existed: it stands for something. submitter,
+-- login: on whose behalf this is submitted. Raises GQ001, GQ003, GQ008, 42501, 55P03.
 create function gangq.hold_key(
   unique_key text, task text, queue text, of_gang boolean, options jsonb, keep_s real,
-  request_id uuid, out k gangq.unique_keys, out existed boolean
+  request_id uuid, out k gangq.unique_keys, out existed boolean, out submitter text,
+  out login text
 ) language plpgsql as $$
 declare
-  owner text := session_user;
+  owner text;
 begin
   perform gangq.require_read_committed('a unique key');
   if unique_key is null then
@@ -34,10 +35,10 @@ begin
   end if;
   perform gangq.read_options('submit_unique', jsonb_strip_nulls(jsonb_build_object(
     'unique_key', unique_key, 'keep_s', keep_s, 'task', task)), null::gangq.key_options);
-  if options ? 'parent' then
-    owner := (gangq.submitter_of((options ->> 'parent')::bigint,
-      (options ->> 'parent_token')::bigint)).login;
-  end if;
+  select p.submitter, p.login into submitter, login
+  from gangq.submitter_of((options ->> 'parent')::bigint,
+    (options ->> 'parent_token')::bigint) p;
+  owner := login;
   queue := (gangq.queue_named(coalesce(queue,
     (select d.queue from gangq.task_options d where d.task = hold_key.task), 'default'))).name;
   if queue = any (gangq.shared_queues()) then
@@ -77,7 +78,8 @@ $$;
 -- Internal. A job that no claim has taken gets another payload, due_at and priority (null: its
 -- own); false where one has. What it needs stays as it was submitted.
 create function gangq.replace_job(
-  job_id bigint, queue text, payload jsonb, priority integer, due_at timestamptz
+  job_id bigint, queue text, payload jsonb, priority integer, due_at timestamptz, submitter text,
+  login text
 ) returns boolean language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -93,7 +95,7 @@ begin
   perform gangq.open_queue(queue, array[payload]);
   perform gangq.read_options('submit_unique', jsonb_strip_nulls(jsonb_build_object('priority',
     priority)), null::gangq.arguments);
-  perform gangq.check_ceiling(queue, coalesce(priority, j.priority), gangq.caller(), session_user);
+  perform gangq.check_ceiling(queue, coalesce(priority, j.priority), submitter, login);
   priority := coalesce(priority, j.priority);
   update gangq.live_jobs x
   set payload = replace_job.payload, due_at = replace_job.due_at, priority = replace_job.priority,
@@ -114,9 +116,9 @@ end $$;
 -- existed. A key stands for the job submitted with it while that is live, and with keep_s at least
 -- for so many seconds. replaces: where no claim has taken that job yet, it gets this payload,
 -- due_at and priority (null: its own), and replaced says so; what it needs stays. Keys are a task's
--- in a queue, and of each login its own, in a shared queue of all. Of two calls at once the second
--- waits for the first, up to 2 s. retry is not bound by keys. Raises what submit raises, and GQ008
--- (a key needs READ COMMITTED).
+-- in a queue, and of each login its own, in a shared queue of all; what a job submits has those of
+-- the job's login. Of two calls at once the second waits for the first, up to 2 s. retry is not
+-- bound by keys. Raises what submit raises, and GQ008 (a key needs READ COMMITTED).
 create function gangq.submit_unique(
   unique_key text, task text, queue text default null, payload jsonb default '{}',
   priority integer default null, gpus integer default null, due_at timestamptz default null,
@@ -133,7 +135,8 @@ begin
     existed := (held.k).request_id is distinct from submit_unique.request_id
       or submit_unique.request_id is null;
     if existed and replaces then
-      replaced := gangq.replace_job(job_id, (held.k).queue, payload, priority, due_at);
+      replaced := gangq.replace_job(job_id, (held.k).queue, payload, priority, due_at,
+        held.submitter, held.login);
     end if;
   else
     existed := false;

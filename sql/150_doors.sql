@@ -55,7 +55,7 @@ begin
   for door in
     select p.oid::regprocedure as f, p.provolatile = 'v' as changes, d.waits, d.roles
     from (values
-      ('submit submit_gang submit_unique submit_unique_gang', 'submitter', '2s'),
+      ('submit submit_gang submit_unique submit_unique_gang', 'submitter worker', '2s'),
       ('set_priority cancel retry retry_failed', 'submitter', '2s'),
       ('set_schedule pause_schedule resume_schedule', 'submitter', '2s'),
       ('run_schedule_now forget_schedule declare_schedules', 'submitter', '2s'),
@@ -65,7 +65,7 @@ begin
       ('requeue release ack_preempted', 'worker', '2s'),
       ('heartbeat save_checkpoint load_checkpoint inputs append_log', 'worker', '2s'),
       ('learn_gap suspect watch_terms report_ready report_load', 'worker', '2s'),
-      ('submit_child submit_child_gang register_worker', 'worker', '2s'),
+      ('register_worker', 'worker', '2s'),
       ('apply', 'worker', '100ms'),
       ('unplanned_schedules plan_schedules', 'worker host', '2s'),
       ('open_place reserve_gang rollback_gang complete_drain', 'worker', '2s'),

@@ -260,10 +260,10 @@ class Context(ABC):
 
     @abstractmethod
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """For an App inside the job: call `verb` (submit, submit_gang) in the job's name.
+        """For an App inside the job: call `verb` (submit, submit_gang, ...) for the job.
 
-        `arguments` are those of the SQL function; returns job_ids, gang_id and note. SQL: gangq.submit_child,
-        gangq.submit_child_gang. Raises `StaleToken` when the claim is over, and what the verb raises.
+        `arguments` are the parameters of its query. Returns the columns of the SQL function by name, and of submit
+        the ids as job_ids. Raises `StaleToken` when the claim is over, and what the verb raises.
         """
 
 

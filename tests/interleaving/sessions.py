@@ -37,7 +37,7 @@ def call(conn: psycopg.Connection[Any], verb: str, **arguments: Any) -> list[Row
     """Call one function of the schema with named arguments and return its rows; a plain value too."""
     if verb in ("set_queue", "configure"):
         arguments = with_settings(verb, arguments)
-    elif verb in ("submit", "submit_gang", "submit_child", "submit_child_gang", "register_worker"):
+    elif verb in ("submit", "submit_gang", "submit_unique", "submit_unique_gang", "register_worker"):
         taken = conn.execute(
             "select proargnames[:pronargs] from pg_proc where oid = %s::regproc", [f"gangq.{verb}"]
         ).fetchone()

@@ -33,10 +33,8 @@ def test_the_second_waits_for_the_first(
 
 def test_children_of_one_job_meet_as_well(meeting: Arena) -> None:
     job, token = meeting.running(meeting.worker("w1"))
-    named = {"job_id": job, "token": token, "task": "t", "request_id": uuid.uuid4()}
-    met = meeting.meet(
-        lambda conn: call(conn, "submit_child", **named), lambda conn: call(conn, "submit_child", **named)
-    )
+    named = {"parent": job, "parent_token": token, "task": "t", "request_id": uuid.uuid4()}
+    met = meeting.meet(lambda conn: call(conn, "submit", **named), lambda conn: call(conn, "submit", **named))
     assert met.later.waited
     assert met.later.result() == met.first
 

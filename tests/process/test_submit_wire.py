@@ -178,10 +178,10 @@ def test_children_whose_answer_was_lost_on_the_way_to_their_worker_are_submitted
     monkeypatch.setenv("GANGQ_PREPARE", "off")
     floor.fleet.define(TASKS + FAN)
     floor.start("far", dsn=line.dsn)
-    line.wire.lose(b"gangq.submit_child(")
+    line.wire.lose(b"gangq.submit(")
     job = floor.inline("fan")
     (row,) = floor.until_done(job)
-    line.wire.lose(b"gangq.submit_child_gang(")
+    line.wire.lose(b"gangq.submit_gang(")
     (again,) = floor.until_done(floor.inline("fan"))
     assert len(line.wire.lost) == 2
     leaves = line.db.execute("select id, parent from gangq.jobs where task = 'leaf' order by id").fetchall()
@@ -195,7 +195,7 @@ def test_a_command_that_submits_is_repeated_by_its_worker(
     monkeypatch.delenv("GANGQ_DSN", raising=False)
     monkeypatch.setenv("GANGQ_PREPARE", "off")
     floor.start("far", dsn=line.dsn)
-    line.wire.lose(b"gangq.submit_child(")
+    line.wire.lose(b"gangq.submit(")
     argv = [sys.executable, "-m", "gangq", "submit", "leaf", "--count", "2", "--wait-for-hardware"]
     job = floor.client.submit(task="command", payloads=[{"argv": argv}], wait_for_hardware=True)[0]
     floor.until_done(job)

@@ -587,8 +587,6 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "set_task": lambda w: {"task": "fuzz", "budget_s": 100},
         "shrink_gang": lambda w: {**w.shrinking(), "reason": "r"},
         "submit": lambda w: {"task": "fuzz", "payloads": '{"{}"}'},
-        "submit_child": lambda w: {**w.pair(), "task": "fuzz"},
-        "submit_child_gang": lambda w: {**w.pair(), "task": "fuzz", "size": 2},
         "submit_gang": lambda w: {"task": "fuzz", "size": 2},
         "submit_unique": lambda w: {"unique_key": "fuzz", "task": "fuzz"},
         "submit_unique_gang": lambda w: {"unique_key": "fuzz gang", "task": "fuzz", "size": 2},
@@ -627,9 +625,7 @@ OBJECTS = {
     "set_queue": ("settings", "queues_table"),
     "set_task": ("settings", "task_settings"),
     "submit": ("options", "job_options"),
-    "submit_child": ("options", "job_options"),
     "submit_gang": ("options", "gang_options"),
-    "submit_child_gang": ("options", "gang_options"),
     "submit_unique": ("options", "job_options"),
     "submit_unique_gang": ("options", "gang_options"),
     "register_worker": ("options", "worker_options"),
@@ -638,7 +634,7 @@ OBJECTS = {
 }
 """The argument that is one JSON object, and the row type that its members come from."""
 
-SAME_OPTIONS = {"submit_child", "submit_child_gang", "submit_unique", "submit_unique_gang"}
+SAME_OPTIONS = {"submit_unique", "submit_unique_gang"}
 """These read their options as `submit` and `submit_gang` do, by the same function: a short run tries them there."""
 
 SOAK = os.environ.get("GANGQ_SOAK") == "1"

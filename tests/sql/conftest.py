@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
 import pytest
-from drive import Q
+from drive import Q, a_role
 from psycopg.rows import dict_row
 
 from gangq.embedded import Server
@@ -26,6 +27,18 @@ def untouched(server: Server, template: str) -> Iterator[Q]:
         yield Q(conn)
         assert conn.execute("select * from gangq.violations").fetchall() == []
     server.drop_database("untouched")
+
+
+@pytest.fixture
+def logins(q: Q, dsn: str) -> Iterator[dict[str, Q]]:
+    """Connections of two submitters, a worker and an admin, by login."""
+    with ExitStack() as stack:
+        found: dict[str, Q] = {}
+        for name, group in (("s1", "submitter"), ("s2", "submitter"), ("w1", "worker"), ("a1", "admin")):
+            login = a_role(q.db, f"{name}_test", f"gangq_{group}", login=True)
+            conn = psycopg.connect(dsn, user=login, autocommit=True, row_factory=dict_row)
+            found[name] = Q(stack.enter_context(conn), q.clock)
+        yield found
 
 
 @pytest.fixture(autouse=True)

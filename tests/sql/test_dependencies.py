@@ -148,8 +148,8 @@ def test_a_child_waits_as_any_job(q: Q, option: str) -> None:
     parent = q.submit()
     claim = q.worker().take()
     assert claim.job_id == parent
-    (row,) = q.call("submit_child", job_id=parent, token=claim.token, task="leaf", **{option: [first]})
-    assert q.state(row["submit_child"]) == "waiting"
+    (row,) = q.call("submit", task="leaf", parent=parent, parent_token=claim.token, **{option: [first]})
+    assert q.state(row["submit"]) == "waiting"
     assert q.value("select wants from gangq.dependencies") == AS_ASKED[option]
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from drive import INVALID, MISSING, NOT_ALLOWED, Q, a_role, refused
+from drive import INVALID, Q, refused
 from psycopg.types.json import Jsonb
 
 from gangq.placement.order import POLICIES
@@ -163,36 +163,6 @@ def test_every_option_of_a_job_is_kept(q: Q) -> None:
         }
     ]  # fmt: skip
     assert worker.take().job_id == job
-
-
-def test_a_worker_submits_for_no_job_only_where_it_names_one(q: Q) -> None:
-    """A child without a parent would be a job in the worker's own name, which it may not submit."""
-    worker = q.worker()
-    q.submit()
-    claim = worker.take()
-    for verb, more in (("submit_child", {}), ("submit_child_gang", {"size": 2})):
-        with refused(MISSING, "job null"):
-            q.call(verb, job_id=None, token=claim.token, task="leaf", **more)
-    other = q.submit()
-    parent = {"parent": None, "parent_token": None}
-    (child,) = q.call("submit_child", job_id=claim.job_id, token=claim.token, task="leaf", **parent)
-    assert q.job(child["submit_child"])["parent"] == claim.job_id
-    with refused(INVALID, "the options of submit"):
-        q.sql(
-            "select gangq.submit_child(%(job)s, %(token)s, 'leaf', options => '[]')",
-            job=claim.job_id,
-            token=claim.token,
-        )
-    assert q.sql(
-        "select gangq.submit_child(%(job)s, %(token)s, 'leaf', options => null)",
-        job=claim.job_id,
-        token=claim.token,
-    )
-    with q.db.transaction(force_rollback=True):
-        role = a_role(q.db, "submits_test", "gangq_submitter")
-        q.sql(f"set local role {role}")
-        with refused(NOT_ALLOWED, "may not submit for job"), q.db.transaction():
-            q.submit(parent=other, parent_token=1)
 
 
 @pytest.mark.parametrize(("domain", "names"), [("strategy", STRATEGIES), ("policy", POLICIES)])

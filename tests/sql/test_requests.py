@@ -45,13 +45,13 @@ def gang(q: Q, **options: Any) -> tuple[int, list[int], str | None]:
 
 
 def child(claim: Claim, **options: Any) -> list[int]:
-    rows = claim.q.call("submit_child", job_id=claim.job_id, token=claim.token, task="leaf", **options)
-    return [row["submit_child"] for row in rows]
+    rows = claim.q.call("submit", task="leaf", parent=claim.job_id, parent_token=claim.token, **options)
+    return [row["submit"] for row in rows]
 
 
 def child_gang(claim: Claim, **options: Any) -> Any:
     return claim.q.one(
-        "submit_child_gang", job_id=claim.job_id, token=claim.token, task="leaf", size=2, **options
+        "submit_gang", task="leaf", size=2, parent=claim.job_id, parent_token=claim.token, **options
     )
 
 

@@ -74,8 +74,10 @@ WORK = {
     "load_checkpoint",
     "inputs",
     "append_log",
-    "submit_child",
-    "submit_child_gang",
+    "submit",
+    "submit_gang",
+    "submit_unique",
+    "submit_unique_gang",
     "watch_terms",
     "learn_gap",
     "report_ready",
@@ -217,7 +219,8 @@ def test_every_verb_tried_as_each_role_is_refused_unless_it_is_its_own(q: Q, rol
             try:
                 q.sql(f"select gangq.{row['proname']}({nulls or ''})")
             except psycopg.Error as error:
-                shut = error.sqlstate == NOT_ALLOWED
+                # A worker may call submit, which refuses it without a job that it runs.
+                shut = error.sqlstate == NOT_ALLOWED and "permission denied" in str(error)
         if shut == (row["proname"] in MAY[role]):
             wrong.append((row["signature"], "refused" if shut else "let in"))
     assert wrong == []

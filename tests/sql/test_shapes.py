@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
-import psycopg
-import pytest
 from drive import INVALID, TOO_LARGE, Q, a_role, refused
-from psycopg.rows import dict_row
-
-
-@pytest.fixture
-def logins(q: Q, dsn: str) -> Iterator[dict[str, Q]]:
-    """Connections of two submitters, a worker and an admin, by login."""
-    with ExitStack() as stack:
-        found: dict[str, Q] = {}
-        for name, group in (("s1", "submitter"), ("s2", "submitter"), ("w1", "worker"), ("a1", "admin")):
-            login = a_role(q.db, f"{name}_test", f"gangq_{group}", login=True)
-            conn = psycopg.connect(dsn, user=login, autocommit=True, row_factory=dict_row)
-            found[name] = Q(stack.enter_context(conn), q.clock)
-        yield found
 
 
 def submit_distinct(q: Q, count: int, *, first: int = 0, queue: str = "default") -> None:
@@ -107,8 +89,8 @@ def test_what_a_job_submits_is_charged_to_the_login_of_the_job(q: Q, logins: dic
     logins["s1"].submit()
     claim = worker.take()
     children = (
-        "select gangq.submit_child(%(job)s, %(token)s, 'work', "
-        "options => jsonb_build_object('labels', jsonb_build_object('n', n), 'wait_for_hardware', true)) "
+        "select gangq.submit('work', options => jsonb_build_object('parent', %(job)s::bigint, 'parent_token', "
+        "%(token)s::bigint, 'labels', jsonb_build_object('n', n), 'wait_for_hardware', true)) "
         "from generate_series(1, %(count)s::integer) n"
     )
     with refused(TOO_LARGE, "s1_test has submitted 2 new combinations"):

@@ -243,8 +243,8 @@ def test_an_app_inside_the_job_submits_through_it(monkeypatch: pytest.MonkeyPatc
         ).submit()
         with pytest.raises(InvalidInput, match="a job has none of its own"):
             one.state()
-        with pytest.raises(InvalidInput, match="submit_unique needs a database"):
-            report.options(unique="k").submit(n=9)
+        with pytest.raises(InvalidInput, match="cancel needs a database"):
+            one.cancel()
         soon = report.options(delay="1h").submit(n=10)
         return [one.id, many[0].id, many[1].id, *gang.job_ids, *each.job_ids, *roles.job_ids, soon.id]
 
@@ -261,6 +261,29 @@ def test_an_app_inside_the_job_submits_through_it(monkeypatch: pytest.MonkeyPatc
     assert ctx.submitted[1].options == {"after": [ids[0]]}
     with pytest.raises(InvalidInput, match="not with 'cancel'"):
         ctx.submit_child("cancel", {})
+
+
+def test_a_key_stands_for_what_was_submitted_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GANGQ_DSN", raising=False)
+    app = App()
+
+    @app.task
+    def leaf(ctx: Context, n: int) -> None: ...
+
+    @app.task
+    def parent(ctx: Context) -> None:
+        once = leaf.options(unique="k", unique_for="1h", priority=2)
+        first, again = once.submit(n=1), once.submit(n=2)
+        assert (again, again.existed, again.replaced, first.existed) == (first, True, False, False)
+        assert once.options(replace=True).submit(n=3).replaced
+        assert leaf.options(unique="other").submit(n=4) != first
+        gang = once.options(unique="gang").gang(2).submit(n=5)
+        assert once.options(unique="gang").gang(2).submit(n=6) == gang
+
+    ctx = FakeContext()
+    run(parent, context=ctx)
+    assert [one.payload["n"] for one in ctx.submitted] == [3, 4, 5, 5]
+    assert ctx.submitted[0].options == {"priority": 2}
 
 
 def test_a_checkpoint_given_as_one_is_copied(tmp_path: Path) -> None:

@@ -32,6 +32,13 @@ def waits(ctx):
     return [gang.id, gang.job_ids]
 
 @app.task
+def once(ctx, key):
+    prepare = leaf.options(unique=key, delay="1h")
+    found = [prepare.submit(n=1), prepare.submit(n=2), prepare.options(replace=True, priority=3).submit(n=3)]
+    gangs = [leaf.options(unique=key + " gang").gang(1).submit(n=1) for _ in range(2)]
+    return [[one.id, one.existed, getattr(one, "replaced", None)] for one in found + gangs]
+
+@app.task
 def refused(ctx):
     said = []
     for call in (
@@ -100,6 +107,15 @@ def test_it_submits_with_await_and_gangs_too(fleet: Fleet, client: Client, dsn: 
     assert (alone.parent, alone.priority) == (parent, 5)
 
 
+def test_a_key_is_told_in_a_job_as_outside(fleet: Fleet, client: Client, dsn: str) -> None:
+    parent = submit_as_sue(dsn, "once", '{"key": "ds-7"}')
+    first, again, replaced, *gangs = until_state(client, parent, "done", "failed").result
+    assert [first[1:], again, replaced] == [[False, False], [first[0], True, False], [first[0], True, True]]
+    child = client.job(id=first[0])
+    assert (child.payload, child.priority, child.parent, child.submitter) == ({"n": 3}, 3, parent, "sue")
+    assert gangs == [[gangs[0][0], False, None], [gangs[0][0], True, None]]
+
+
 def test_what_is_refused_there_is_raised_in_the_job(fleet: Fleet, client: Client, dsn: str) -> None:
     said = until_state(client, submit_as_sue(dsn, "refused"), "done", "failed").result
     assert [kind for kind, _ in said] == ["NotFound"] + ["InvalidInput"] * 6
@@ -107,10 +123,10 @@ def test_what_is_refused_there_is_raised_in_the_job(fleet: Fleet, client: Client
         (
             "queue 'nowhere' does not exist",
             "a job has none of its own",
-            "unexpected keyword argument 'nonsense'",
-            "multiple values for keyword argument 'job_id'",
-            "invalid input syntax for type json",
-            "options",
+            "submit has no argument 'nonsense'",
+            "submit has no argument 'job_id'",
+            "the options of submit_gang are no JSON",
+            "the options of submit_gang are one JSON object",
             "not with 'cancel'",
         ),
         said,
@@ -130,7 +146,9 @@ def test_a_command_submits_over_its_socket(
     wait = "--wait-for-hardware"
     script = (
         f"{gangq} submit leaf n=4 --due 10m {wait} && {gangq} run --detach -- true && "
-        f"{gangq} submit ddp --gang 1 {wait}; {gangq} ls; echo ls $?; {gangq} run -- true; echo run $?"
+        f"{gangq} submit ddp --gang 1 {wait}; {gangq} ls; echo ls $?; "
+        f"{gangq} submit later --unique k --due 10m {wait} && {gangq} submit later n=1 --unique k --replace {wait}; "
+        f"{gangq} run -- true; echo run $?"
     )
     payload = {"argv": ["/bin/sh", "-c", script], "shell": False, "env": {}, "cwd": None}
     with fleet_of(dsn, tmp_path) as fleet:
@@ -143,10 +161,15 @@ def test_a_command_submits_over_its_socket(
             ),
             "its output is kept",
         )
+    said = [line for line in str(text).splitlines() if line.startswith("gangq: ")]
     lines = [line for line in str(text).splitlines() if not line.startswith("gangq: ")]
     leaf, command, gang = client.job(id=int(lines[0])), client.job(id=int(lines[1])), lines[2]
     assert (leaf.task, leaf.state, leaf.payload, leaf.parent) == ("leaf", "scheduled", {"n": 4}, parent)
     assert (command.task, command.parent) == ("command", parent)
     assert {job.parent for job in client.jobs(gang_id=int(gang.removeprefix("g")))} == {parent}
-    assert "ls 2" in lines
+    at = lines.index("ls 2")
+    once, again = lines[at + 1 : at + 3]
+    assert once == again
+    assert f"gangq: already there: job {once}, now with this payload" in said
+    assert client.job(id=int(once)).payload == {"n": 1}
     assert not os.path.exists(tmp_path / "private")

@@ -400,7 +400,9 @@ def _check_key(key: Mapping[str, Any], replaces: bool, gang_wanted: bool, payloa
 
 def _already_there(session: Session, which: Which, replaced: bool) -> None:
     changed = ", now with this payload" if replaced else ""
-    say(f"already there: {which.phrase} ({which.state(session.client())}){changed}")
+    # A job may ask nothing of the database.
+    state = "" if session.inside_job else f" ({which.state(session.client())})"
+    say(f"already there: {which.phrase}{state}{changed}")
 
 
 def _payloads(words: Sequence[str], count: int) -> list[dict[str, Any]]:

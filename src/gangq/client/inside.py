@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from gangq.client.rows import GangSubmitted
+from gangq.client.rows import GangSubmitted, UniqueGangSubmitted, UniqueSubmitted
 from gangq.client.verb import Query
 from gangq.errors import InvalidInput
 
@@ -16,15 +16,22 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+ROWS: dict[str, type[GangSubmitted | UniqueSubmitted | UniqueGangSubmitted]] = {
+    "submit_gang": GangSubmitted,
+    "submit_unique": UniqueSubmitted,
+    "submit_unique_gang": UniqueGangSubmitted,
+}
+
 
 def through_worker(context: Context, query: Query[R]) -> R:
     """Have the worker submit what `query` would. Raises `InvalidInput` for every other verb."""
-    if query.name not in ("gangq.submit", "gangq.submit_gang"):
+    verb = query.name.removeprefix("gangq.")
+    if verb != "submit" and verb not in ROWS:
         raise InvalidInput(
             f"{query.name} needs a database, and a job has none of its own: inside a job App() only submits, "
             'through its worker. For all else give it an address: gangq.App("postgresql://...")'
         )
-    answer = context.submit_child(query.name.removeprefix("gangq."), query.params)
-    if query.name == "gangq.submit":
+    answer = context.submit_child(verb, query.params)
+    if verb == "submit":
         return query.read([(id,) for id in answer["job_ids"]])
-    return query.read([GangSubmitted(answer["gang_id"], answer["job_ids"], answer["note"])])
+    return query.read([ROWS[verb](**answer)])

@@ -6,7 +6,6 @@ What a declaration means is in `gangq.client.verb`.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -28,10 +27,6 @@ from gangq.client.verb import (
     Payloads,
     Query,
     Seconds,
-    SentIds,
-    SentJson,
-    SentJsons,
-    SentTime,
     Steps,
     Texts,
     Time,
@@ -140,20 +135,6 @@ def _now(connection: object | None = None) -> Steps[datetime]:
         "gangq.now", "select gangq.now()", {}, lambda found: found[0][0], connection, in_tuples
     )
     return now
-
-
-def _before_submit_child(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
-    given["request_id"] = given.get("request_id") or new_request_id()
-
-
-def _before_submit_child_gang(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
-    options = given.get("options") or {}
-    try:
-        options = json.loads(options) if isinstance(options, str) else options
-    except ValueError:
-        return  # The database refuses it.
-    if isinstance(options, dict):
-        given["options"] = {**options, "request_id": options.get("request_id") or new_request_id()}
 
 
 def _before_set_schedule(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
@@ -274,46 +255,6 @@ class SubmitterVerbs:
         **options: Unpack[SubmitGangOptions],
     ) -> rows.UniqueGangSubmitted:
         """Submit a gang, unless `unique_key` stands for one already; see `submit_unique` and `submit_gang`."""
-
-    @verb(before=_before_submit_child, repeatable=True)
-    def submit_child(
-        self,
-        *,
-        job_id: BigInt,
-        token: BigInt,
-        task: str,
-        queue: str | None = None,
-        payloads: SentJsons | None = None,
-        priority: int | None = None,
-        gpus: int | None = None,
-        due_at: SentTime | None = None,
-        after: SentIds | None = None,
-        request_id: UUID | str | None = None,
-        options: SentJson | None = None,
-    ) -> list[int]:
-        """Submit jobs for a job that this worker runs, on behalf of its submitter; return their ids.
-
-        The job has encoded the arguments: they are the parameters of its own query. Raises `StaleToken`, and what
-        `submit` raises.
-        """
-
-    @verb(before=_before_submit_child_gang, repeatable=True)
-    def submit_child_gang(
-        self,
-        *,
-        job_id: BigInt,
-        token: BigInt,
-        task: str | None = None,
-        size: int | None = None,
-        queue: str | None = None,
-        payload: SentJson | None = None,
-        priority: int | None = None,
-        gpus: int | None = None,
-        due_at: SentTime | None = None,
-        after: SentIds | None = None,
-        options: SentJson | None = None,
-    ) -> rows.GangSubmitted:
-        """Submit a gang for a job that this worker runs; see `submit_child`."""
 
     @verb(then=_in_batches)
     def cancel(

@@ -91,8 +91,9 @@ class Client(Verbs, BaseClient):
       `request_id` keeps it from being carried out twice.
     - `prepare`: use prepared statements; None: unless GANGQ_PREPARE=off. Where they turn out not to last (PgBouncer
       in transaction mode before 1.21) the client goes on without them by itself.
-    - `through`: the context of a job. `submit` and `submit_gang` then go through the job's worker, on behalf of
-      whoever submitted the job, and every other verb raises `InvalidInput`, unless it is given a `connection`.
+    - `through`: the context of a job. `submit`, `submit_gang` and those with a unique key then go through the job's
+      worker, on behalf of whoever submitted the job, and every other verb raises `InvalidInput`, unless it is given a
+      `connection`.
 
     Connects at the first call and reconnects by itself. Methods are named as the SQL functions, take their
     arguments by keyword, and return named tuples (`gangq.client.rows`). Every error is a `GangqError`:

@@ -158,10 +158,6 @@ def _one_or_several(values: str | Sequence[str], _what: str) -> str | list[str] 
     return found if found[1:] else next(iter(found), None)
 
 
-def _sent(value: Any, what: str) -> str:
-    return value if isinstance(value, str) else dumps(value, what)
-
-
 BigInt = Annotated[int, Sql("bigint")]
 Seconds = Annotated[Duration, Sql("real", seconds)]
 Numeric = Annotated[float, Sql("numeric")]
@@ -192,12 +188,6 @@ Tag = Annotated[str, Sql("text", None, "{} = any (tags)")]
 _OF_BATCHES = "batch_id = any (array(select b.id from gangq.batches b where {}))"
 BatchName = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "b.name = {}"))]
 BatchTag = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "{} = any (b.tags)"))]
-
-# What a job has encoded before it sent it to its worker.
-SentTime = Annotated[datetime | str, Sql("timestamptz")]
-SentJson = Annotated[Mapping[str, Any] | str, Sql("jsonb", _sent)]
-SentJsons = Annotated[Sequence[str], Sql("jsonb[]")]
-SentIds = Annotated[str, Sql("bigint[]")]
 
 _PLAIN = {int: "integer", str: "text", bool: "boolean", bytes: "bytea", UUID: "uuid"}
 _OF_MORE = {"options": Sql("jsonb", _options), "settings": Sql("jsonb", _settings)}
@@ -340,6 +330,20 @@ class Verb(Generic[P, R]):
         _, read, factory = self._answer
         return Query(
             f"gangq.{self.name}", self._text(params), params, read, connection, factory, self._repeatable
+        )
+
+    def of_encoded(self, params: Mapping[str, object]) -> Query[Any]:
+        """Build the query of a call that another process has encoded: `params` are the parameters of its query.
+
+        Raises `InvalidInput` for one that the verb does not have.
+        """
+        unknown = next((name for name in params if name not in self.types), None)
+        if unknown is not None:
+            raise InvalidInput(f"{self.name} has no argument {unknown!r}; it has {', '.join(self.types)}")
+        given = {name: params[name] for name in self.types if params.get(name) is not None}
+        _, read, factory = self._answer
+        return Query(
+            f"gangq.{self.name}", self._text(given), given, read, factory=factory, repeatable=self._repeatable
         )
 
     def _text(self, params: Mapping[str, object]) -> str:

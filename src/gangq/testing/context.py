@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gangq.client.inside import ROWS
 from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer, ServiceInfo
 from gangq.errors import InvalidInput, StaleToken, TooLarge
 from gangq.gpu.declared import parse_declared
 from gangq.task_options import TaskOptions, declared
-from gangq.worker.context_impl import HandlerContext, job_log
+from gangq.worker.context_impl import SUBMITS, HandlerContext, job_log
 from gangq.worker.jobs import BEAT_BYTES
 from gangq.worker.results import as_progress, dumps_result
 
@@ -93,6 +94,7 @@ class FakeContext(HandlerContext):
         self._told = threading.Event()
         self._lost = False
         self._ids = itertools.count(self._info.id + 1)
+        self._keys: dict[tuple[object, ...], list[Submission]] = {}
         self._directory: Path | None = None
         self._given = self._as_file(checkpoint)
         self.beats: list[dict[str, Any]] = []
@@ -275,20 +277,37 @@ class FakeContext(HandlerContext):
         self.completed = True
 
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Context.submit_child`. It is kept in `submitted`, and its ids are made up."""
-        if verb not in ("submit", "submit_gang"):
-            raise InvalidInput(f"a job submits with submit or submit_gang, not with {verb!r}")
+        """See `Context.submit_child`. It is kept in `submitted`, and its ids are made up. No job ends here, so a
+        unique key stands for its job for good.
+        """
+        if verb not in SUBMITS:
+            raise InvalidInput(f"a job submits with {', '.join(SUBMITS)}, not with {verb!r}")
         self._require_claim()
         options = {name: value for name, value in arguments.items() if value is not None}
         options |= json.loads(options.pop("options", None) or "{}")
         for name in ("request_id", "wake"):
             options.pop(name, None)
+        key, _, replaces = (options.pop(name, None) for name in ("unique_key", "keep_s", "replaces"))
         members = _members(verb, options)
         with self._lock:
-            gang_id = next(self._ids) if verb == "submit_gang" else None
-            made = [Submission(next(self._ids), *member, gang_id, options) for member in members]
-            self.submitted += made
-        return {"job_ids": [one.job_id for one in made], "gang_id": gang_id, "note": None}
+            of_key = (key, options.get("queue"), *(task for task, _ in members[:1]))
+            made = self._keys.get(of_key, []) if key is not None else []
+            existed = bool(made)
+            if not existed:
+                gang_id = next(self._ids) if verb.endswith("gang") else None
+                made = [Submission(next(self._ids), *member, gang_id, options) for member in members]
+                self.submitted += made
+            elif replaces:
+                made = [replace(made[0], payload=members[0][1])]
+                self.submitted = [made[0] if one.job_id == made[0].job_id else one for one in self.submitted]
+            if key is not None:
+                self._keys[of_key] = made
+        ids = [one.job_id for one in made]
+        if verb == "submit":
+            return {"job_ids": ids}
+        answer = {"job_id": ids[0], "gang_id": made[0].gang_id, "job_ids": ids, "note": None}
+        answer |= {"existed": existed, "replaced": existed and bool(replaces)}
+        return {name: answer[name] for name in ROWS[verb]._fields}
 
     # ------------------------------------------------------------------------------------------------------
 

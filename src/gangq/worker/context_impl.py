@@ -6,6 +6,7 @@ worker over a socket, is in :mod:`gangq.worker.child_context`; the one of tests 
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -15,7 +16,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from gangq.client import Client
-from gangq.client.rows import GangSubmitted
+from gangq.client.encoding import dumps
+from gangq.client.submitter_verbs import new_request_id
 from gangq.client.verb import Verb
 from gangq.client.verbs import Verbs
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, ServiceInfo
@@ -29,6 +31,11 @@ from gangq.worker.session import Session
 if TYPE_CHECKING:
     from gangq.context import Logger
 
+SUBMITS: dict[str, Verb[..., Any]] = {
+    verb.name: verb
+    for verb in (Verbs.submit, Verbs.submit_gang, Verbs.submit_unique, Verbs.submit_unique_gang)
+}
+"""What a job may call."""
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
@@ -282,19 +289,28 @@ def no_snooze(job_id: int, gang_id: int) -> WrongState:
 
 
 def submit_child(session: Session, job: ActiveJob, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Submit in the job's name; see `Context.submit_child`."""
-    verbs: dict[str, Verb[..., Any]] = {"submit": Verbs.submit_child, "submit_gang": Verbs.submit_child_gang}
-    declared = verbs.get(verb)
+    """Submit on behalf of the job's submitter; see `Context.submit_child`."""
+    declared = SUBMITS.get(verb)
     if declared is None:
-        raise InvalidInput(f"a job submits with submit or submit_gang, not with {verb!r}")
+        raise InvalidInput(f"a job submits with {', '.join(SUBMITS)}, not with {verb!r}")
+    options = _options(arguments.get("options"), verb)
+    given = {**arguments, "options": options}
+    with_id = given if "request_id" in declared.types else options
+    with_id["request_id"] = with_id.get("request_id") or new_request_id()
+    options |= {"parent": job.id, "parent_token": job.token}
+    made = session.thread_client.execute(declared.of_encoded({**given, "options": dumps(options, "options")}))
+    return {"job_ids": made} if isinstance(made, list) else made._asdict()
+
+
+def _options(given: object, verb: str) -> dict[str, Any]:
+    """The options that a job has encoded."""
     try:
-        query = declared(job_id=job.id, token=job.token, **arguments)
-    except TypeError as problem:
-        raise InvalidInput(f"{verb}: {problem}") from problem
-    made = session.thread_client.execute(query)
-    if isinstance(made, GangSubmitted):
-        return made._asdict()
-    return {"job_ids": made, "gang_id": None, "note": None}
+        options = json.loads(given) if isinstance(given, str) else given or {}
+    except ValueError as problem:
+        raise InvalidInput(f"the options of {verb} are no JSON: {problem}") from problem
+    if not isinstance(options, dict):
+        raise InvalidInput(f"the options of {verb} are one JSON object, not {given!r:.100}")
+    return options
 
 
 def progress(step: int | None, total: int | None, phase: str | None, data: dict[str, Any]) -> dict[str, Any]:
