@@ -182,7 +182,8 @@ select b.id, b.name, b.tags, s.queue, s.task,
       case when exists (
           select from gangq.live_jobs j
           where j.batch_id = b.id and j.state in ('running', 'preempting'))
-        or exists (select from gangq.history h where h.batch_id = b.id)
+        or exists (
+          select from gangq.history h where h.batch_id = b.id and h.state <> 'cancelled')
       then 'running' else 'waiting' end
     when exists (
       select from gangq.history h

@@ -312,3 +312,12 @@ def test_only_what_the_caller_may_retry_is_retried(q: Q) -> None:
         assert len(batches(q)) == 3
     finally:
         q.sql("reset role")
+
+
+def test_a_batch_of_which_some_were_cancelled_before_any_started_waits(q: Q) -> None:
+    first, second = q.call("submit", task="t", payloads=[{}, {}], name="sweep")
+    q.call("cancel", job_ids=[first["submit"]])
+    assert q.value("select state from gangq.batches") == "waiting"
+    q.worker().take().complete()
+    assert q.value("select state from gangq.batches") == "cancelled"
+    assert second["submit"] > first["submit"]
