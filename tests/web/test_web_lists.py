@@ -29,11 +29,12 @@ def test_services_show_how_many_are_ready_and_their_gangs(dsn: str, q: Q) -> Non
     q.tick()
     (page,) = fetch(dsn, "/services")
     assert (
-        "<td>chat</td><td>serve</td><td>default</td><td>starting</td><td>1 of 2</td><td>2</td>" in page.text
+        '<td>chat</td><td>serve</td><td>default</td><td><span class="state blue">starting</span></td>'
+        "<td>1 of 2</td><td>2</td>" in page.text
     )
     assert (
-        f'href="/gangs/{first["gang_id"]}">g{first["gang_id"]}</a></td><td>1</td><td>running</td>'
-        in page.text
+        f'href="/gangs/{first["gang_id"]}">g{first["gang_id"]}</a></td><td>1</td>'
+        '<td><span class="state cyan">running</span></td>' in page.text
     )
     assert "waits to be placed" in page.text
     (page,) = fetch(dsn, f"/gangs/{first['gang_id']}")

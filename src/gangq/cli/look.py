@@ -91,7 +91,7 @@ _FAILED_SHOWN = 20
 TIMELINE = columns("at epoch:3 what job rank:2 worker:1 reason")
 
 
-_STATES = (
+STATES = (
     "scheduled",
     "waiting",
     "blocked",
@@ -113,9 +113,9 @@ _STATES = (
 @click.option(
     "--state",
     multiple=True,
-    type=click.Choice(_STATES),
+    type=click.Choice(STATES),
     metavar="STATE",
-    help=f"Only this state; may be repeated: {', '.join(_STATES)}.",
+    help=f"Only this state; may be repeated: {', '.join(STATES)}.",
 )
 @click.option("--queue", shell_complete=stored.queues, help="Only this queue.")
 @click.option("--task", shell_complete=stored.tasks, help="Only jobs of this task.")

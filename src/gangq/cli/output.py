@@ -18,24 +18,7 @@ from typing import Any
 
 import click
 
-STATE_COLOURS = {
-    "done": "green",
-    "running": "cyan",
-    "live": "cyan",
-    "held": "cyan",
-    "reserved": "blue",
-    "failed": "red",
-    "dead": "red",
-    "quarantined": "red",
-    "exiting": "yellow",
-    "degraded": "yellow",
-    "silent": "yellow",
-    "cordoned": "yellow",
-    "preempting": "yellow",
-    "preempted": "yellow",
-    "draining": "yellow",
-    "cancelled": "magenta",
-}
+from gangq.colours import colour_of
 
 
 class Coloured(str):
@@ -177,6 +160,11 @@ def colourful() -> bool:
 def coloured(text: str, colour: str | None) -> str:
     """`text` in a colour, where standard output may carry one."""
     return Coloured(click.style(text, fg=colour)) if colour and colourful() else text
+
+
+def state(text: str) -> str:
+    """A state in its colour, where standard output may carry one."""
+    return coloured(text, colour_of(text))
 
 
 def bold(text: str) -> str:

@@ -40,7 +40,7 @@ _CELLS: Mapping[str, Cell] = {
     "tries": lambda row: f"{row.attempts}/{row.max_attempts}",
 }
 """Columns that look alike in every table, where that is not the attribute of their name."""
-_COLOURED = ("state", "health", "outcome")
+COLOURED = ("state", "health", "outcome")
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False)
             pad = " " * (widths[i] - width(text))
             if not number:
                 text = output.bold(text)
-            elif column.title in _COLOURED:
-                text = output.coloured(text, output.STATE_COLOURS.get(text))
+            elif column.title in COLOURED:
+                text = output.state(text)
             last = i == shown[-1] and not column.right
             parts += [pad, text] if column.right else [text, "" if last else pad]
             parts.append("" if i == shown[-1] else " " * _GAP)
@@ -137,7 +137,7 @@ def fit(widths: list[int], cells: Sequence[Sequence[str]], columns: Sequence[Col
             texts = [
                 i
                 for i in shown
-                if not columns[i].right and columns[i].title not in _COLOURED and widths[i] > least
+                if not columns[i].right and columns[i].title not in COLOURED and widths[i] > least
             ]
             if not texts:
                 return

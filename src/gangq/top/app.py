@@ -19,6 +19,7 @@ from gangq.cli import output, tables
 from gangq.cli.output import seconds
 from gangq.cli.tables import Column
 from gangq.client import Client
+from gangq.colours import colour_of
 from gangq.errors import GangqError
 from gangq.top.tabs import MOST, TABS, Row, Tab, summary
 
@@ -296,7 +297,7 @@ def _fill(table: DataTable[Text], columns: Sequence[Column], texts: Sequence[Seq
 
 
 def _cell(column: Column, text: str, most: int) -> Text:
-    colour = output.STATE_COLOURS.get(text) if column.title in ("state", "health") else None
+    colour = colour_of(text) if column.title in tables.COLOURED else None
     text = tables.cut(text, most)
     justify = "right" if column.right or text.isdecimal() else "left"
     return Text(text, style=colour or "", justify=justify, no_wrap=True)  # type: ignore[arg-type]

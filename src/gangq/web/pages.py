@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from gangq.client import AsyncClient
+from gangq.colours import colour_of
 from gangq.errors import Busy, GangqError, InvalidInput, NotAllowed, NotFound, WrongState
 from gangq.web.actions import ACTIONS, Action, Target, find_target
 from gangq.web.gate import (
@@ -86,6 +87,10 @@ def asgi(
     return Gate(inner, base_path.rstrip("/"), hosts, sessions=sessions, viewer=viewer)
 
 
+def _coloured(state: str) -> Markup:
+    return Markup('<span class="state {}">{}</span>').format(colour_of(state) or "", state)
+
+
 class _Web:
     def __init__(self, sessions: Sessions | None) -> None:
         self._sessions = sessions
@@ -93,6 +98,8 @@ class _Web:
             loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined
         )
         self._templates.filters["displacer"] = displacer
+        self._templates.filters["colour"] = lambda state: colour_of(state) or ""
+        self._templates.filters["state"] = _coloured
         self._templates.filters["at"] = lambda at: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
 
     def _page(
