@@ -68,7 +68,8 @@ create function gangq.refuse_missing(what text, id text, is_live boolean default
 returns void language plpgsql as $$
 begin
   perform gangq.refuse('GQ002',
-    format(case when what = any ('{worker,device}') then '%s %L %s' else '%s %s %s' end, what,
+    format(case when what = any ('{worker,device}') then '%s %L %s' when what = 'gang'
+      then '%s g%s %s' else '%s %s %s' end, what,
       coalesce(left(id, 200), 'null'),
       case when is_live then 'is not live' else 'does not exist' end),
     format(case when is_live then 'It has ended or never existed: see gangq.%ss.'

@@ -161,7 +161,7 @@ begin
   where settings ? 'topology' and l.level <> all (n.topology) limit 1;
   if found then
     perform gangq.refuse('GQ004',
-      format('gang %s asks for the topology level %s', used.gang, used.level),
+      format('gang g%s asks for the topology level %s', used.gang, used.level),
       'Leave the level in, or cancel the gang first.');
   end if;
   update gangq.settings s set (

@@ -53,7 +53,7 @@ begin
     select 'job ' || j.id as what, j.submitter, j.login, j.queue
     from gangq.jobs j where j.id = any (check_owner.job_ids)
     union all
-    select 'gang ' || g.id, g.submitter, g.login, g.queue
+    select 'gang g' || g.id, g.submitter, g.login, g.queue
     from gangq.gangs g where g.id = any (check_owner.gang_ids)) n
   where (n.login = session_user
       and n.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])) is not true

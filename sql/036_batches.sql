@@ -255,7 +255,7 @@ begin
         and b.name = coalesce(retry_failed.name, b.name)
         and (retry_failed.tag is null or retry_failed.tag = any (b.tags)));
     if batches = '{}' and retry_failed.batch_id is not null then
-      perform gangq.refuse('GQ002', format('batch %s does not exist', retry_failed.batch_id),
+      perform gangq.refuse('GQ002', format('batch b%s does not exist', retry_failed.batch_id),
         'Look in gangq.batches; a batch is kept as long as its jobs.');
     end if;
   end if;

@@ -163,7 +163,7 @@ declare
 begin
   if g.state <> 'blocked' and not (g.state = 'running' and g.missing_since is not null) then
     perform gangq.refuse('GQ004',
-      format('gang %s is %s, only a blocked gang can be reserved', g.id, g.state),
+      format('gang g%s is %s, only a blocked gang can be reserved', g.id, g.state),
       'Another session placed, cancelled or drained it.');
   elsif members = 0 or cardinality(incarnations) is distinct from members then
     perform gangq.refuse('GQ001', format('%s given for %s',
@@ -171,7 +171,7 @@ begin
       gangq.counted(members, 'member')),
       'Pass the worker''s incarnation for each member, in rank order.');
   elsif g.state = 'blocked' and not gangq.is_epoch(g, job_ids) then
-    perform gangq.refuse('GQ001', format('these %s members are no epoch of gang %s', members, g.id),
+    perform gangq.refuse('GQ001', format('these %s members are no epoch of gang g%s', members, g.id),
       'Pass in rank order the lowest ranks of each role, at least its minimum and at most its '
       'maximum.');
   end if;
@@ -220,7 +220,7 @@ begin
   from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
   where j.id = any (reserve_gang.job_ids);
   if hit is not null then
-    perform gangq.refuse('GQ004', format('gang %s does not fit the limits of %s: '
+    perform gangq.refuse('GQ004', format('gang g%s does not fit the limits of %s: '
       '%s %s are used, %s more would be, and %s is the limit', g.id, gangq.limited_by(hit),
       hit ->> 'used', hit ->> 'resource', hit ->> 'asked', hit ->> 'limit'),
       'Wait until others have ended, or raise the limit: gangq.set_queue, gangq.set_limit.');

@@ -65,10 +65,10 @@ returns table (
   left join gangq.kind_roles r on r.kind_id = (a).kind_id and r.ordinal = y.role
 $$;
 
--- Internal. An ask in words: g7 is gang 7, j7 job 7, k7/5 a single job of priority 5.
+-- Internal. An ask in words: g7 is gang g7, j7 job 7, k7/5 a single job of priority 5.
 create function gangq.named(ask text) returns text language sql immutable
 return case left(ask, 1)
-  when 'g' then 'gang ' || substr(ask, 2)
+  when 'g' then 'gang ' || ask
   when 'j' then 'job ' || substr(ask, 2)
   else 'a single job of priority ' || split_part(ask, '/', 2) end;
 
@@ -104,7 +104,7 @@ returns text language sql stable as $$
     group by r.level, r.role
     having count(distinct d.domain) > 1 or bool_or(d.domain is null)
     limit 1), (
-    select format('gang %s is on %s, and both are %s', x.id, i.host, mine.apart)
+    select format('gang g%s is on %s, and both are %s', x.id, i.host, mine.apart)
     from gangq.gang_kinds mine
     join gangq.gang_kinds k on k.apart = mine.apart
     join gangq.live_gangs x on x.kind_id = k.id and x.id <> (g).id

@@ -308,7 +308,7 @@ begin
   -- A member done before the others were claimed would keep the barrier shut for them for ever.
   if g.go_at is null then
     perform gangq.refuse('GQ004',
-      format('job %s is done before the barrier of gang %s has opened', j.id, g.id),
+      format('job %s is done before the barrier of gang g%s has opened', j.id, g.id),
       'Wait until gangq.barrier says go: no member''s code may begin before every member has been '
       'claimed.');
   end if;
@@ -571,7 +571,7 @@ begin
       'It is how long the job is to wait: 0 to 1e7 seconds.');
   end if;
   perform gangq.refuse('GQ004',
-    format('job %s is a member of gang %s, and a member cannot be snoozed', j.id, j.gang_id),
+    format('job %s is a member of gang g%s, and a member cannot be snoozed', j.id, j.gang_id),
     'The others of its gang would wait for it: fail the member, or preempt its gang, which then '
     'is drained and placed again as a whole.')
   from gangq.live_jobs j

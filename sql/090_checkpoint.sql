@@ -87,7 +87,7 @@ begin
     where c.job_id = j.id and c.step > coalesce(complete_step, -1))
   then
     perform gangq.refuse('GQ004',
-      format('rank %s of gang %s has saved more than 64 steps that other ranks have not',
+      format('rank %s of gang g%s has saved more than 64 steps that other ranks have not',
         gangq.rank_of(j), g.id),
       'In checkpoint mode each a step counts when every rank saved it. If rank 0 saves for all, '
       'submit with checkpoint_mode => ''rank0''.');

@@ -36,7 +36,7 @@ begin
   if not found then
     perform gangq.refuse_missing('job', displace_job.job_id::text, true);
   elsif j.gang_id is not null then
-    perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', j.id, j.rank, j.gang_id),
+    perform gangq.refuse('GQ001', format('job %s is rank %s of gang g%s', j.id, j.rank, j.gang_id),
       format('Members stop together: select gangq.preempt_gang(%s).', j.gang_id));
   elsif j.state <> 'running' then
     return false;

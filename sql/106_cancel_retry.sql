@@ -59,7 +59,7 @@ begin
   -- 1.
   batch := gangq.lock_batch(cancel_all.job_ids, cancel_all.gang_ids);
   perform gangq.check_known(cancel_all.job_ids, cancel_all.gang_ids);
-  perform gangq.refuse('GQ001', format('job %s is rank %s of gang %s', j.id, j.rank, j.gang_id),
+  perform gangq.refuse('GQ001', format('job %s is rank %s of gang g%s', j.id, j.rank, j.gang_id),
     format('Members stop together: cancel the gang (gang_ids => array[%s]).', j.gang_id))
   from gangq.live_jobs j where j.id = any (cancel_all.job_ids) and j.gang_id is not null;
   -- 2.
@@ -187,13 +187,13 @@ begin
   perform gangq.refuse('GQ004', format('%s is live', x.what),
     format('Only a %s that has ended can be retried.', split_part(x.what, ' ', 1)))
   from (
-    select 'gang ' || g.id from gangq.live_gangs g where g.id = any (refuse_retries.gang_ids)
+    select 'gang g' || g.id from gangq.live_gangs g where g.id = any (refuse_retries.gang_ids)
     union all
     select 'job ' || j.id from gangq.live_jobs j where j.id = any (refuse_retries.job_ids)
   ) as x(what);
   perform gangq.check_known(refuse_retries.job_ids, refuse_retries.gang_ids);
   perform gangq.refuse('GQ001',
-    format('job %s was rank %s of gang %s', h.job_id, h.rank, h.gang_id),
+    format('job %s was rank %s of gang g%s', h.job_id, h.rank, h.gang_id),
     format('Members run together: retry the gang (gang_ids => array[%s]).', h.gang_id))
   from gangq.history h where h.job_id = any (refuse_retries.job_ids) and h.gang_id is not null;
 end $$;
@@ -222,7 +222,7 @@ begin
     return null;
   elsif k.service is not null then
     perform gangq.refuse('GQ004',
-      format('gang %s was of service %L, which keeps its gangs itself', k.gang_id, k.service),
+      format('gang g%s was of service %L, which keeps its gangs itself', k.gang_id, k.service),
       'Submit a gang of your own, or change the service: gangq.set_service.');
   end if;
   members := array(select h.job_id from gangq.history h where h.gang_id = k.gang_id);
@@ -233,7 +233,7 @@ begin
   end if;
   -- As in submit_gang: configure takes no topology level away before this gang can be seen.
   perform from gangq.settings c for share;
-  perform gangq.check_level(format('gang %s', k.gang_id), l.require, l.prefer, false)
+  perform gangq.check_level(format('gang g%s', k.gang_id), l.require, l.prefer, false)
   from (
     select x.require, x.prefer from gangq.gang_kinds x where x.id = k.kind_id
     union all
@@ -255,7 +255,7 @@ begin
     t + make_interval(secs => k.timeout_s));
   if k.size <> cardinality(gangq.retry_jobs(members, k.gang_id, null, t, revives)) then
     perform gangq.refuse('GQ002',
-      format('history no longer has every member of gang %s', k.gang_id),
+      format('history no longer has every member of gang g%s', k.gang_id),
       'Part of it was dropped after its retention: submit the gang anew.');
   end if;
   perform gangq.log_event(t, 'retry', k.gang_id, k.epoch, reason => gangq.retried_because(revives));

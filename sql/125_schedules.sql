@@ -462,7 +462,7 @@ language sql stable as $$
   select case
     when (s).last_gang_id is not null and exists (
       select from gangq.live_gangs g where g.id = (s).last_gang_id)
-      then format('gang %s of it has not ended', (s).last_gang_id)
+      then format('gang g%s of it has not ended', (s).last_gang_id)
     when (s).last_gang_id is null and exists (
       select from gangq.live_jobs j where j.id = (s).last_job_id)
       then format('job %s of it has not ended', (s).last_job_id) end

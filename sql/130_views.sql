@@ -450,7 +450,7 @@ order by array_position(array['short', 'long', 'forever'], k.class), k.name;
 --
 -- Broken invariants. Always empty; a row is a bug worth reporting.
 create view gangq.violations as
-select r.rule, 'gang ' || g.id as subject,
+select r.rule, 'gang g' || g.id as subject,
   format('%s, epoch %s, size %s, world size %s, %s members: %s in the epoch, %s outside, ranks %s, '
     'priority %s, kind %s, %s of %s attempts, %s crashes, %s trips', g.state, g.epoch, g.size,
     g.world_size, m.n, m.states, m.others, m.ranks, g.priority, g.kind_id, g.attempts,
@@ -522,7 +522,7 @@ cross join lateral (select array[
 cross join lateral unnest(b.broken) as r(rule)
 where num_nonnulls(variadic b.broken) > 0 and r.rule is not null
 union all
-select r.rule, 'job ' || j.id, format('rank %s of gang %s of %s', j.rank, j.gang_id, g.size)
+select r.rule, 'job ' || j.id, format('rank %s of gang g%s of %s', j.rank, j.gang_id, g.size)
 from gangq.live_jobs j left join gangq.live_gangs g on g.id = j.gang_id
 cross join lateral (select array[
   case when g.id is null then 'member of a live gang' end,
@@ -584,7 +584,7 @@ where d.settled and d.outcome is null
   and not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
   and not exists (select 1 from gangq.unsettled u where u.job_id = d.on_job_id)
 union all
-select 'an open batch has a live job', 'batch ' || b.id,
+select 'an open batch has a live job', 'batch b' || b.id,
   format('%s of %s jobs, the last tick was at %s', b.name, b.size, x.last_at)
 from gangq.batches_table b cross join gangq.tick_state x
 where b.finished_at is null and b.submitted_at < x.last_at - interval '10 minutes'
@@ -593,7 +593,7 @@ where b.finished_at is null and b.submitted_at < x.last_at - interval '10 minute
     select from gangq.history h
     where h.batch_id = b.id and h.finished_at > x.last_at - interval '10 minutes')
 union all
-select 'a batch that has ended has no live job', 'batch ' || b.id, b.name
+select 'a batch that has ended has no live job', 'batch b' || b.id, b.name
 from gangq.batches_table b
 where b.finished_at is not null
   and exists (select from gangq.live_jobs j where j.batch_id = b.id)

@@ -109,7 +109,7 @@ begin
   s.failures := case when k.ready_at <= t - interval '60 s' then 1 else s.failures + 1 end;
   s.next_try_at := t + gangq.backoff(c.gang_backoff_s, c.gang_backoff_max_s, s.failures);
   s.problem := gangq.shortened(
-    coalesce('gang ' || k.gang_id || ': ', '') || coalesce(why, 'it ended'), 2000);
+    coalesce('gang g' || k.gang_id || ': ', '') || coalesce(why, 'it ended'), 2000);
   perform gangq.log_service('service_failed', t, s.name, jsonb_build_object('revision', k.revision,
     'failures', s.failures, 'next_try_at', s.next_try_at), s.problem, k.gang_id);
   if s.failures = 3 then

@@ -511,7 +511,7 @@ begin
   end if;
   if j.gang_id is not null then
     return query
-      select 'gang', true, format('rank %s of gang %s', gangq.rank_of(j), j.gang_id),
+      select 'gang', true, format('rank %s of gang g%s', gangq.rank_of(j), j.gang_id),
         jsonb_build_object('gang_id', j.gang_id, 'state', j.state)
       union all select * from gangq.explain_gang(j.gang_id);
     return;

@@ -32,6 +32,7 @@ from gangq.status import (
     batch_in_words,
     error_in_words,
     holding,
+    phrase,
     slowest,
     why_it_waits,
 )
@@ -62,7 +63,7 @@ class Handle(Generic[R]):
     @property
     def phrase(self) -> str:
         """How it is written in a sentence."""
-        return f"{self.kind} {self.id}"
+        return phrase(self.kind, self.id)
 
     def __repr__(self) -> str:
         # It does not ask: a log or a debugger must not wait for a database.
@@ -87,7 +88,9 @@ class Limit:
         return None if self._until is None else self._until - time.monotonic()
 
 
-def first_ended(handles: Sequence[Handle[Any]], limit: Limit) -> Steps[dict[Handle[Any], str]]:
+def first_ended(
+    handles: Sequence[Handle[Any]], limit: Limit, before_pause: Callable[[], object] = lambda: None
+) -> Steps[dict[Handle[Any], str]]:
     """Wait until some of these have ended; return those with their states."""
     delay, lost_at = _FIRST_POLL_S, None
     states: Mapping[Handle[Any], str] = {}
@@ -117,6 +120,7 @@ def first_ended(handles: Sequence[Handle[Any]], limit: Limit) -> Steps[dict[Hand
                 f"{first.phrase}{others} not ended within {limit.s:g} s; {first.phrase} is "
                 f"{states.get(first, 'not seen yet')}"
             )
+        before_pause()
         # Half of it random: a thousand waiters must not ask in step.
         pause = delay * random.uniform(0.5, 1.0)
         yield pause if left is None else min(pause, left)
@@ -296,7 +300,7 @@ def gang_results(handle: Handle[R], timeout: Duration | None = None) -> Steps[li
     if ended == "failed":
         culprit = next((m for m in members if m.state == "failed" and m.error), None)
         culprit = culprit or next((m for m in members if m.error), None)
-        raise _failure(f"gang {gang.id} (task {gang.task})", culprit, gang.reason)
+        raise _failure(f"gang g{gang.id} (task {gang.task})", culprit, gang.reason)
     reason = yield from _cancelled_because(gang, gang.reason)
     raise JobCancelled(f"gang {gang.id} (task {gang.task}) was cancelled" + _because(reason), reason=reason)
 
@@ -374,7 +378,7 @@ def member_ids(gang_id: int) -> Steps[list[int]]:
     found = yield from _members(gang_id)
     if not found:
         raise NotFound(
-            f"gang {gang_id} does not exist: never committed, past its retention, or another database"
+            f"gang g{gang_id} does not exist: never committed, past its retention, or another database"
         )
     return [member.id for member in found]
 
@@ -399,7 +403,7 @@ def batch_results(
     culprit = next((job for job in jobs if job.state != "done"), None)
     if culprit is None:
         return [_stored(job) for job in jobs]
-    what = f"batch {batch.id} ({batch.name}, {batch_in_words(batch)}): job {culprit.id} (index {culprit.array_index})"
+    what = f"{handle.phrase} ({batch.name}, {batch_in_words(batch)}): job {culprit.id} (index {culprit.array_index})"
     reason = _own_words(culprit)
     if culprit.state == "cancelled":
         reason = yield from _cancelled_because(culprit, reason)

@@ -12,6 +12,13 @@ from gangq.client.rows import BatchRow, GangRow, JobRow, Reason
 ENDED = frozenset({"done", "failed", "cancelled"})
 RUNS = frozenset({"running", "preempting", "draining"})
 WAITS = frozenset({"pending", "blocked", "waiting", "scheduled"})
+LETTERS = {"job": "", "gang": "g", "batch": "b"}
+"""How the id of a gang or batch begins wherever somebody reads or types it."""
+
+
+def phrase(kind: str, id: int) -> str:
+    """A job, gang or batch in a sentence: job 12, gang g12, batch b12."""
+    return f"{kind} {LETTERS[kind]}{id}"
 
 
 @dataclass(frozen=True)
@@ -45,10 +52,14 @@ class Status:
     def __str__(self) -> str:
         # Reasons, errors and progress come from others, and a terminal would obey what is not printable.
         said = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in self.said)
-        return f"{self.kind} {self.id} ({self.task}) {self.state}" + (f": {said}" if said else "")
+        return f"{self._name} ({self.task}) {self.state}" + (f": {said}" if said else "")
+
+    @property
+    def _name(self) -> str:
+        return phrase(self.kind.lower(), self.id).capitalize()
 
     def _repr_html_(self) -> str:
-        head = html.escape(f"{self.kind} {self.id}")
+        head = html.escape(self._name)
         rest = html.escape(f"{self.task}: {self.said}" if self.said else self.task)
         return f"<div><b>{head}</b> <code>{html.escape(self.state)}</code> {rest}</div>"
 

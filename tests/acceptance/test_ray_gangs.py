@@ -338,7 +338,7 @@ def test_r35_a_gang_that_has_failed_for_good_is_placed_again_after_retry(q: Q) -
 def test_r36_a_gang_is_given_up_whole_and_never_by_a_member(q: Q) -> None:
     workers, gang = nodes(q, 1), q.submit_gang(4)
     claims = gang.start(*workers)
-    with refused(INVALID, f"of gang {gang.id}"):
+    with refused(INVALID, f"of gang g{gang.id}"):
         q.call("cancel", job_ids=[gang.job_ids[3]])
     assert told(claims, *workers) == ["continue"] * 4
     gang.cancel()

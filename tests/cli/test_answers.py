@@ -286,9 +286,9 @@ def test_settings_of_a_queue_are_put_back_and_wrong_amounts_refused(dsn: str, cl
     ("args", "said"),
     [
         (["show", "12"], "job 12 does not exist"),
-        (["show", "g12"], "gang 12 does not exist"),
+        (["show", "g12"], "gang g12 does not exist"),
         (["explain", "99"], "job 99 does not exist"),
-        (["logs", "g9"], "gang 9 does not exist"),
+        (["logs", "g9"], "gang g9 does not exist"),
         (["events", "9"], "job 9 does not exist"),
         (["cancel", "5"], "job 5 does not exist"),
         (["cancel"], "name at least one job"),

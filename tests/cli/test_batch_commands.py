@@ -65,7 +65,7 @@ def test_a_batch_is_shown_retried_and_cancelled_by_its_id(dsn: str, client: Clie
     assert answers(dsn, "cancel", batch) == []
     assert client.batch(id=int(batch[1:])).state == "cancelled"
     missing = gangq(dsn, "cancel", "b999999")
-    assert (missing.exit_code != 0, "batch 999999 does not exist" in missing.stderr) == (True, True)
+    assert (missing.exit_code != 0, "batch b999999 does not exist" in missing.stderr) == (True, True)
 
 
 def test_what_has_failed_is_retried_by_what_is_asked_for(dsn: str, client: Client) -> None:

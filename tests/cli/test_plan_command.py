@@ -65,7 +65,7 @@ def test_a_plan_leaves_out_what_stays_as_it_is_unless_asked(fleet: str) -> None:
         (["--priority", "7"], "g7=50"),
         (["--priority", "x=5"], "no id"),
         (["--priority", "1=high"], "whole number"),
-        (["--priority", "99=5"], "gang 99 is not live"),
+        (["--priority", "99=5"], "gang g99 is not live"),
         (["--quota", "default"], "gpus:8"),
         (["--quota", "default=gpus"], "gpus:8"),
         (["--quota", "nowhere=gpus:1"], "nowhere"),

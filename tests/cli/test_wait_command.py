@@ -63,7 +63,7 @@ def test_when_the_time_is_up_it_says_what_is_left_and_leaves_it_alone(dsn: str, 
 
 def test_what_does_not_exist_or_has_no_database_is_refused(dsn: str) -> None:
     for words, said in (
-        (["wait", "g99999"], "gang 99999 does not exist"),
+        (["wait", "g99999"], "gang g99999 does not exist"),
         (["wait"], "name at least one"),
         (["wait", "x"], "is no id"),
     ):

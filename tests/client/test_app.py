@@ -362,7 +362,7 @@ def test_waiting_ends_at_its_timeout_and_says_the_state(app: App) -> None:
     assert 0.1 <= time.monotonic() - started < 5
     with pytest.raises(NotFound, match="job 987654"):
         app.job(987654).wait(timeout=5)
-    with pytest.raises(NotFound, match="gang 987654"):
+    with pytest.raises(NotFound, match="gang g987654"):
         app.gang(987654)
 
 
@@ -453,7 +453,7 @@ def test_a_gang_that_fails_or_is_cancelled_says_so(app: App) -> None:
     app.client.tick(force=True)
     worker.fail(type="OSError", message="disk full")
     app.client.tick(force=True)
-    with pytest.raises(JobFailed, match=rf"gang {gang.id} \(task t\) failed.*OSError: disk full") as caught:
+    with pytest.raises(JobFailed, match=rf"gang g{gang.id} \(task t\) failed.*OSError: disk full") as caught:
         gang.result(timeout=20)
     assert caught.value.job_id == gang.job_ids[0]
     other = task.gang(2).submit()

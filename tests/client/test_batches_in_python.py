@@ -29,18 +29,18 @@ def test_a_name_makes_a_batch_whose_results_are_in_order(app: App) -> None:
     alone = square.submit(n=9)
     assert (len(batch), [job.id for job in batch], batch[-1]) == (3, batch.job_ids, [*batch][2])
     assert batch.id == batch.job_ids[0]
-    assert repr(batch) == f"<Batch {batch.id}>", "nothing was asked yet"
+    assert repr(batch) == f"<Batch b{batch.id}>", "nothing was asked yet"
     row = batch.progress()
     assert (row.name, row.tags, row.size, row.at_most) == ("sweep", ["a", "lr"], 3, 2)
     assert (row.state, row.waiting) == ("waiting", 3)
-    assert repr(batch) == f"<Batch {batch.id} (square) waiting: sweep, 0 of 3 done>"
-    with pytest.raises(WaitTimeout, match=f"batch {batch.id} has not ended within 0.05 s"):
+    assert repr(batch) == f"<Batch b{batch.id} (square) waiting: sweep, 0 of 3 done>"
+    with pytest.raises(WaitTimeout, match=f"batch b{batch.id} has not ended within 0.05 s"):
         batch.wait(timeout="50ms")
     drain(app)
     assert batch.wait() == "done"
     assert batch.results() == [[0, 0], [1, 1], [4, 2]]
     assert alone.result() == [81, None]
-    assert str(batch.status()) == f"Batch {batch.id} (square) done: sweep, 3 of 3 done"
+    assert str(batch.status()) == f"Batch b{batch.id} (square) done: sweep, 3 of 3 done"
     assert app.batch(batch.id) == batch
     assert app.batch(batch.id).job_ids == batch.job_ids
     assert {*gangq.as_completed([batch, alone])} == {batch, alone}
@@ -62,7 +62,7 @@ def test_of_a_batch_with_failures_the_first_is_raised_and_all_are_returned_on_re
     assert (batch.state(), batch.wait()) == ("failed", "failed")
     with pytest.raises(
         JobFailed,
-        match=rf"batch {batch.id} \(sweep, 2 of 4 done, 1 failed, 1 cancelled\): job {batch.job_ids[1]} "
+        match=rf"batch b{batch.id} \(sweep, 2 of 4 done, 1 failed, 1 cancelled\): job {batch.job_ids[1]} "
         r"\(index 1\) failed after 1 of 1 attempts: ValueError: bad n",
     ) as caught:
         batch.results()
@@ -131,7 +131,7 @@ def test_batches_without_a_job_or_a_name_are_refused(app: App) -> None:
     assert task.submit_many([]) == []
     with pytest.raises(InvalidInput, match="at_most is given without name"):
         task.submit_many([{}], at_most=2)  # type: ignore[call-overload]
-    with pytest.raises(NotFound, match="batch 12345 does not exist"):
+    with pytest.raises(NotFound, match="batch b12345 does not exist"):
         app.batch(12345)
 
 

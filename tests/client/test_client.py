@@ -407,7 +407,7 @@ def test_each_sqlstate_becomes_its_exception_with_the_hint(
         client.complete(job_ids=client.submit(task="t"), tokens=[1])
     with pytest.raises(NotFound, match="job 12345 does not exist"):
         client.job(id=12345)
-    with pytest.raises(NotFound, match="gang 12345 does not exist"):
+    with pytest.raises(NotFound, match="gang g12345 does not exist"):
         client.gang(id=12345)
 
 

@@ -82,7 +82,7 @@ def test_a_job_that_cannot_be_asked_for_says_why(app: App) -> None:
 
 def test_a_gang_is_shown_by_its_slowest_member(app: App) -> None:
     gang = app.declare_task("ddp").gang(2).submit()
-    assert pretty(gang).startswith(f"<Gang {gang.id} (ddp) blocked: ")
+    assert pretty(gang).startswith(f"<Gang g{gang.id} (ddp) blocked: ")
     incarnation = register(app.client)
     app.client.tick(force=True)
     claims = sorted(app.client.claim(incarnation=incarnation, max_jobs=2), key=lambda claim: claim.job_id)
@@ -93,7 +93,7 @@ def test_a_gang_is_shown_by_its_slowest_member(app: App) -> None:
         tokens=[claim.token for claim in claims],
         beats=[{"step": 7, "total": 9}, {"step": 5, "total": 9}],
     )
-    assert pretty(gang) == f"<Gang {gang.id} (ddp) running: rank 1 at 5/9>"
+    assert pretty(gang) == f"<Gang g{gang.id} (ddp) running: rank 1 at 5/9>"
 
 
 # Many at once

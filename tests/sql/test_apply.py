@@ -197,7 +197,7 @@ def test_gangs_that_are_to_be_apart_are_never_on_one_host(q: Q) -> None:
     one, two = q.worker("w1", slots=4), q.worker("w2", slots=4)
     first, second = (q.submit_gang(1, apart="pair") for _ in range(2))
     assert outcome(q, start(first, one)) == "done"
-    assert outcome(q, start(second, one)) == f"gang {first.id} is on host-w1, and both are pair"
+    assert outcome(q, start(second, one)) == f"gang g{first.id} is on host-w1, and both are pair"
     assert outcome(q, start(second, two)) == "done"
 
 

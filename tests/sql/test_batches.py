@@ -281,7 +281,7 @@ def test_failed_jobs_are_retried_by_what_is_asked_for_and_no_others(q: Q) -> Non
     at = q.job(three)["finished_at"]
     assert three in would(since=at, until=at)
     assert would(until=q.value("select %(at)s::timestamptz - interval '1 hour'", at=at)) == []
-    with refused(MISSING, "batch 999 does not exist"):
+    with refused(MISSING, "batch b999 does not exist"):
         would(batch_id=999)
     with refused(INVALID, "most is 501"):
         would(most=501)

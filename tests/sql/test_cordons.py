@@ -386,7 +386,7 @@ def test_only_a_running_solo_job_is_displaced(q: Q) -> None:
     job, gang = q.submit(), q.submit_gang(1)
     assert q.one("displace_job", job_id=job) is False
     assert q.state(job) == "pending"
-    with refused(INVALID, f"gang {gang.id}"):
+    with refused(INVALID, f"gang g{gang.id}"):
         q.call("displace_job", job_id=gang.job_ids[0])
     with refused(MISSING, "999"):
         q.call("displace_job", job_id=999)

@@ -414,7 +414,7 @@ def test_a_gang_is_cancelled_from_any_state(q: Q, state: str) -> None:
 
 def test_a_member_is_not_cancelled_alone(q: Q) -> None:
     gang, job = q.submit_gang(2), q.submit()
-    with refused(INVALID, f"gang {gang.id}"):
+    with refused(INVALID, f"gang g{gang.id}"):
         q.call("cancel", job_ids=[job, gang.job_ids[0]])
     assert (q.state(job), gang.state) == ("pending", "blocked"), "and nothing else of that call happened"
 
@@ -422,7 +422,7 @@ def test_a_member_is_not_cancelled_alone(q: Q) -> None:
 def test_cancelling_what_never_was_is_refused(q: Q) -> None:
     with refused(MISSING, "job 77"):
         q.call("cancel", job_ids=[77])
-    with refused(MISSING, "gang 77"):
+    with refused(MISSING, "gang g77"):
         q.call("cancel", gang_ids=[77])
     assert q.call("cancel") == []
 
@@ -502,7 +502,7 @@ def test_members_are_kept_as_long_as_their_gang_can_be_retried(q: Q) -> None:
 def test_retry_refuses_members_and_strangers(q: Q) -> None:
     gang, _, claims = running(q, 1)
     claims[0].complete()
-    with refused(INVALID, f"gang {gang.id}"):
+    with refused(INVALID, f"gang g{gang.id}"):
         q.call("retry", job_ids=gang.job_ids)
     with refused(MISSING):
         q.call("retry", job_ids=[99])

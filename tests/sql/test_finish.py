@@ -396,7 +396,7 @@ def test_what_was_told_to_stop_stops_and_is_not_snoozed(q: Q) -> None:
 
 def test_a_member_of_a_gang_cannot_be_snoozed(q: Q) -> None:
     gang, (member, _) = q.running_gang(*q.workers(2))
-    with refused(WRONG_STATE, f"member of gang {gang.id}"):
+    with refused(WRONG_STATE, f"member of gang g{gang.id}"):
         member.snooze(1)
     assert gang.states == ["running", "running"]
 
@@ -558,7 +558,7 @@ def test_a_member_is_not_done_before_its_gangs_barrier_has_opened(q: Q) -> None:
     first, second = q.workers(2)
     q.tick()
     early = first.take()
-    with refused(WRONG_STATE, f"before the barrier of gang {gang.id}"):
+    with refused(WRONG_STATE, f"before the barrier of gang g{gang.id}"):
         early.complete()
     second.take()
     assert early.complete() == "done"

@@ -549,7 +549,7 @@ def test_a_setting_of_placement_that_makes_no_sense_is_refused(q: Q, setting: Ro
 def test_a_level_that_a_live_gang_asks_for_stays(q: Q) -> None:
     q.call("configure", topology=["zone", "rack", "host"])
     gang = q.submit_gang(roles=[{"name": "a", "count": 1, "prefer": "rack"}])
-    with refused(WRONG_STATE, f"gang {gang.id} asks for the topology level rack"):
+    with refused(WRONG_STATE, f"gang g{gang.id} asks for the topology level rack"):
         q.call("configure", topology=["zone", "host"])
     q.call("configure", topology=["rack", "host"])
     q.call("cancel", gang_ids=[gang.id])
@@ -562,7 +562,7 @@ def test_a_retry_of_a_gang_whose_level_is_gone_is_refused(q: Q) -> None:
     gang = q.submit_gang(2, require="rack")
     q.call("cancel", gang_ids=[gang.id])
     q.call("configure", topology=["host"])
-    with refused(INVALID, f"gang {gang.id} names the topology level 'rack'"):
+    with refused(INVALID, f"gang g{gang.id} names the topology level 'rack'"):
         q.call("retry", gang_ids=[gang.id])
 
 

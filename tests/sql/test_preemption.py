@@ -36,7 +36,7 @@ def test_a_gang_of_lower_priority_makes_room_and_comes_back(q: Q) -> None:
     assert event["gang_id"] == low.id
     assert event["data"]["for"] == high.id
     assert event["data"]["lost_s"] == pytest.approx(620, abs=5), "two devices since the checkpoint"
-    assert q.events("drain")[-1]["reason"] == f"displaced by gang {high.id}"
+    assert q.events("drain")[-1]["reason"] == f"displaced by gang g{high.id}"
     ack_all(claims)
     q.tick()
     assert (low.state, high.state) == ("blocked", "reserved")

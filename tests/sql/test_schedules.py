@@ -529,7 +529,7 @@ def test_a_gang_counts_until_it_has_ended(q: Q, noon: datetime) -> None:
     gang = row(q)["last_gang"]
     to(q, noon + timedelta(minutes=1))
     q.tick()
-    assert row(q)["why"] == f"gang {gang} of it has not ended"
+    assert row(q)["why"] == f"gang g{gang} of it has not ended"
     q.call("cancel", gang_ids=[gang])
     to(q, noon + timedelta(minutes=2))
     q.tick()

@@ -429,7 +429,7 @@ def test_what_is_not_placed_leaves_before_what_serves(q: Q) -> None:
     put(q, replicas=6, gang=2)
     fleet.turn()
     assert [g["state"] for g in gangs(q)] == ["running", "running", "blocked"]
-    assert service(q)["why"] == f"gang {gangs(q)[2]['gang_id']} waits to be placed"
+    assert service(q)["why"] == f"gang g{gangs(q)[2]['gang_id']} waits to be placed"
     put(q, task=None, replicas=4)
     fleet.turn()
     assert [g["state"] for g in gangs(q)] == ["running", "running"]
@@ -548,7 +548,7 @@ def test_an_update_waits_for_room_and_says_so(q: Q) -> None:
     shown = service(q)
     assert (shown["state"], shown["why"]) == (
         "updating",
-        f"gang {gangs(q)[-1]['gang_id']} waits to be placed",
+        f"gang g{gangs(q)[-1]['gang_id']} waits to be placed",
     )
 
 
@@ -708,7 +708,7 @@ def test_its_gangs_count_against_limits(q: Q, fleet: Replicas) -> None:
     fleet.settle(2)
     assert [g["state"] for g in gangs(q)] == ["running", "blocked"]
     waiting = gangs(q)[1]["gang_id"]
-    assert service(q)["why"] == f"gang {waiting} waits to be placed"
+    assert service(q)["why"] == f"gang g{waiting} waits to be placed"
     assert "quota" in {row["gate"] for row in q.call("explain_gang", gang_id=waiting)}
     q.call("set_queue", name="default", maximum={})
     fleet.settle(2)

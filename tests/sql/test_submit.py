@@ -344,7 +344,7 @@ def test_set_priority_refuses_what_it_cannot_move_and_then_moves_nothing(q: Q) -
         q.call("set_priority", priority=1, job_ids=[job, 999])
     with refused(MISSING, "gang"):
         q.call("set_priority", priority=1, job_ids=[gang.job_ids[0]])
-    with refused(MISSING, "gang 999"):
+    with refused(MISSING, "gang g999"):
         q.call("set_priority", priority=1, gang_ids=[999])
     assert q.job(job)["priority"] == 0
 

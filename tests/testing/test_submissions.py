@@ -69,8 +69,8 @@ def test_a_failure_says_what_was_submitted(train: Task[..., None], report: Task[
         "at least 1 job of task 'train' with {\"lr\": 0.3} should have been submitted, and none was",
         "of task 'train':",
         f"  job 1, pending: {payloads[0]}",
-        f"  job 2 of gang {gang}, blocked: {payloads[1]}",
-        f"  job 3 of gang {gang}, blocked: {payloads[2]}",
+        f"  job 2 of gang g{gang}, blocked: {payloads[1]}",
+        f"  job 3 of gang g{gang}, blocked: {payloads[2]}",
         "of other tasks: 1 report",
     ]
     with pytest.raises(
@@ -113,6 +113,6 @@ def test_what_a_handler_submitted_in_run_is_found_in_its_context() -> None:
         assert_submitted(child, context=ctx)
     run(parent, context=ctx)
     assert_submitted(child, n=3, count=2, context=ctx)
-    with pytest.raises(AssertionError, match="job 5 of gang 4"):
+    with pytest.raises(AssertionError, match="job 5 of gang g4"):
         assert_submitted(child, n=4, context=ctx)
     assert_submitted(parent, count=0, context=ctx)

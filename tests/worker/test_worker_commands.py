@@ -75,7 +75,7 @@ def test_a_member_of_a_gang_that_snoozes_is_refused(client: Client, fleet: Fleet
     }
     made = client.submit_gang(task="command", size=1, payload=payload, max_attempts=1)
     job = until_state(client, made.job_ids[0], "failed")
-    assert f"member of gang {made.gang_id}" in output(client, job.id)
+    assert f"member of gang g{made.gang_id}" in output(client, job.id)
 
 
 def test_a_command_knows_its_job_and_no_secret(

@@ -314,7 +314,7 @@ def naps(ctx):
     fleet.start()
     made = client.submit_gang(task="naps", size=1)
     done = until_state(client, made.job_ids[0], "done")
-    assert f"member of gang {made.gang_id}" in done.result
+    assert f"member of gang g{made.gang_id}" in done.result
 
 
 def test_beats_reach_the_database(client: Client, fleet: Fleet) -> None:

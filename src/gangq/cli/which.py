@@ -12,7 +12,7 @@ import click
 
 from gangq.cli import stored
 from gangq.cli.parsing import ParamType
-from gangq.status import ENDED, WAITS
+from gangq.status import ENDED, LETTERS, WAITS, phrase
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -32,7 +32,7 @@ class Which:
     """job, gang or batch"""
 
     def __str__(self) -> str:
-        return f"{_LETTERS[self.kind]}{self.id}"
+        return f"{LETTERS[self.kind]}{self.id}"
 
     @property
     def gang(self) -> bool:
@@ -47,7 +47,7 @@ class Which:
     @property
     def phrase(self) -> str:
         """How it is written in a sentence."""
-        return f"{self.kind} {self}"
+        return phrase(self.kind, self.id)
 
     @property
     def named(self) -> dict[str, Any]:
@@ -97,9 +97,6 @@ class Which:
         return client.cancel(**ids, reason=reason)
 
 
-_LETTERS = {"job": "", "gang": "g", "batch": "b"}
-
-
 def live_jobs(client: Client, batch_id: int) -> list[int]:
     """The ids of a batch's jobs that have not ended, in order. Raises `NotFound`."""
     client.batch(id=batch_id)
@@ -131,7 +128,7 @@ class WhichType(ParamType):
     ) -> list[CompletionItem]:
         """The newest of one kind: of which, the first letter says once it is typed."""
         typed = incomplete[:1]
-        letter = typed if typed and typed in self._letters else _LETTERS[self._only]
+        letter = typed if typed and typed in self._letters else LETTERS[self._only]
         return stored.IDS[letter](ctx, param, incomplete)
 
 

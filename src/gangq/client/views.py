@@ -32,10 +32,10 @@ _LIMIT = 1000
 """How many rows a look without a limit reads: more are asked for."""
 
 
-def _only(found: list[T], what: str, id: int) -> T:
+def _only(found: list[T], what: str) -> T:
     if not found:
         raise NotFound(
-            f"{what} {id} does not exist: it was never committed, it is older than its retention, or this is "
+            f"{what} does not exist: it was never committed, it is older than its retention, or this is "
             "another database"
         )
     return found[0]
@@ -96,17 +96,17 @@ class Views:
     @verb
     def job(self, *, id: int) -> Steps[rows.JobRow]:
         """The job with this id. Raises `NotFound`."""
-        return _only((yield from Views.jobs(ids=[id])), "job", id)
+        return _only((yield from Views.jobs(ids=[id])), f"job {id}")
 
     @verb
     def gang(self, *, id: int) -> Steps[rows.GangRow]:
         """The gang with this id. Raises `NotFound`."""
-        return _only((yield from Views.gangs(ids=[id])), "gang", id)
+        return _only((yield from Views.gangs(ids=[id])), f"gang g{id}")
 
     @verb
     def batch(self, *, id: int) -> Steps[rows.BatchRow]:
         """The batch with this id. Raises `NotFound`."""
-        return _only((yield from Views.batches(ids=[id])), "batch", id)
+        return _only((yield from Views.batches(ids=[id])), f"batch b{id}")
 
     @verb(view="jobs")
     def job_states(self, *, ids: Ids | None = None, batch_id: BigInt | None = None) -> dict[int, str]:

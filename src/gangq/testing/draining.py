@@ -59,7 +59,7 @@ class Drained:
         states = Counter(job.state for job in self.ended)
         parts = [f"{states[state]} {state}" for state in _ENDED if states[state]] or ["nothing ran"]
         for row in self.waiting:
-            which = f"gang {row.id}" if row.kind == "gang" else f"{row.size} of {row.task}"
+            which = f"gang g{row.id}" if row.kind == "gang" else f"{row.size} of {row.task}"
             parts.append(f"{which} {row.state}: {row.why}")
         return "; ".join(parts)
 
@@ -171,7 +171,7 @@ class _Drain:
             app_target(self._app)
         except GangqError:
             raise InvalidInput(
-                f"gang {gang_id} (task {task!r}) has {size} members. They run at the same time, in child processes, "
+                f"gang g{gang_id} (task {task!r}) has {size} members. They run at the same time, in child processes, "
                 "and those could not find this App: keep it in a variable of a module, outside of test functions. "
                 f"Or call the handler of one member: run(task, context=FakeContext(gang=(0, {size})))"
             ) from None

@@ -115,7 +115,7 @@ def _in_context(context: FakeContext) -> list[_Seen]:
 
 
 def _about(job_id: int, gang_id: int | None) -> str:
-    return f"job {job_id}" + (f" of gang {gang_id}" if gang_id is not None else "")
+    return f"job {job_id}" + (f" of gang g{gang_id}" if gang_id is not None else "")
 
 
 def _sync(app: App | AsyncApp) -> App:

@@ -283,7 +283,7 @@ class InlineContext(HandlerContext):
 def no_snooze(job_id: int, gang_id: int) -> WrongState:
     """The refusal of what a member asks for that only a single job may."""
     return WrongState(
-        f"job {job_id} is a member of gang {gang_id}, and a member cannot be snoozed: the others of its gang would "
+        f"job {job_id} is a member of gang g{gang_id}, and a member cannot be snoozed: the others of its gang would "
         "wait for it. Fail, and the gang is drained and placed again as a whole."
     )
 
