@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -72,6 +73,72 @@ def test_a_line_that_the_job_has_not_ended_is_not_drawn_into(served: str, tmp_pa
     run.until(lambda said: "25%" in said)
     assert "loading... ready" in screen(run.said)
     assert run.end() == 0
+
+
+def begun(dsn: str, *args: object) -> str:
+    return finished(dsn, "run", "--detach", *args).stdout.strip()
+
+
+def test_wait_has_a_line_for_each_and_ends_with_what_became_of_them(served: str, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    job = begun(served, "--", *stepping(done))
+    batch = begun(served, "--array", "0-1", "--", *stepping(done))
+    wait = Terminal(served, "wait", job, batch)
+
+    def all_there(said: str) -> bool:
+        shown = "\n".join(screen(said))
+        return (
+            len(re.findall(rf"^{job}  +75% ", shown, re.M)) == 1
+            and re.search(rf"^{batch}  +0% ░{{20}}  0 of 2 done, 2 running$", shown, re.M) is not None
+            and len(re.findall(rf"^{batch}  \[[01]\]  +75% ", shown, re.M)) == 2
+        )
+
+    wait.until(all_there)
+    done.touch()
+    assert wait.end() == 0
+    assert sorted(one for one in screen(wait.said) if one) == sorted([f"{job} done", f"{batch} done"])
+
+
+def test_submit_waits_with_bars_and_exits_as_the_command_did(served: str, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    words = stepping(done)
+    words[-1] += "; exit 3"
+    submit = Terminal(
+        served, "submit", "command", json.dumps({"argv": words}), "--max-attempts", "1", "--wait"
+    )
+    submit.until(lambda said: "75%" in said)
+    done.touch()
+    assert submit.end() == 3
+    id, end = (one for one in screen(submit.said) if one)
+    assert end.startswith(f"{id} failed: "), end
+
+
+def test_show_follows_with_bars_below_the_page(served: str, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    gang = begun(served, "--gang", "2", "--", *stepping(done))
+    show = Terminal(served, "show", "-f", gang, lines=60)
+    show.until(lambda said: len(re.findall(r"^\[[01]\]  +75% ", "\n".join(screen(said)), re.M)) == 2)
+    done.touch()
+    assert show.end() == 0
+    left = [one for one in screen(show.said) if one]
+    assert left[0] == f"gang       {gang}"
+    assert left[-1] == f"gangq: gang {gang} done"
+    assert [one for one in left if "%" in one] == []
+    again = finished(served, "show", "-f", gang)
+    assert (again.returncode, again.stderr) == (0, ""), "it has ended: the page is all"
+
+
+def test_ctrl_c_ends_the_following_and_nothing_else(served: str, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    job = begun(served, "--", *stepping(done))
+    for words in (("show", "-f", job), ("wait", job)):
+        look = Terminal(served, *words, lines=60)
+        look.until(lambda said: "75%" in said)
+        look.interrupt()
+        assert look.end() == 130
+        assert [one for one in screen(look.said) if "%" in one] == []
+    done.touch()
+    assert finished(served, "wait", job).stdout == f"{job} done\n"
 
 
 def test_a_pipe_gets_lines_and_no_bar(served: str, tmp_path: Path) -> None:

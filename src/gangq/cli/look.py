@@ -31,7 +31,7 @@ from gangq.client.rows import (
     Reason,
     WaitingRow,
 )
-from gangq.status import error_in_words, holding, progress_in_words, said_of
+from gangq.status import ENDED, error_in_words, holding, progress_in_words, said_of
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -185,10 +185,13 @@ def ls(
 @click.option(
     "--evidence", "whole", is_flag=True, help="All that the watchdogs saw, not only what comes first."
 )
+@click.option(
+    "-f", "--follow", is_flag=True, help="Then say what changes until it has ended, on a terminal with bars."
+)
 @common_options
 @watch_option
 @pass_session
-def show(session: Session, target: Which, whole: bool) -> None:
+def show(session: Session, target: Which, whole: bool, follow: bool) -> None:
     """Show a job (12), a gang (g12) or a batch (b12).
 
     Of a job that tripped a watchdog, also a sentence that says where it waited, and the stack of its handler, newest
@@ -196,12 +199,23 @@ def show(session: Session, target: Which, whole: bool) -> None:
     output. With --json one object: {"job", "attempts", "events", "evidence"} (evidence is null
     for a login that may not see it), {"gang", "members", "timeline", "drains"}, or {"batch", "failed"}.
     """
+    # Asked first: what changes while the page is made is said after it.
+    state, events = (target.state(session.client()), target.events(session.client())) if follow else ("", [])
     if target.batch:
         _show_batch(session, target)
     elif target.gang:
         _show_gang(session, target)
     else:
         _show_job(session, target, whole)
+    if follow and state not in ENDED:
+        _follow(session, target, state, max((event.id for event in events), default=None))
+
+
+def _follow(session: Session, target: Which, state: str, after_event: int | None) -> None:
+    from gangq.cli.run import Watched, Watcher
+
+    ranks = {job.id: job.rank for job in target.jobs(session.client())}
+    Watcher(session, Watched(target, ranks, state, after_event)).watch()
 
 
 def _show_job(session: Session, target: Which, whole: bool) -> None:

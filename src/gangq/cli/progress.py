@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gangq.cli import output
 from gangq.cli.tables import cut
+from gangq.errors import GangqError
+from gangq.status import batch_in_words
 
 if TYPE_CHECKING:
-    from gangq.client.rows import JobRow
+    from gangq.cli.which import Which
+    from gangq.client import Client
+    from gangq.client.rows import BatchRow, JobRow
 
 _BAR = 10
+_ASK_EVERY_S = 1.0
+_RUNNING = ("running", "preempting")
 
 
 def bar(done: float | None, total: float | None, width: int = _BAR) -> str:
@@ -38,15 +45,19 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def line(job: JobRow) -> str:
-    """How far a running job is, with its rank in front if it is a member; nothing of one that tells no steps."""
+def job_line(job: JobRow, whose: str = "") -> str:
+    """How far a running job is, with `whose` job it is and its rank or index in front; nothing of one that tells no
+    steps.
+    """
     beat: Mapping[str, Any] = job.progress if isinstance(job.progress, Mapping) else {}
     step, total = number(beat.get("step")), number(beat.get("total"))
     if job.state not in ("running", "preempting") or step is None:
         return ""
     left = remaining_s(step, total, job.step_rate)
+    place = job.array_index if job.rank is None else job.rank
     said = [
-        f"[{job.rank}]" if job.rank is not None else "",
+        whose,
+        f"[{place}]" if place is not None else "",
         bar(step, total, 20),
         f"step {step:.15g}" + (f"/{total:.15g}" if total is not None else ""),
         f"{job.step_rate:.3g} steps/s" if job.step_rate else "",
@@ -57,15 +68,36 @@ def line(job: JobRow) -> str:
 
 
 class Bars:
-    """Lines below all others on standard error, drawn again in their place. Without a terminal nothing is drawn.
+    """Lines below all others on standard error, drawn again in their place: of each job that tells its steps, of each
+    member of a gang, and of a batch with its running jobs. Without a terminal nothing is drawn.
 
     Whoever prints calls `clear` first; the next `draw` puts them below what was printed.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, client: Client, targets: Sequence[Which], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.on = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._client = client
+        self._targets = list(targets)
+        self._clock = clock
+        self._ask_at = clock()
+        self._lines: list[str] = []
+        self._ended_first: dict[int, tuple[float, int]] = {}
         self._drawn = 0
         self._text = ""
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def leave_out(self, target: Which) -> None:
+        """Draw nothing of this one any more."""
+        self._targets.remove(target)
+        self._ask_at = self._clock()
+        self.clear()
 
     def clear(self) -> None:
         """Take the lines away."""
@@ -73,13 +105,22 @@ class Bars:
             output.write(self._up(), err=True, nl=False)
         self._drawn, self._text = 0, ""
 
-    def draw(self, jobs: Sequence[JobRow]) -> None:
-        """Draw a line of each job that tells its steps, as many as the terminal has room for."""
+    def draw(self) -> None:
+        """Ask how far they are, once a second at most, and draw as many lines as the terminal has room for."""
         if not self.on:
             return
         size = shutil.get_terminal_size()
-        lines = [text for job in jobs if (text := line(job))]
         most = max(1, size.lines - 4)
+        now = self._clock()
+        if now >= self._ask_at:
+            self._ask_at = now + _ASK_EVERY_S
+            try:
+                self._lines = self._look(now, most)
+            except GangqError as problem:
+                # Who waits for the database says so.
+                if not problem.retryable:
+                    raise
+        lines = self._lines
         if len(lines) > most:
             lines = [*lines[: most - 1], f"and {len(lines) - most + 1} more"]
         # The last column stays empty: a terminal would put the next character into a line of its own.
@@ -87,6 +128,40 @@ class Bars:
         if text != self._text:
             output.write(self._up(), text, err=True, nl=False)
             self._drawn, self._text = len(lines), text
+
+    def _look(self, now: float, most: int) -> list[str]:
+        several = len(self._targets) > 1
+        jobs = [target.id for target in self._targets if target.kind == "job"]
+        # One more than there is room for: then the last line says that there are more.
+        rows = self._client.jobs(ids=jobs, state=_RUNNING, limit=most + 1) if jobs else []
+        lines = [job_line(job, str(job.id) if several else "") for job in reversed(rows)]
+        for target in self._targets:
+            whose = str(target) if several else ""
+            if target.gang:
+                members = self._client.jobs(gang_id=target.id, state=_RUNNING, limit=None)
+                members.sort(key=lambda member: member.rank or 0)
+                lines += [job_line(member, whose) for member in members]
+            elif target.batch:
+                batch = self._client.batch(id=target.id)
+                running = self._client.jobs(batch_id=target.id, state=_RUNNING, limit=most + 1)
+                lines.append(self._batch_line(batch, now))
+                lines += [job_line(job, whose) for job in reversed(running)]
+        return [line for line in lines if line]
+
+    def _batch_line(self, batch: BatchRow, now: float) -> str:
+        """How much of a batch has ended, and how fast that went since it was first asked for."""
+        ended = batch.done + batch.failed + batch.cancelled
+        since, before = self._ended_first.setdefault(batch.id, (now, ended))
+        rate = (ended - before) / (now - since) if now > since else 0.0
+        left = remaining_s(ended, batch.size, rate)
+        said = [
+            f"b{batch.id}",
+            bar(ended, batch.size, 20),
+            batch_in_words(batch),
+            f"{rate:.3g} jobs/s" if rate else "",
+            f"{output.seconds(left)} left" if left is not None else "",
+        ]
+        return "  ".join(part for part in said if part)
 
     def _up(self) -> str:
         return output.Coloured(f"\r\x1b[{self._drawn}A\x1b[J" if self._drawn else "")

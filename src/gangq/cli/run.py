@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gangq.cli import look, output
+from gangq.cli import output
 from gangq.cli.follow import LogReader, Tagger
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import seconds
 from gangq.cli.parsing import ArrayType, KeyValue
 from gangq.cli.progress import Bars
 from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.wait import EXIT_CANCELLED, ending
 from gangq.cli.which import Which
 from gangq.cli.work import is_gang, notes_aloud, submission, work_options
 from gangq.client.encoding import counted
-from gangq.client.rows import EventRow, JobRow, LogRow
+from gangq.client.rows import EventRow, LogRow
 from gangq.commands import COMMAND, command_payload
 from gangq.errors import DatabaseUnreachable, GangqError
 from gangq.status import ENDED, RUNS, WAITS, holding, why_it_waits
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from gangq.client import Client
 
 _POLL_S = 0.2
-_PROGRESS_EVERY_S = 1.0
 _EXPLAIN_AFTER_S = 2.0
 _EXPLAIN_EVERY_S = 5.0
 _OUTAGE_TOLERATED_S = 300.0
@@ -53,9 +53,6 @@ _HAPPENED = {
     "force": "did not confirm that it stopped; taken from its worker",
 }
 """What is said of an event."""
-
-EXIT_CANCELLED = 130
-EXIT_NOT_STARTED = 127
 
 
 @click.command(
@@ -134,12 +131,12 @@ def run(
             if not session.json:
                 output.write(str(watch.target))
             return
-        code = _Watcher(session, watch, interrupts).watch()
+        code = Watcher(session, watch, interrupts).watch()
     click.get_current_context().exit(code)
 
 
 @dataclass
-class _Watched:
+class Watched:
     """What was submitted, and what is known of it."""
 
     target: Which
@@ -148,20 +145,20 @@ class _Watched:
     after_event: int | None = None
 
 
-def _submit(session: Session, payload: dict[str, Any], given: dict[str, Any], count: int) -> _Watched:
+def _submit(session: Session, payload: dict[str, Any], given: dict[str, Any], count: int) -> Watched:
     client = session.client()
     if not given.keys() & {"size", "roles"}:
         with notes_aloud():
             ids = client.submit(task=COMMAND, payloads=[payload] * count, **given)
         if "name" in given:
             # A batch has the id of its first job.
-            watched = _Watched(Which(ids[0], "batch"), {id: index for index, id in enumerate(ids)})
+            watched = Watched(Which(ids[0], "batch"), {id: index for index, id in enumerate(ids)})
         else:
-            watched = _Watched(Which(ids[0], "job"), {ids[0]: None})
+            watched = Watched(Which(ids[0], "job"), {ids[0]: None})
         note = None
     else:
         made = client.submit_gang(task=COMMAND, payload=payload, **given)
-        watched = _Watched(Which(made.gang_id, "gang"), {id: rank for rank, id in enumerate(made.job_ids)})
+        watched = Watched(Which(made.gang_id, "gang"), {id: rank for rank, id in enumerate(made.job_ids)})
         note = made.note
     queue = given.get("queue") or "default"
     fields = {"queue": queue, "job_ids": list(watched.ranks), "note": note}
@@ -183,14 +180,16 @@ def _tell(session: Session, target: Which, event: str, text: str, **fields: Any)
         say(text)
 
 
-class _Watcher:
-    """The loop of `gangq run`."""
+class Watcher:
+    """The loop of `gangq run`, and of `gangq show --follow`, which has no `interrupts`: then Ctrl-C ends the looking
+    and nothing else, the output is not read, and its end is told however it ends.
+    """
 
     def __init__(
         self,
         session: Session,
-        watched: _Watched,
-        interrupts: Interrupts,
+        watched: Watched,
+        interrupts: Interrupts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
@@ -207,9 +206,7 @@ class _Watcher:
         self._explained = ""
         self._explain_at = clock() + _EXPLAIN_AFTER_S
         self._hosts: list[str] = []
-        self._bars = Bars()
-        self._jobs: list[JobRow] = []
-        self._progress_at = clock()
+        self._bars = Bars(self._client, [self._target], clock)
         self._line_is_open = False
 
     def watch(self) -> int:
@@ -224,18 +221,21 @@ class _Watcher:
                     code = None
                 if code is not None:
                     return code
-                self._interrupts.wait(_POLL_S * random.uniform(0.8, 1.2))
+                pause = time.sleep if self._interrupts is None else self._interrupts.wait
+                pause(_POLL_S * random.uniform(0.8, 1.2))
         except KeyboardInterrupt:
             self._bars.clear()
+            if self._interrupts is None:
+                raise
             say(f"left {self._target.phrase} to itself; see gangq show {self._target}")
             return EXIT_CANCELLED
 
     def _look(self) -> int | None:
         """One round; the exit code once it has ended and everything it printed is here."""
-        if self._interrupts.count and not self._cancelled:
+        if self._interrupts is not None and self._interrupts.count and not self._cancelled:
             self._cancel()
         ended = self._states()
-        for row in self._reader.read():
+        for row in self._reader.read() if self._interrupts is not None else ():
             self._print(row)
         if not ended:
             self._explain()
@@ -354,15 +354,13 @@ class _Watcher:
         self._report("waits", f"is {state} for {waited}: {why}", state=state, reasons=held)
 
     def _progress(self) -> None:
-        """Draw the bars, at most so often, and not into a line that the job has not ended."""
-        if not self._bars.on or self._line_is_open or self._session.json:
+        """Draw the bars, and not into a line that the job has not ended."""
+        if self._line_is_open or self._session.json:
             return
-        now = self._clock()
-        if self._watched.state in RUNS and now >= self._progress_at:
-            self._progress_at = now + _PROGRESS_EVERY_S
-            jobs = self._client.jobs(ids=list(self._watched.ranks), limit=None)
-            self._jobs = sorted(jobs, key=lambda job: job.rank or 0)
-        self._bars.draw(self._jobs if self._watched.state in RUNS else [])
+        if self._watched.state in RUNS:
+            self._bars.draw()
+        else:
+            self._bars.clear()
 
     # Output and end
 
@@ -391,20 +389,6 @@ class _Watcher:
             rank = f" rank {culprit.rank}" if culprit.rank is not None else ""
             rank = f" index {culprit.array_index}" if culprit.array_index is not None else rank
             text += f":{rank} {error.get('message') or error.get('type') or 'no error was kept'}"
-        if state != "done" or self._session.json:
+        if state != "done" or self._session.json or self._interrupts is None:
             self._report("end", text, state=state, exit_code=code, error=error or None)
         return code
-
-
-def ending(state: str, members: list[JobRow]) -> tuple[int, JobRow | None]:
-    """The exit code, and the job whose failure it is."""
-    if state == "done":
-        return 0, None
-    if state == "cancelled":
-        return EXIT_CANCELLED, None
-    culprit = look.culprit(members)
-    error = (culprit.error if culprit else None) or {}
-    if error.get("type") == "CommandStartError":
-        return EXIT_NOT_STARTED, culprit
-    code = error.get("exit_status")
-    return (code if isinstance(code, int) and 0 < code < 256 else 1), culprit

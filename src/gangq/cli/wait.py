@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gangq.cli import look
 from gangq.cli.parsing import Seconds
-from gangq.cli.run import ending
+from gangq.cli.progress import Bars
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.which import Which, takes_several
 from gangq.errors import WaitTimeout
@@ -16,10 +17,13 @@ from gangq.status import error_in_words
 
 if TYPE_CHECKING:
     from gangq.client import Client
+    from gangq.client.rows import JobRow
     from gangq.handle_steps import Handle
 
 EXIT_TIMED_OUT = 124
 """As timeout(1) has it."""
+EXIT_NOT_STARTED = 127
+EXIT_CANCELLED = 130
 
 
 @click.command(
@@ -33,27 +37,40 @@ EXIT_TIMED_OUT = 124
 def wait(session: Session, named: Sequence[Which], timeout: float | None) -> None:
     """Wait until jobs, gangs and batches have ended.
 
-    Prints each as it ends. Ctrl-C ends the waiting and nothing else. With --json one object for each: {"job_id",
-    "gang_id", "batch_id", "state", "exit_code", "error"}.
+    Prints each as it ends, and below on a terminal a bar of each that tells its steps. Ctrl-C ends the waiting and
+    nothing else. With --json one object for each: {"job_id", "gang_id", "batch_id", "state", "exit_code", "error"}.
     """
+    refuse_in_job(session)
+    click.get_current_context().exit(wait_for(session, named, timeout))
+
+
+def refuse_in_job(session: Session) -> None:
+    """Raise `UsageError` inside a job, which has no database to ask."""
     if session.inside_job:
         raise click.UsageError("a job cannot wait for another: submit it with --after, or pass --dsn")
+
+
+def wait_for(session: Session, named: Sequence[Which], timeout: float | None = None) -> int:
+    """Wait until these have ended, with bars on a terminal, and print each as it ends; return the exit code."""
     from gangq.handle_steps import Limit, first_ended
 
     client = session.client()
     waiting = {_handle(client, which): which for which in named}
     codes: dict[Which, int] = {}
     limit = Limit(timeout)
-    while waiting:
-        try:
-            ended = client.execute(first_ended([*waiting], limit))
-        except WaitTimeout as problem:
-            say(str(problem))
-            click.get_current_context().exit(EXIT_TIMED_OUT)
-        for handle, state in ended.items():
-            which = waiting.pop(handle)
-            codes[which] = _tell(session, client, which, state)
-    click.get_current_context().exit(next((codes[which] for which in named if codes[which]), 0))
+    with Bars(client, list(waiting.values())) as bars:
+        while waiting:
+            try:
+                ended = client.execute(first_ended([*waiting], limit, bars.draw))
+            except WaitTimeout as problem:
+                bars.clear()
+                say(str(problem))
+                return EXIT_TIMED_OUT
+            for handle, state in ended.items():
+                which = waiting.pop(handle)
+                bars.leave_out(which)
+                codes[which] = _tell(session, client, which, state)
+    return next((codes[which] for which in named if codes[which]), 0)
 
 
 def _handle(client: Client, which: Which) -> Handle[Any]:
@@ -75,3 +92,17 @@ def _tell(session: Session, client: Client, which: Which, state: str) -> int:
         f"{which} {state}" + (f": {said}" if said else ""),
     )
     return code
+
+
+def ending(state: str, members: list[JobRow]) -> tuple[int, JobRow | None]:
+    """The exit code, and the job whose failure it is."""
+    if state == "done":
+        return 0, None
+    if state == "cancelled":
+        return EXIT_CANCELLED, None
+    culprit = look.culprit(members)
+    error = (culprit.error if culprit else None) or {}
+    if error.get("type") == "CommandStartError":
+        return EXIT_NOT_STARTED, culprit
+    code = error.get("exit_status")
+    return (code if isinstance(code, int) and 0 < code < 256 else 1), culprit

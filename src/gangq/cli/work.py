@@ -17,6 +17,7 @@ from gangq.cli.options import THEN, TIMEOUT_STYLE, chained
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
+from gangq.cli.wait import refuse_in_job, wait_for
 from gangq.cli.which import Which, WhichType, ids_of, takes_several
 from gangq.client.encoding import AWAITING
 from gangq.client.options import GANG_ONLY, SubmitGangOptions
@@ -320,6 +321,12 @@ def _over(spec: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     help="KEY stands for it at least so long, also when it has ended.",
 )
 @click.option(
+    "--wait",
+    "waits",
+    is_flag=True,
+    help="Wait until it has ended, with bars on a terminal, and exit as gangq wait does.",
+)
+@click.option(
     "--replace",
     "replaces",
     is_flag=True,
@@ -338,6 +345,7 @@ def submit(
     unique_key: str | None,
     keep_s: float | None,
     replaces: bool,
+    waits: bool,
     **options: Any,
 ) -> None:
     """Submit a job, or with --gang N, --role or --spec a gang.
@@ -350,6 +358,8 @@ def submit(
     gang_wanted = is_gang(options)
     if task is None and options["spec"] is None:
         raise click.UsageError("name the task to run: gangq submit TASK [PAYLOAD]")
+    if waits:
+        refuse_in_job(session)
     payloads = _payloads(payload, count)
     key: dict[str, Any] = {"unique_key": unique_key, "keep_s": keep_s}
     _check_key(key, replaces, gang_wanted, payloads)
@@ -370,6 +380,10 @@ def submit(
             session.answer({"batch": str(Which(ids[0], "batch")), **told}, str(Which(ids[0], "batch")))
         else:
             session.answer(told, "\n".join(map(str, ids)))
+        if waits:
+            batch = "name" in given and not existed
+            named = [Which(ids[0], "batch")] if batch else [Which(id, "job") for id in ids]
+            click.get_current_context().exit(wait_for(session, named))
         return
     if count > 1:
         raise click.UsageError("--count and --gang exclude each other: a gang is one gang")
@@ -386,6 +400,8 @@ def submit(
         say(f"gang {which} cannot be placed now: {made.note}")
     told = {"gang": str(which), **made._asdict(), "existed": existed}
     session.answer(told, str(which))
+    if waits:
+        click.get_current_context().exit(wait_for(session, [which]))
 
 
 def _check_key(key: Mapping[str, Any], replaces: bool, gang_wanted: bool, payloads: Sequence[object]) -> None:
