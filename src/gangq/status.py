@@ -73,9 +73,9 @@ def batch_in_words(batch: BatchRow) -> str:
 
 def said_of(job: JobRow) -> str:
     """The progress of a job that runs, or the error of one that failed."""
-    if job.error and job.state != "done":
-        return error_in_words(job.error)
-    return progress_in_words(job.progress) if job.state == "running" else ""
+    told = progress_in_words(job.progress) if job.state == "running" else ""
+    # The error of a job that runs is of an attempt before.
+    return told or (error_in_words(job.error) if job.error and job.state != "done" else "")
 
 
 def holding(reasons: Sequence[Reason]) -> list[Reason]:

@@ -44,10 +44,9 @@ def doctor(session: Session) -> None:
     for check, found in examine(session):
         failed = failed or found.status == "fail"
         mark = output.coloured(found.status.ljust(4), _COLOURS[found.status])
-        advice = f"\n{' ' * 18}-> {found.advice}" if found.advice else ""
-        session.answer(
-            {"check": check, **found._asdict()}, mark, f"  {check.ljust(10)}  {found.detail}{advice}"
-        )
+        told = output.wrapped(found.detail, 18, 18)
+        advice = f"\n{' ' * 18}-> {output.wrapped(found.advice, 21, 21)}" if found.advice else ""
+        session.answer({"check": check, **found._asdict()}, mark, f"  {check.ljust(10)}  {told}{advice}")
     if failed:
         click.get_current_context().exit(1)
 

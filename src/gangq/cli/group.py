@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
             problem = _as_ours(e)
             if problem is None or os.environ.get("GANGQ_DEBUG", "0") not in ("", "0"):
                 raise
-            output.write(f"gangq: {problem}", err=True)
+            output.comment(str(problem))
             ctx.exit(exit_code(problem))
 
 

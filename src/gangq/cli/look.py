@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -15,9 +12,9 @@ import click
 from gangq.cli import evidence as seen
 from gangq.cli import options, output, queries, stored
 from gangq.cli.listing import table_options, watch_option
-from gangq.cli.output import gang, megabytes, seconds, when, words
+from gangq.cli.output import ago, gang, megabytes, seconds, when, words
 from gangq.cli.session import Session, common_options, pass_session, say
-from gangq.cli.tables import columns, table
+from gangq.cli.tables import Cell, columns, table
 from gangq.cli.which import Which, WhichType, takes_one
 from gangq.client.encoding import counted
 from gangq.client.rows import (
@@ -41,14 +38,7 @@ _MEMBERS = columns(
     "rank job state host worker:1 >tries:4 crashes:4 what",
     {"job": lambda job: job.id, "what": lambda job: _what(job)},
 )
-_GANGS = columns(
-    ">id state size:1 epoch:3 task name:2 queue:3 prio:4 hosts:2 submitted:5 ended:5 what",
-    {
-        "id": lambda row: gang(row.id),
-        "hosts": lambda row: words(row.hosts),
-        "what": lambda row: row.reason or row.drain_cause or row.note,
-    },
-)
+_GANGS = ">id state size:1 epoch:3 task name:2 queue:3 prio:4 hosts:2 submitted:5 ended:5 what"
 _BATCHES = columns(
     ">id name state >done failed:1 running:2 waiting:2 >at_most:3 task queue:3 tags:3 by:4 submitted:4 ended:5",
     {
@@ -56,8 +46,6 @@ _BATCHES = columns(
         "done": lambda row: f"{row.done}/{row.size}",
         "tags": lambda row: words(row.tags),
         "by": lambda row: row.submitter,
-        "submitted": lambda row: when(row.submitted_at),
-        "ended": lambda row: when(row.finished_at),
     },
 )
 _DRAINS = columns(
@@ -65,14 +53,14 @@ _DRAINS = columns(
     {
         "told": lambda drain: drain.moved,
         "outcome": lambda drain: drain.outcome or "draining",
-        "started": lambda drain: when(drain.started_at),
+        "started": lambda drain: ago(drain.started_at),
         "took": lambda drain: _took(drain),
     },
 )
 _ATTEMPTS = columns(
     "started took ended host worker:1 epoch:2 devices:3",
     {
-        "started": lambda attempt: when(attempt.started_at),
+        "started": lambda attempt: ago(attempt.started_at),
         "took": lambda attempt: _took(attempt),
         "ended": lambda attempt: attempt.cause or "runs",
         "devices": lambda attempt: words(attempt.devices),
@@ -83,7 +71,7 @@ _FAILED = columns(
     {
         "index": lambda job: job.array_index,
         "job": lambda job: job.id,
-        "ended": lambda job: when(job.finished_at),
+        "ended": lambda job: ago(job.finished_at),
         "what": lambda job: _what(job),
     },
 )
@@ -175,9 +163,14 @@ def ls(
             "--task, --worker, --batch, --name, --tag and --user select jobs: gangq ls jobs ..."
         )
     ids = [gang_id.id] if gang_id else None
-    session.rows(
-        client.gangs(ids=ids, state=state or None, queue=queue, limit=limit), _GANGS, "no such gangs"
-    )
+    gangs = client.gangs(ids=ids, state=state or None, queue=queue, limit=limit)
+    why = {} if session.json else _why_they_wait(client, gangs)
+    cells: dict[str, Cell] = {
+        "id": lambda row: gang(row.id),
+        "hosts": lambda row: words(row.hosts),
+        "what": lambda row: row.reason or row.drain_cause or row.note or why.get(("gang", row.id), ""),
+    }
+    session.rows(gangs, columns(_GANGS, cells), "no such gangs")
 
 
 @click.command()
@@ -351,7 +344,7 @@ def explain(session: Session, target: Which, now: bool, whole: bool) -> None:
         return
     first = next(iter(holding(reasons)), None)
     if first is not None:
-        output.write(*_wrapped(f"{target.phrase}: {_detail(first)}", 0))
+        output.write(output.wrapped(f"{target.phrase}: {_detail(first)}"))
         if not whole:
             reasons = [one for one in reasons if one is not first and (not one.ok or one.gate in _SAID)]
     width = max((len(reason.gate) for reason in reasons), default=0)
@@ -369,13 +362,8 @@ def _gate(reason: Reason, width: int) -> tuple[str, ...]:
     else:
         mark = output.coloured("ok", "green") if reason.ok else output.coloured("no", "red")
     # Long ones go on below themselves, so that the gates stay a column.
-    return mark, f"  {reason.gate.ljust(width)}  ", *_wrapped(_detail(reason), width + 6)
-
-
-def _wrapped(text: str, indent: int) -> tuple[str, ...]:
-    """The text in lines of a terminal, each but the first so far to the right; one line for a pipe."""
-    room = max(40, shutil.get_terminal_size().columns - indent) if sys.stdout.isatty() else 10**6
-    return (f"\n{' ' * indent}".join(textwrap.wrap(output.plain(text), room)),)
+    indent = width + 6
+    return mark, f"  {reason.gate.ljust(width)}  ", output.wrapped(_detail(reason), indent, indent)
 
 
 def _detail(reason: Reason) -> str:
@@ -438,9 +426,9 @@ def _line(job: JobRow | WaitingRow) -> tuple[object, ...]:
     return ("gang", job.gang_id) if job.gang_id else (job.queue, job.task, job.priority, job.state)
 
 
-def _why_they_wait(client: Client, jobs: Sequence[JobRow]) -> Mapping[tuple[object, ...], str]:
-    """Why those of the jobs wait that do. Nothing of jobs that wait for several reasons: `explain` knows each."""
-    if not any(job.state in ("pending", "blocked", "waiting") for job in jobs):
+def _why_they_wait(client: Client, rows: Sequence[JobRow | GangRow]) -> Mapping[tuple[object, ...], str]:
+    """Why those wait that do. Nothing of jobs that wait for several reasons: `explain` knows each."""
+    if not any(row.state in ("pending", "blocked", "waiting") for row in rows):
         return {}
     found: dict[tuple[object, ...], set[str]] = {}
     for row in client.waiting():

@@ -13,7 +13,7 @@ from gangq.cli import stored
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
 from gangq.cli.listing import table_options
-from gangq.cli.output import when, words
+from gangq.cli.output import ago, words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
@@ -32,7 +32,7 @@ _FILE_MOST = 1 << 16
 _TARGETS = columns(
     "target waiting dead dropped:1 delivered:1 last:2 queue:3 user:3 task:3 of problem",
     {
-        "last": lambda row: when(row.delivered_at),
+        "last": lambda row: ago(row.delivered_at),
         "user": lambda row: row.submitter,
         "of": lambda row: words(row.kinds),
         "problem": lambda row: row.error or row.dead_error,

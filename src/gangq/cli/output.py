@@ -10,9 +10,11 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -42,6 +44,12 @@ def write(*parts: str, err: bool = False, nl: bool = True) -> None:
     """
     text = "".join(part if isinstance(part, Coloured) else harmless(part) for part in parts)
     click.echo(text, err=err, nl=nl)
+
+
+def comment(text: str) -> None:
+    """Say something on standard error, with our name in front; a terminal breaks no word of it."""
+    lines = [wrapped(line, err=True) for line in f"gangq: {text}".splitlines()]
+    write("\n".join(lines), err=True)
 
 
 def harmless(text: str) -> str:
@@ -104,12 +112,25 @@ def gang(id: int | None) -> str:
     return "" if id is None else f"g{id}"
 
 
+def clock() -> datetime:
+    """The time now."""
+    return datetime.now(UTC)
+
+
+def ago(at: datetime | None) -> str:
+    """How long ago a time is, or how far ahead: 3m05s ago, in 2h10m."""
+    if at is None:
+        return ""
+    passed = (clock() - at).total_seconds()
+    return f"{seconds(passed)} ago" if passed >= 0 else f"in {seconds(-passed)}"
+
+
 def when(at: datetime | None) -> str:
     """A time in this machine's zone, to the second; the date only where it is not today's."""
     if at is None:
         return ""
     local = at.astimezone()
-    today = local.date() == datetime.now(local.tzinfo).date()
+    today = local.date() == clock().astimezone(local.tzinfo).date()
     return local.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
 
 
@@ -119,7 +140,7 @@ def instant(at: datetime) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A length of time, short: 0.4s, 12s, 3m05s, 2h10m."""
+    """A length of time, short: 0.4s, 12s, 3m05s, 2h10m, 3d04h."""
     if value is None:
         return ""
     if abs(value) < 10:
@@ -130,7 +151,8 @@ def seconds(value: float | None) -> str:
     minutes, rest = divmod(whole, 60)
     if minutes < 60:
         return f"{minutes}m{rest:02d}s"
-    return f"{minutes // 60}h{minutes % 60:02d}m"
+    hours = minutes // 60
+    return f"{hours}h{minutes % 60:02d}m" if abs(hours) < 48 else f"{hours // 24}d{hours % 24:02d}h"
 
 
 def megabytes(value: int | None) -> str:
@@ -177,7 +199,24 @@ def pairs(items: Sequence[tuple[str, object]]) -> None:
     shown = [(name, plain(value)) for name, value in items if value not in (None, "", [], {})]
     width = max((len(name) for name, _ in shown), default=0)
     for name, text in shown:
-        write(f"{name.ljust(width)}  {text}")
+        write(f"{name.ljust(width)}  ", state(text) if name == "state" else text)
+
+
+def wrapped(text: str, indent: int = 0, begins_at: int = 0, *, err: bool = False) -> str:
+    """A text of one paragraph in lines of the terminal, each but the first so far to the right; one line for a pipe.
+    So many characters stand in front of the first line already. `err`: it goes to standard error.
+    """
+    on_terminal = (sys.stderr if err else sys.stdout).isatty()
+    room = shutil.get_terminal_size().columns if on_terminal else 10**6
+    lines = textwrap.wrap(
+        plain(text),
+        max(indent + 20, room),
+        initial_indent=" " * begins_at,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)[begins_at:]
 
 
 def block(title: str, text: str, *, most: int | None = None) -> None:

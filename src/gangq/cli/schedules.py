@@ -9,7 +9,7 @@ import click
 
 from gangq.cli import output, queries, stored
 from gangq.cli.listing import table_options
-from gangq.cli.output import when
+from gangq.cli.output import ago, when
 from gangq.cli.parsing import Due, Seconds, payload_of
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import Column
@@ -24,11 +24,11 @@ _COLUMNS = [
     Column("name", lambda s: s.name),
     Column("when", lambda s: _rhythm(s)),
     Column("task", lambda s: s.task, rank=1),
-    Column("next due", lambda s: when(s.next_due)),
+    Column("next due", lambda s: ago(s.next_due)),
     Column("state", lambda s: _state(s)),
-    Column("last due", lambda s: when(s.last_due), rank=1),
+    Column("last due", lambda s: ago(s.last_due), rank=1),
     Column("last", lambda s: _last(s), right=True, rank=2),
-    Column("not run", lambda s: when(s.passed_over), rank=3),
+    Column("not run", lambda s: ago(s.passed_over), rank=3),
     Column("why", lambda s: s.why, rank=3),
     Column("queue", lambda s: s.queue, rank=4),
     Column("submitter", lambda s: s.submitter, rank=5),

@@ -9,7 +9,7 @@ import click
 from gangq.cli import output, stored
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
-from gangq.cli.output import gang, when, words
+from gangq.cli.output import ago, when, words
 from gangq.cli.parsing import Seconds, payload_of
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns, table
@@ -39,19 +39,15 @@ _COLUMNS = columns(
     {"ready": lambda s: f"{s.ready_replicas} of {s.replicas}"},
 )
 _GANGS = columns(
-    ">gang_id revision state ready hosts:1 load:2 made:2 why",
+    ">gang revision state ready hosts:1 load:2 made:2 why",
     {
-        "gang_id": lambda g: gang(g.gang_id),
         "state": lambda g: "leaving" if g.leaves else "serving" if g.serves else g.state or "ended",
         "ready": lambda g: f"{g.ready_members} of {g.members}",
         "hosts": lambda g: words(g.hosts),
-        "made": lambda g: when(g.made_at),
+        "made": lambda g: ago(g.made_at),
     },
 )
-_ENDPOINTS = columns(
-    "service >gang_id rank address port host:2 worker:2 revision:1 load:1",
-    {"gang_id": lambda e: gang(e.gang_id)},
-)
+_ENDPOINTS = columns("service >gang rank address port host:2 worker:2 revision:1 load:1")
 
 
 @click.group()

@@ -140,7 +140,7 @@ class Session:
 
 def say(text: str) -> None:
     """Comment on standard error."""
-    output.write(f"gangq: {text}", err=True)
+    output.comment(text)
 
 
 def _set_dsn(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

@@ -31,12 +31,12 @@ Cell = Callable[[Any], object]
 
 _CELLS: Mapping[str, Cell] = {
     "at": lambda row: output.instant(row.at),
-    "ended": lambda row: output.when(row.finished_at),
+    "ended": lambda row: output.ago(row.finished_at),
     "gang": lambda row: output.gang(row.gang_id),
     "job": lambda row: row.job_id,
     "prio": lambda row: row.priority,
-    "since": lambda row: output.when(row.since),
-    "submitted": lambda row: output.when(row.submitted_at),
+    "since": lambda row: output.ago(row.since),
+    "submitted": lambda row: output.ago(row.submitted_at),
     "tries": lambda row: f"{row.attempts}/{row.max_attempts}",
 }
 """Columns that look alike in every table, where that is not the attribute of their name."""
@@ -116,18 +116,22 @@ def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False)
             last = i == shown[-1] and not column.right
             parts += [pad, text] if column.right else [text, "" if last else pad]
             parts.append("" if i == shown[-1] else " " * _GAP)
+        while parts and not parts[-1].strip():
+            parts.pop()
         output.write(*(parts if on_terminal else ["".join(parts).rstrip()]))
     gone = [
         i for i in range(len(columns)) if i not in shown and any(row[i] not in ("", "?") for row in cells)
     ]
     if gone:
         titles = [columns[i].title for i in gone]
-        output.write(f"not shown: {', '.join(titles)} (--wide or a pipe shows all)", err=True)
+        said = f"not shown: {', '.join(titles)} (--wide or a pipe shows all)"
+        output.write(output.wrapped(said, len("not shown: "), err=True), err=True)
 
 
 def fit(widths: list[int], cells: Sequence[Sequence[str]], columns: Sequence[Column], most: int) -> list[int]:
     """Make the columns narrower, and leave some out, until they fit into `most` characters; return those shown."""
     shown = [i for i in range(len(columns)) if not cells or any(row[i] not in ("", "?") for row in cells)]
+    whole = list(widths)
 
     def over() -> int:
         return sum(widths[i] for i in shown) + _GAP * (len(shown) - 1) - most
@@ -148,6 +152,9 @@ def fit(widths: list[int], cells: Sequence[Sequence[str]], columns: Sequence[Col
     while over() > 0 and any(columns[i].rank for i in shown):
         shown.remove(max(shown, key=lambda i: columns[i].rank))
     shorten(_LEAST)
+    # What a column left behind is for the texts that were cut for it, the last one first.
+    for i in reversed(shown):
+        widths[i] = min(whole[i], widths[i] + max(0, -over()))
     return shown
 
 

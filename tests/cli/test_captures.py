@@ -1,0 +1,154 @@
+"""What each look prints on a terminal of 80 and of 120 columns, with colour and without, and in a pipe.
+
+The files in captures/ are what was seen. GANGQ_WRITE_CAPTURES=1 writes them anew: look at their diff with your eyes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from staged_fleet import NOW, stage
+
+from databases import Clock
+from gangq.cli import main, output
+from gangq.cli.tables import width
+from gangq.embedded import Server
+from sql.drive import Q
+
+CAPTURES = Path(__file__).parent / "captures"
+LOOKS = {
+    "ls": "ls",
+    "ls-gangs": "ls gangs",
+    "ls-batches": "ls batches",
+    "ls-failed": "ls --state failed",
+    "show-running-gang": "show g1",
+    "show-waiting-gang": "show g2",
+    "show-failed-job": "show 2",
+    "show-member": "show 11",
+    "show-batch": "show b4",
+    "explain-gang": "explain g2",
+    "explain-job": "explain 33",
+    "explain-running": "explain g1 -v",
+    "workers": "workers",
+    "devices": "devices",
+    "queue-ls": "queue ls",
+    "limit-list": "limit list",
+    "task-list": "task list",
+    "schedule-list": "schedule list",
+    "service-list": "service list",
+    "service-show": "service show chat",
+    "events": "events",
+    "events-of-gang": "events g1",
+    "drains": "drains",
+    "trips": "trips",
+    "usage": "usage",
+    "plan": "plan",
+    "doctor": "doctor",
+    "unknown-id": "show g999",
+    "help": "--help",
+    "help-ls": "ls --help",
+}
+_OF_THIS_SERVER = re.compile(
+    r"^(?:\x1b\[\d+m)?(?:ok|warn|fail) *(?:\x1b\[0m)? *"
+    r"(?:database|server|notify|horizon|schema|retention|partitions) .*\n(?: .*\n)*",
+    re.MULTILINE,
+)
+"""What `gangq doctor` says of the server and of its true date."""
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture(scope="module")
+def staged(server: Server, template: str) -> Iterator[str]:
+    dsn = server.create_database("captures", template=template)
+    with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as db:
+        stage(Q(db, Clock.install(db)))
+    yield dsn
+    server.drop_database("captures")
+
+
+def _in_child(arguments: list[str], environment: dict[str, str]) -> None:
+    """What the forked process does: the command, on its own standard streams, at a time that stands still."""
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8", write_through=True)
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding="utf-8", write_through=True)
+    for name in [name for name in os.environ if name.startswith(("GANGQ_", "PG", "NO_COLOR", "COLUMNS"))]:
+        del os.environ[name]
+    os.environ.update(environment)
+    time.tzset()
+    output.clock = lambda: NOW
+    try:
+        main(arguments, prog_name="gangq")
+    except SystemExit as end:
+        code = end.code
+    sys.stderr.flush()
+    sys.stdout.write("" if not code else f"(exit code {code})\n")
+    sys.stdout.flush()
+
+
+def seen(dsn: str, command: str, columns: int = 0, **more: str) -> str:
+    """What a command prints on a terminal so wide; 0: into a pipe."""
+    environment = {"GANGQ_DSN": dsn, "TZ": "UTC", "TERM": "xterm-256color", **more}
+    if columns:
+        pid, own = pty.fork()
+    else:
+        own, its = os.pipe()
+        pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            if columns:
+                fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+            else:
+                os.dup2(its, 1)
+                os.dup2(its, 2)
+            _in_child(command.split(), environment)
+        os._exit(0)
+    if not columns:
+        os.close(its)
+    pieces = []
+    with contextlib.suppress(OSError):  # Linux: the other end of the terminal is closed.
+        while piece := os.read(own, 65536):
+            pieces.append(piece)
+    os.close(own)
+    os.waitpid(pid, 0)
+    return _OF_THIS_SERVER.sub("", b"".join(pieces).decode().replace("\r\n", "\n"))
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_look_prints_what_was_seen(staged: str, name: str) -> None:
+    command = LOOKS[name]
+    coloured = {columns: seen(staged, command, columns) for columns in (80, 120)}
+    plain = {columns: seen(staged, command, columns, NO_COLOR="1") for columns in (80, 120)}
+    piped = seen(staged, command)
+    assert "\x1b" not in piped + plain[80] + plain[120]
+    for columns, text in coloured.items():
+        assert _ESCAPE.sub("", text) == plain[columns], "colours change nothing else"
+        wide = [line for line in plain[columns].splitlines() if width(line) > columns]
+        assert wide == [], f"wider than {columns} columns"
+    parts = {
+        "80 columns": plain[80],
+        "120 columns": plain[120],
+        "a pipe": piped,
+        "80 columns in colour": coloured[80].replace("\x1b", "^["),
+    }
+    text = f"$ gangq {command}\n" + "".join(f"\n--- {how}\n{what}" for how, what in parts.items())
+    file = CAPTURES / f"{name}.txt"
+    if os.environ.get("GANGQ_WRITE_CAPTURES") == "1":
+        file.write_text(text)
+    assert text == file.read_text(), "GANGQ_WRITE_CAPTURES=1 writes it anew"
+
+
+def test_there_is_no_capture_of_a_look_that_is_gone() -> None:
+    assert {file.stem for file in CAPTURES.iterdir()} == LOOKS.keys()
