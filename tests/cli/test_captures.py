@@ -61,6 +61,8 @@ LOOKS = {
     "unknown-id": "show g999",
     "help": "--help",
     "help-ls": "ls --help",
+    "help-submit": "submit --help",
+    "help-run": "run --help",
 }
 _OF_THIS_SERVER = re.compile(
     r"^(?:\x1b\[\d+m)?(?:ok|warn|fail) *(?:\x1b\[0m)? *"

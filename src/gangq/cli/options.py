@@ -24,6 +24,40 @@ def chained(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return attach
 
 
+def section(title: str, *options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Give a command these options, which the help of a `Sectioned` command lists below this title."""
+
+    def attach(command: F) -> F:
+        before = len(getattr(command, "__click_params__", ()))
+        command = chained(*options)(command)
+        for param in command.__click_params__[before:]:  # type: ignore[attr-defined]
+            vars(param)["section"] = title
+        return command
+
+    return attach
+
+
+class Sectioned(click.Command):
+    """A command with so many options that its help has sections; those that every command has are the last one."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options below the titles of their sections."""
+        found: dict[str, list[tuple[str, str]]] = {"Options": []}
+        last: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None and _OF_EVERY_COMMAND.intersection(param.opts):
+                last.append(record)
+            elif record is not None:
+                found.setdefault(vars(param).get("section", "Options"), []).append(record)
+        for title, records in [*found.items(), ("Database and answer", last)]:
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+_OF_EVERY_COMMAND = {"--dsn", "--embedded", "--json", "--help"}
+
 limit = click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many."
 )

@@ -15,6 +15,7 @@ import click
 from gangq.cli import output
 from gangq.cli.follow import LogReader, Tagger
 from gangq.cli.interrupts import Interrupts
+from gangq.cli.options import Sectioned
 from gangq.cli.output import seconds
 from gangq.cli.parsing import ArrayType, KeyValue
 from gangq.cli.progress import Bars
@@ -56,6 +57,7 @@ _HAPPENED = {
 
 
 @click.command(
+    cls=Sectioned,
     context_settings={"allow_interspersed_args": False},
     epilog="""Exit codes: the command's own when it failed, 128+N when signal N killed it; for a gang that of
     the member it failed for. 127 when it could not be started, 1 when it failed otherwise (its worker was

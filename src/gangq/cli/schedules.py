@@ -9,6 +9,7 @@ import click
 
 from gangq.cli import output, queries, stored
 from gangq.cli.listing import table_options
+from gangq.cli.options import Sectioned
 from gangq.cli.output import ago, when
 from gangq.cli.parsing import Due, Seconds, payload_of
 from gangq.cli.session import Session, common_options, pass_session, say
@@ -62,7 +63,7 @@ def schedule() -> None:
     """
 
 
-@schedule.command()
+@schedule.command(cls=Sectioned)
 @click.argument("schedule_name", metavar="NAME", shell_complete=stored.schedules)
 @click.argument("words", nargs=-1, metavar="[CRON] TASK [PAYLOAD]")
 @click.option("--every", type=Seconds(), metavar="DURATION", help="An interval, in place of CRON.")

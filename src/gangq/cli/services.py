@@ -9,6 +9,7 @@ import click
 from gangq.cli import output, stored
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
+from gangq.cli.options import Sectioned
 from gangq.cli.output import ago, when, words
 from gangq.cli.parsing import Seconds, payload_of
 from gangq.cli.session import Session, common_options, pass_session, say
@@ -59,7 +60,7 @@ def service() -> None:
     """
 
 
-@service.command(name="set")
+@service.command(name="set", cls=Sectioned)
 @click.argument("service_name", metavar="NAME", shell_complete=stored.services)
 @click.argument("program", nargs=-1, metavar="[-- PROGRAM ARGS]")
 @click.option("--task", shell_complete=stored.tasks, help="What each replica runs; or a PROGRAM after --.")

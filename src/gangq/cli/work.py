@@ -13,7 +13,7 @@ from uuid import UUID
 import click
 
 from gangq.cli import parsing, stored
-from gangq.cli.options import THEN, TIMEOUT_STYLE, chained
+from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, chained, section
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import columns
@@ -33,154 +33,185 @@ def _waits_for(name: str, help: str) -> Callable[[Any], Any]:
     return click.option(name, type=WhichType(batches=True), multiple=True, metavar="ID", help=help)
 
 
-min_option = click.option(
-    "--min", "min_size", type=int, metavar="N", help="Of a gang so many are enough to start."
+min_option = section(
+    "Gangs",
+    click.option("--min", "min_size", type=int, metavar="N", help="Of a gang so many are enough to start."),
 )
 recurring_options = chained(
-    click.option(
-        "--queue",
-        shell_complete=stored.queues,
-        help="Where it waits [as its task is declared, else default].",
+    section(
+        "Where and how it is treated",
+        click.option(
+            "--queue",
+            shell_complete=stored.queues,
+            help="Where it waits [as its task is declared, else default].",
+        ),
+        click.option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
+        click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
+        click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
+        click.option(
+            "--max-snoozes", type=int, help="How often it may hand itself back with gangq snooze [100]."
+        ),
+        click.option(
+            "--no-preempt",
+            "preemptible",
+            flag_value=False,
+            type=bool,
+            default=None,
+            help="Others may not displace it.",
+        ),
+        click.option(
+            "--name", help="A name for the gang; of single jobs: for the batch that these jobs are."
+        ),
     ),
-    click.option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
-    click.option("--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."),
-    click.option("--vram-mb", type=int, help="Memory needed on each device, MiB [as declared]."),
-    click.option("--memory-mb", type=int, help="Host memory needed, MiB [as declared]."),
-    click.option("--cpus", type=float, help="CPUs needed; may be fractional [as declared]."),
-    click.option(
-        "--label",
-        "labels",
-        type=KeyValue(),
-        multiple=True,
-        metavar="K=V",
-        help="A label the worker must carry.",
+    section(
+        "What it needs",
+        click.option(
+            "--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."
+        ),
+        click.option("--vram-mb", type=int, help="Memory needed on each device, MiB [as declared]."),
+        click.option("--memory-mb", type=int, help="Host memory needed, MiB [as declared]."),
+        click.option("--cpus", type=float, help="CPUs needed; may be fractional [as declared]."),
+        click.option(
+            "--label",
+            "labels",
+            type=KeyValue(),
+            multiple=True,
+            metavar="K=V",
+            help="A label the worker must carry.",
+        ),
+        click.option(
+            "--model", help="What it needs loaded: a worker that has it is preferred, any other may do."
+        ),
+        click.option(
+            "--select",
+            "selectors",
+            multiple=True,
+            metavar="COND[,COND...]",
+            help="Conditions on the worker: gpu=h100,zone!=eu,rack in (a,b),nvme,!spot,driver>=550.",
+        ),
+        click.option(
+            "--tolerate", "tolerates", multiple=True, metavar="K[=V]", help="A taint it may run in spite of."
+        ),
+        click.option(
+            "--avoid-host", "avoid_hosts", multiple=True, metavar="HOST", help="A host it must not run on."
+        ),
+        click.option(
+            "--wait-for-hardware",
+            flag_value=True,
+            type=bool,
+            default=None,
+            help="Take it though no known worker could ever run it: one is still to come.",
+        ),
     ),
-    click.option(
-        "--model", help="What it needs loaded: a worker that has it is preferred, any other may do."
+    section(
+        "At most so many at once",
+        click.option(
+            "--limit-key",
+            metavar="KEY",
+            help="Of all jobs that name this key only so many are placed at once, whatever their queue.",
+        ),
+        click.option(
+            "--limit",
+            type=int,
+            metavar="N",
+            help="So many; the first submission of a key must say it or the rate.",
+        ),
+        click.option(
+            "--rate",
+            metavar="N/PERIOD",
+            help="Of the jobs that name the key so many start in a period: 10/1m.",
+        ),
     ),
-    click.option(
-        "--limit-key",
-        metavar="KEY",
-        help="Of all jobs that name this key only so many are placed at once, whatever their queue.",
-    ),
-    click.option(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="So many; the first submission of a key must say it or the rate.",
-    ),
-    click.option(
-        "--rate", metavar="N/PERIOD", help="Of the jobs that name the key so many start in a period: 10/1m."
-    ),
-    click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
-    click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
-    click.option(
-        "--max-snoozes", type=int, help="How often it may hand itself back with gangq snooze [100]."
-    ),
-    click.option(
-        "--select",
-        "selectors",
-        multiple=True,
-        metavar="COND[,COND...]",
-        help="Conditions on the worker: gpu=h100,zone!=eu,rack in (a,b),nvme,!spot,driver>=550.",
-    ),
-    click.option(
-        "--tolerate", "tolerates", multiple=True, metavar="K[=V]", help="A taint it may run in spite of."
-    ),
-    click.option(
-        "--avoid-host", "avoid_hosts", multiple=True, metavar="HOST", help="A host it must not run on."
-    ),
-    click.option(
-        "--wait-for-hardware",
-        flag_value=True,
-        type=bool,
-        default=None,
-        help="Take it though no known worker could ever run it: one is still to come.",
-    ),
-    # Of a gang:
-    click.option(
-        "--gang", "size", type=int, metavar="N", help="N members that start together or not at all."
-    ),
-    click.option(
-        "--role",
-        "roles",
-        type=RoleType(),
-        multiple=True,
-        metavar="K=V,...",
-        help="Instead of --gang, members of one role: name=executor,count=10,min=6,gpus=8,label.site=a, or a "
-        "JSON object. Keys are the fields of gangq.Role; may be repeated.",
-    ),
-    click.option(
-        "--strategy",
-        type=click.Choice([*STRATEGIES]),
-        help="Fewest hosts, most, one, a host for each member, or fewest with all GPUs of a member joined by one "
-        "NVLink or XGMI [pack].",
-    ),
-    click.option(
-        "--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."
-    ),
-    click.option("--prefer", metavar="LEVEL", help="Topology level of which it should share one domain."),
-    click.option("--balanced", is_flag=True, default=None, help="Evenly many members on each host used."),
-    click.option("--apart", metavar="NAME", help="Gangs of one such name never share a host."),
-    click.option(
-        "--failure-policy",
-        type=click.Choice(["restart_gang", "restart_member", "shrink", "fail"]),
-        help="What a lost or failed member means [restart_gang].",
-    ),
-    click.option("--completion", metavar="ROLE", help="The role whose end is the gang's [all members']."),
-    click.option(
-        "--timeout",
-        "timeout_s",
-        type=Seconds(),
-        help="How long the gang may wait for its place while eligible [the queue's].",
-    ),
-    click.option(
-        "--timeout-style",
-        type=TIMEOUT_STYLE,
-        help=f"And then: {THEN} [the queue's].",
-    ),
-    click.option(
-        "--no-preempt",
-        "preemptible",
-        flag_value=False,
-        type=bool,
-        default=None,
-        help="Others may not displace it.",
-    ),
-    click.option("--name", help="A name for the gang; of single jobs: for the batch that these jobs are."),
-    click.option(
-        "--checkpoint-mode",
-        type=click.Choice(["each", "rank0"]),
-        help="Whether every member of the gang saves its part, or rank 0 all of it.",
-    ),
-    click.option(
-        "--claim-deadline",
-        "claim_deadline_s",
-        type=Seconds(),
-        help="How long the gang may stay reserved.",
+    section(
+        "Gangs",
+        click.option(
+            "--gang", "size", type=int, metavar="N", help="N members that start together or not at all."
+        ),
+        click.option(
+            "--role",
+            "roles",
+            type=RoleType(),
+            multiple=True,
+            metavar="K=V,...",
+            help="Instead of --gang, members of one role: name=executor,count=10,min=6,gpus=8,label.site=a, or a "
+            "JSON object. Keys are the fields of gangq.Role; may be repeated.",
+        ),
+        click.option(
+            "--strategy",
+            type=click.Choice([*STRATEGIES]),
+            help="Fewest hosts, most, one, a host for each member, or fewest with all GPUs of a member joined by one "
+            "NVLink or XGMI [pack].",
+        ),
+        click.option(
+            "--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."
+        ),
+        click.option("--prefer", metavar="LEVEL", help="Topology level of which it should share one domain."),
+        click.option("--balanced", is_flag=True, default=None, help="Evenly many members on each host used."),
+        click.option("--apart", metavar="NAME", help="Gangs of one such name never share a host."),
+        click.option(
+            "--failure-policy",
+            type=click.Choice(["restart_gang", "restart_member", "shrink", "fail"]),
+            help="What a lost or failed member means [restart_gang].",
+        ),
+        click.option("--completion", metavar="ROLE", help="The role whose end is the gang's [all members']."),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=Seconds(),
+            help="How long the gang may wait for its place while eligible [the queue's].",
+        ),
+        click.option(
+            "--timeout-style",
+            type=TIMEOUT_STYLE,
+            help=f"And then: {THEN} [the queue's].",
+        ),
+        click.option(
+            "--checkpoint-mode",
+            type=click.Choice(["each", "rank0"]),
+            help="Whether every member of the gang saves its part, or rank 0 all of it.",
+        ),
+        click.option(
+            "--claim-deadline",
+            "claim_deadline_s",
+            type=Seconds(),
+            help="How long the gang may stay reserved.",
+        ),
     ),
 )
 """What a job needs and how it is treated, each time it is submitted: the options of schedule add."""
 work_options = chained(
-    click.option("--due", "due_at", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
-    _waits_for("--after", "A job (12), gang (g12) or batch (b12) that must be done first; may be repeated."),
-    _waits_for("--after-any", "One that must have ended first, whatever came of it; may be repeated."),
-    _waits_for("--after-failed", "One that must have failed first; may be repeated."),
-    click.option(
-        "--spec",
-        type=click.File(),
-        metavar="FILE",
-        help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
+    section(
+        "When it may start",
+        click.option("--due", "due_at", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
+        _waits_for(
+            "--after", "A job (12), gang (g12) or batch (b12) that must be done first; may be repeated."
+        ),
+        _waits_for("--after-any", "One that must have ended first, whatever came of it; may be repeated."),
+        _waits_for("--after-failed", "One that must have failed first; may be repeated."),
     ),
-    click.option("--tag", "tags", multiple=True, metavar="TAG", help="A mark of the batch; may be repeated."),
-    click.option(
-        "--at-most",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Of the batch so many jobs are placed at once.",
+    section(
+        "Batches",
+        click.option(
+            "--tag", "tags", multiple=True, metavar="TAG", help="A mark of the batch; may be repeated."
+        ),
+        click.option(
+            "--at-most",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Of the batch so many jobs are placed at once.",
+        ),
     ),
-    min_option,
     recurring_options,
+    section(
+        "Gangs",
+        min_option,
+        click.option(
+            "--spec",
+            type=click.File(),
+            metavar="FILE",
+            help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
+        ),
+    ),
 )
 """The options of submit and run: these, and what holds for one submission."""
 
@@ -290,7 +321,7 @@ def _over(spec: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@click.command()
+@click.command(cls=Sectioned)
 @click.argument("task", required=False, shell_complete=stored.tasks)
 @click.argument("payload", nargs=-1)
 @click.option(
