@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from gangq.cli import output
 if TYPE_CHECKING:
     from gangq.errors import GangqError
 
+_NEVER_CUT = 1000
 EXIT_REFUSED = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_DATABASE = 3
@@ -67,7 +69,7 @@ class LazyGroup(click.Group):
             with formatter.section(section):
                 formatter.write_dl(
                     [
-                        (name.ljust(longest), found[name].get_short_help_str(formatter.width - longest - 6))
+                        (name.ljust(longest), _short(found[name], formatter.width - longest - 6))
                         for name in names
                     ]
                 )
@@ -115,6 +117,15 @@ class LazyGroup(click.Group):
                 raise
             output.comment(str(problem))
             ctx.exit(exit_code(problem))
+
+
+def _short(command: click.Command, room: int) -> str:
+    """The first sentence of a command's help; of one that is too long, what stands before a colon, else a comma."""
+    whole = command.get_short_help_str(_NEVER_CUT)
+    if len(whole) <= room:
+        return whole
+    begun = re.match(rf"(.{{1,{room - 1}}})[;:] ", whole) or re.match(rf"(.{{1,{room - 1}}}), ", whole)
+    return f"{begun[1]}." if begun else command.get_short_help_str(room)
 
 
 def _as_ours(raised: Exception) -> GangqError | None:
