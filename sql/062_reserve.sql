@@ -171,7 +171,8 @@ begin
       gangq.counted(members, 'member')),
       'Pass the worker''s incarnation for each member, in rank order.');
   elsif g.state = 'blocked' and not gangq.is_epoch(g, job_ids) then
-    perform gangq.refuse('GQ001', format('these %s members are no epoch of gang g%s', members, g.id),
+    perform gangq.refuse('GQ001',
+      format('these %s members are no epoch of gang g%s', members, g.id),
       'Pass in rank order the lowest ranks of each role, at least its minimum and at most its '
       'maximum.');
   end if;

@@ -607,7 +607,8 @@ cross join lateral (
     coalesce(sum(k.members) filter (where k.serves), 0)::integer as ready,
     coalesce(bool_or(k.revision <> s.revision), false) as outdated,
     (avg(k.load) filter (where k.serves))::real as load,
-    min(format('gang g%s waits to be placed', k.gang_id)) filter (where k.state = 'blocked') as waits
+    min(format('gang g%s waits to be placed', k.gang_id))
+      filter (where k.state = 'blocked') as waits
   from gangq.service_gangs k
   where k.service = s.name) n
 cross join lateral (

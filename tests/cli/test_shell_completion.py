@@ -188,7 +188,7 @@ def test_the_help_has_the_sentences_that_the_commands_have() -> None:
     for name in COMMANDS:
         command = main.get_command(click.Context(main), name)
         assert command is not None
-        sentence = command.get_short_help_str(30).removesuffix("...").rstrip(",;:")
+        sentence = re.split("[;:,]", command.get_short_help_str(30).removesuffix("..."))[0]
         assert re.search(rf"\b{name} {re.escape(sentence)}", said), name
 
 
