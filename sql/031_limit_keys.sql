@@ -216,11 +216,32 @@ $$;
 create function gangq.limited_by(hit jsonb) returns text language sql immutable
 return coalesce('queue ' || (hit ->> 'queue'), 'limit key ' || (hit ->> 'key'));
 
+-- Internal, for the view limits: opens_at of a limit key of which so many jobs are placed.
+create function gangq.limit_opens_at(key text, used bigint) returns timestamptz
+language sql stable as $$
+  select case when used < k.most is not false then b.at
+    when e.at is not null then greatest(b.at, e.at) end
+  from gangq.limit_keys k
+  left join lateral (
+    select gangq.filled_at(k.rate, k.full_at) - (r.starts - 1) * r.every as at
+    from gangq.rate_of(k.rate) r
+    where gangq.filled_at(k.rate, k.full_at) > gangq.now() + (r.starts - 1) * r.every) b on true
+  left join lateral (
+    select min(j.claimed_at + make_interval(secs => j.budget_s)) as at
+    from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
+    where j.incarnation = any (array(select l.incarnation from gangq.leases l))
+      and s.limit_key = k.name and used >= k.most) e on true
+  where k.name = key
+$$;
+
 -- Limit keys: at most so many jobs that name one are placed at once (most), or started in a period
--- (rate). used: how many are placed, open places included. pinned: an administrator has set them.
--- login: who made it. Those of batches (at_most) are in gangq.batches.
+-- (rate). used: how many are placed, open places included. opens_at: when one more may start: the
+-- rate allows it then and, if most are placed, the first of those has used up its budget; null: it
+-- may now, or those that are placed have no budget. pinned: an administrator has set them. login:
+-- who made it. Those of batches (at_most) are in gangq.batches.
 create view gangq.limits as
-select k.name, k.most, k.rate, coalesce(u.jobs, 0) as used, k.pinned, k.login, k.made_at
+select k.name, k.most, k.rate, coalesce(u.jobs, 0) as used, k.pinned, k.login, k.made_at,
+  gangq.limit_opens_at(k.name, coalesce(u.jobs, 0)) as opens_at
 from gangq.limit_keys k
 left join gangq.key_usage(array(select x.name from gangq.limit_keys x where x.batch_id is null)) u
   on u.name = k.name

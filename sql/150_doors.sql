@@ -86,7 +86,7 @@ begin
       -- What views call.
       ('shared_queues role_of hosts_of waiting_so_far capacity_of queue_load waiting_later', every,
         '2s'),
-      ('key_usage idle_beside_work infeasible kept_by_day', every, '2s')
+      ('key_usage limit_opens_at idle_beside_work infeasible kept_by_day', every, '2s')
     ) as d(verbs, roles, waits)
     cross join string_to_table(d.verbs, ' ') as v(name)
     left join pg_catalog.pg_proc p on p.oid = ('gangq.' || v.name)::regproc

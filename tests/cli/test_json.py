@@ -28,7 +28,7 @@ _JOB = {
     "error",
 }
 _GANG = {"id", "name", "queue", "task", "state", "size", "epoch", "reason", "note", "hosts"}
-_LIMIT = {"name", "most", "rate", "used", "pinned", "login", "made_at"}
+_LIMIT = {"name", "most", "rate", "used", "pinned", "login", "made_at", "opens_at"}
 _QUEUE = {"name", "paused", "policy", "max_attempts", "budget_s"}
 _EVENT = {
     "id",

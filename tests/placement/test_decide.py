@@ -115,7 +115,7 @@ PICTURES = {
         """
         h0 AAAAAA..
         h1 AAAAAA..
-        X waits: room 0 of 1
+        X waits: fragmented 0 of 1
         """,
     ),
     "the smallest devices that will do": (

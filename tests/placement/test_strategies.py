@@ -91,7 +91,7 @@ LINKED = {
     ),
     "it waits for a pair, and says so": (
         "h0 .AA. link=0011\nX 1x2",
-        "h0 .AA.\nX waits: room 0 of 1",
+        "h0 .AA.\nX waits: fragmented 0 of 1",
     ),
     "each member has a link of its own, and the tightest is taken": (
         "h0 .......A link=00001111\nX 2x3",
@@ -138,7 +138,7 @@ def test_a_strategy_of_ones_own_is_strict_about_links_by_one_line(monkeypatch: p
     assert drawn_with(f"{hosts}\nX 2x2", "over_links") == "h0 .AA.\nh1 XXAA\nh2 XXAA"
     assert (
         drawn_with(f"{hosts}\nX 3x2", "over_links")
-        == f"{hosts.replace(' link=0011', '')}\nX waits: room 2 of 3"
+        == f"{hosts.replace(' link=0011', '')}\nX waits: fragmented 2 of 3"
     )
 
 

@@ -580,6 +580,7 @@ def base_calls() -> dict[str, Callable[[World], Arguments]]:
         "snooze": lambda w: {**w.pair(), "for_s": 5},
         "set_priority": lambda w: {"priority": 1, "job_ids": [w.job()], "gang_ids": []},
         "key_usage": lambda w: {"names": ["fuzz"]},
+        "limit_opens_at": lambda w: {"key": "fuzz", "used": 5},
         "metrics": lambda w: {},
         "set_limit": lambda w: {"key": "fuzz", "most": 5, "rate": "9/1s"},
         "set_queue": lambda w: {"name": "default"},

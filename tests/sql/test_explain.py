@@ -421,9 +421,12 @@ def test_a_job_whose_gpus_are_free_but_not_on_one_worker(q: Q) -> None:
     job = q.submit(gpus=3)
     q.tick()
     gates = explained(q, job_id=job)
-    assert holding(gates) == {"room"}
-    said = "no worker has room for it: the nearest worker, a, has 2 of 3 GPUs free ("
-    assert gates["room"]["detail"].startswith(said)
+    assert holding(gates) == {"fragmented"}
+    said = (
+        "what is free would be enough, were it together: no worker has room for it: the nearest worker, a, has 2 of "
+        "3 GPUs free ("
+    )
+    assert gates["fragmented"]["detail"].startswith(said)
     assert gates["unblock"]["detail"] == "room on one worker: 1 GPU more on a would do"
 
 

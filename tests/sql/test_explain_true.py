@@ -146,6 +146,21 @@ def memory_taken(q: Q) -> Gang:
     return q.submit_gang(1, memory_mb=400)
 
 
+def in_pieces(q: Q) -> Gang:
+    workers = [
+        q.worker(f"w{n}", slots=8, devices=gpus(*[80] * 4, prefix=f"{n}-"), lease_s=1e5) for n in (1, 2)
+    ]
+    q.submit_gang(2, gpus=2, strategy="strict_spread", budget_s=400).start(*workers)
+    return q.submit_gang(1, gpus=4)
+
+
+def slots_here_gpus_there(q: Q) -> Gang:
+    w1 = q.worker("w1", slots=1, devices=gpus(80, 80, prefix="1-"), lease_s=1e5)
+    q.submit_gang(1, gpus=1, budget_s=400).start(w1)
+    q.worker("w2", slots=2, lease_s=1e5)
+    return q.submit_gang(1, gpus=1)
+
+
 def paused(q: Q) -> Gang:
     q.worker()
     q.call("set_queue", name="default", paused=True)
@@ -266,6 +281,8 @@ SITUATIONS: dict[str, tuple[Situation, str]] = {
     "GPUs are taken": (gpus_taken, "room"),
     "large GPUs are taken": (vram_taken, "room"),
     "memory is taken": (memory_taken, "room"),
+    "in pieces on two hosts": (in_pieces, "fragmented"),
+    "slots here, GPUs there": (slots_here_gpus_there, "fragmented"),
     "paused": (paused, "paused"),
     "a maximum": (lambda q: limited(q, maximum={"jobs": 3}), "quota"),
     "a limit on gangs": (lambda q: limited(q, max_running_gangs=1), "running_limit"),
@@ -301,7 +318,8 @@ def test_what_is_said_is_so(q: Q, name: str) -> None:
     detail, need = seen.verdict["detail"], seen.shape["min_members"]
     rooms = seen.rooms()
     assert re.search(r"\(decided 0\.\d s ago\)$", detail)
-    if gate == "room":
+    if gate in ("room", "fragmented"):
+        assert detail.startswith("what is free would be enough, were it together: ") == (gate != "room")
         room = sum(rooms.values())
         assert room < need
         assert f"there is room for {room} of its {need} member" in detail

@@ -36,6 +36,34 @@ def test_so_many_start_at_once_and_then_one_each_period_over_their_number(q: Q) 
     assert starts(q, worker) == 0
 
 
+def test_a_limit_key_says_when_one_more_may_start(q: Q) -> None:
+    def opens_in() -> float | None:
+        at = q.value("select opens_at from gangq.limits where name = 'api'")
+        return None if at is None else float((at - q.clock.now()).total_seconds())
+
+    worker = q.worker(slots=10, lease_s=1e5)
+    for budget in (900, 300, None):
+        q.submit(**API, budget_s=budget)
+    assert opens_in() is None, "now"
+    assert len(worker.claim()) == 3
+    assert opens_in() == pytest.approx(20)
+    q.later(15)
+    assert opens_in() == pytest.approx(5)
+    # The budget of one of them ends after 300 s, if the limit has to wait for that, too.
+    q.call("set_limit", key="api", most=3)
+    assert opens_in() == pytest.approx(285)
+    q.call("set_limit", key="api", most=4)
+    q.later(10)
+    assert opens_in() is None, "now"
+
+
+def test_a_limit_that_is_used_up_without_budgets_opens_nobody_knows_when(q: Q) -> None:
+    worker = q.worker(slots=10)
+    q.submit(count=2, limit_key="api", limit=1, rate="1/1h")
+    assert len(worker.claim()) == 1
+    assert q.value("select opens_at from gangq.limits") is None
+
+
 def test_a_period_after_idle_time_has_twice_the_rate_at_most_and_each_later_one_the_rate(q: Q) -> None:
     worker = q.worker(slots=20)
     for _ in range(40):

@@ -31,6 +31,7 @@ LOOK = {
     "infeasible",
     "queue_load",
     "key_usage",
+    "limit_opens_at",
     "kept_by_day",
     "waiting_later",
     "waiting_so_far",

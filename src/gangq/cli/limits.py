@@ -6,11 +6,16 @@ import click
 
 from gangq.cli import stored
 from gangq.cli.listing import table_options
+from gangq.cli.output import when
 from gangq.cli.session import Session, common_options, pass_session
 from gangq.cli.tables import columns
 
 _COLUMNS = columns(
-    "name >used >most rate set_by:1", {"set_by": lambda k: "an administrator" if k.pinned else k.login}
+    "name >used >most rate opens:1 set_by:1",
+    {
+        "opens": lambda k: when(k.opens_at),
+        "set_by": lambda k: "an administrator" if k.pinned else k.login,
+    },
 )
 
 

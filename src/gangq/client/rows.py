@@ -972,6 +972,7 @@ class QueueRow(NamedTuple):
 class LimitRow(NamedTuple):
     """A limit key: `most` jobs that name it may be placed at once (None: any number), `used` are; `rate`: so many
     start in a period ("10/1m"). `pinned`: an administrator has set them. `login`: the login that made it.
+    `opens_at`: when one more may start; None: now, or the limit is used up by jobs without a budget.
     """
 
     name: str
@@ -981,6 +982,7 @@ class LimitRow(NamedTuple):
     pinned: bool
     login: str
     made_at: datetime
+    opens_at: datetime | None
 
 
 class TaskRow(NamedTuple):

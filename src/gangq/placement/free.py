@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gangq.placement.board import Board, Device, Hold, Role
 from gangq.placement.decisions import End, Short
-from gangq.placement.room import Rooms, WorkerState, fits, lacking, linked, room_by
+from gangq.placement.room import Rooms, WorkerState, fits, lacking, linked, room_by, spare
 from gangq.placement.strategies import by_link
 
 _id = attrgetter("id")
@@ -335,6 +335,25 @@ class Free:
                 if best is None or key < best:
                     best, lacks = key, short
         return best and (best[2], lacks)
+
+    def enough_in_all(
+        self,
+        role: Role,
+        members: int,
+        layer: int,
+        without: frozenset[int],
+        inside: frozenset[int] | None,
+    ) -> bool:
+        """Whether what is free on all workers that serve a role would be enough for so many members, if it were on
+        one of them. ``without`` and ``inside`` are as in :meth:`rooms`.
+        """
+        total = [0, 0, 0, 0]
+        for state, workers, _ in self._in_states(role, layer, without, inside):
+            for n, amount in enumerate(spare(state, role)):
+                total[n] += workers * amount
+        needs = role.needs
+        each = (1, needs.memory_mb, needs.millicpus, needs.gpus)
+        return all(have >= members * need for have, need in zip(total, each, strict=True))
 
     def room_by_gpus(self, role: Role, layer: int, most: int) -> int:
         """How many members its GPUs alone leave room for, so many on a worker at most."""

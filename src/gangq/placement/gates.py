@@ -171,6 +171,11 @@ def _room(r: Refused) -> Words:
     )
 
 
+def _fragmented(r: Refused) -> Words:
+    why, unblocks = _room(r)
+    return f"what is free would be enough, were it together: {why}", unblocks
+
+
 def _amount(amount: float, of: str) -> str:
     return f"{amount / 1024:.4g}" if of == "memory_mb" else f"{amount:.12g}"
 
@@ -224,6 +229,7 @@ PLANNED_START = Gate("planned_start", _planned_start)
 WORKERS = Gate("workers", _workers)
 APART = Gate("apart", _apart)
 ROOM = Gate("room", _room)
+FRAGMENTED = Gate("fragmented", _fragmented)
 HOSTS = Gate("hosts", _hosts)
 ONE_HOST = Gate("one_host", _one_host)
 ONE_DOMAIN = Gate("one_domain", _one_domain)

@@ -59,6 +59,16 @@ def _enough(vrams: tuple[int, ...], vram_mb: int) -> int:
     return len(vrams) - bisect_left(vrams, vram_mb)
 
 
+def spare(state: WorkerState, role: Role) -> tuple[int, int, int, int]:
+    """The free slots, memory, processors and large enough GPUs of a worker in this state; none where it does not
+    serve the role.
+    """
+    if state.class_id not in role.serves:
+        return 0, 0, 0, 0
+    gpus = _enough(state.vrams, role.needs.vram_mb)
+    return max(0, state.slots), max(0, state.memory_mb), max(0, state.millicpus), gpus
+
+
 def fits(state: WorkerState, role: Role) -> int:
     """How many members of a role a worker in this state holds."""
     return max(0, min(room_by(state, role).values(), default=0))

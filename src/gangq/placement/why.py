@@ -36,13 +36,14 @@ class WhyNot:
         2. ``workers``: no worker serves it, or none of those that do takes work.
         3. ``apart``: it would fit, were it not to be kept apart from others.
         4. What the search has ``found``; of room with what is short on the worker that is nearest to having it.
+           ``fragmented`` in place of ``room``, where all that is free on its workers together would be enough.
         """
         kind = self._search.kinds[ask.kind]
         return (
             self._planned_before(ask, counts, layer)
             or self._search.unserved(kind, counts)
             or self._search.kept_apart(ask, counts, layer)
-            or self._short(ask, kind, layer, found)
+            or self._short(ask, kind, counts, layer, found)
         )
 
     def _planned_before(self, ask: Ask, counts: Sequence[int], layer: int) -> Refused | None:
@@ -62,7 +63,7 @@ class WhyNot:
             at=starts[0].starts_at,
         )
 
-    def _short(self, ask: Ask, kind: Kind, layer: int, found: Refused) -> Refused:
+    def _short(self, ask: Ask, kind: Kind, counts: Sequence[int], layer: int, found: Refused) -> Refused:
         # Of several roles it is not known here what those before the one refused have taken.
         if found.gate != gates.ROOM or len(kind.roles) > 1:
             return found
@@ -71,8 +72,10 @@ class WhyNot:
         if nearest is None:
             return found
         number, short = nearest
+        together = self._free.enough_in_all(kind.roles[0], counts[0], layer, wish.without, wish.only)
         return replace(
             found,
+            gate=gates.FRAGMENTED if together else found.gate,
             nearest=self._free.workers[number].name,
             short=short,
             holders=self._holders(number, short),

@@ -25,7 +25,7 @@ OWNERS = {
 OF_GATE = {
     "paused": "paused",
     **dict.fromkeys(("quota", "running_limit", "submitter_limit", "limit_key", "rate"), "quota"),
-    **dict.fromkeys(("hosts", "one_host", "one_domain", "apart"), "fragmented"),
+    **dict.fromkeys(("fragmented", "hosts", "one_host", "one_domain", "apart"), "fragmented"),
     **dict.fromkeys(("room", "stopping", "planned_start"), "full"),
     **dict.fromkeys(("workers", "infeasible", "unknown", "error"), "unserved"),
 }
