@@ -5,45 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from browsing import HOSTILE, Serve, Shown, Tab
+from browsing import HOSTILE, UNREADABLE, Serve, Shown, Tab
 from lives import displaced_and_back
 from playwright.sync_api import Route, expect
 
 from gangq.client import Client
 from sql.drive import Q, gpus
-
-UNREADABLE = """() => {
-  const wrong = [];
-  const check = (holds, what) => { if (!holds) wrong.push(what); };
-  const named = e => e.textContent.trim() || e.ariaLabel || e.labels?.length;
-  check(document.documentElement.lang && document.title, "no language or title");
-  check(document.querySelectorAll("h1").length === 1, "not one h1");
-  let level = 0;
-  for (const h of document.querySelectorAll("h1, h2, h3")) {
-    check(h.tagName[1] - level <= 1, "a heading skips a level: " + h.textContent);
-    level = +h.tagName[1];
-  }
-  const told = "a[href], button, input:not([type=hidden]), progress, [tabindex], [role=img]";
-  for (const e of document.querySelectorAll(told))
-    check(named(e), "no name: " + e.outerHTML);
-  for (const e of document.querySelectorAll("i.gpu, i.bar")) check(e.ariaHidden || e.role === "img", e.outerHTML);
-  for (const e of document.querySelectorAll("th")) check(e.textContent.trim(), "an empty heading of a column");
-  const light = color => {
-    const [r, g, b] = color.match(/[\\d.]+/g).map(v => v / 255).map(
-      v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const paper = light(getComputedStyle(document.body).backgroundColor);
-  for (const e of document.querySelectorAll("body *")) {
-    if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
-    if (e.closest("title, script, button")) continue;
-    const style = getComputedStyle(e), ink = light(e.closest("svg") ? style.fill : style.color);
-    const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
-    check(contrast >= 4.5, contrast.toFixed(1) + ": " + e.outerHTML.slice(0, 100));
-  }
-  return wrong;
-}"""
-"""What a person who does not see the page, or not well, would stumble over."""
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import httpx
 import psycopg
 import pytest
-from browsing import Shown, Tab, serving
+from browsing import UNREADABLE, UNSEEN, Shown, Tab, serving
 from playwright.sync_api import expect
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
@@ -165,6 +165,8 @@ def test_a_viewer_sees_the_fleet_and_is_offered_nothing(visit: Visit, shown: Sho
         "/services",
         "/batches",
         f"/batches/{batch}",
+        "/schedules",
+        "/limits",
         "/usage",
     )
     for path in paths:
@@ -215,10 +217,79 @@ def test_an_admin_cancels_pauses_and_cordons(visit: Visit, shown: Shown, client:
     assert visitor.do("retry-gang", shown.gang).status_code == 409
 
 
+def test_a_batch_is_cancelled_and_its_failed_jobs_are_retried(
+    visit: Visit, shown: Shown, client: Client
+) -> None:
+    batch, *others = client.submit(task="sweep", payloads=[{}] * 3, name="lr", queue="default")
+    (claim,) = client.claim(incarnation=shown.incarnation, max_jobs=1)
+    assert claim.job_id == batch
+    client.fail(job_id=batch, token=claim.token, error={"message": "nan"}, retryable=False)
+    visitor = visit("ada")
+    page = visitor.get(f"/batches/{batch}").text
+    assert f"/do/cancel-batch?what={batch}" in page
+    assert f"/do/retry-batch?what={batch}" in page
+    asked = visitor.get(f"/do/cancel-batch?what={batch}").text
+    assert f"Cancel batch b{batch} (lr, 3 jobs, running)?" in asked
+    assert visitor.do("cancel-batch", batch).headers["location"] == f"/batches/{batch}"
+    states = {job.id: job.state for job in client.jobs(ids=[batch, *others])}
+    assert states == {batch: "failed", **dict.fromkeys(others, "cancelled")}
+    assert "/do/cancel-batch" not in visitor.get(f"/batches/{batch}").text, "none is left"
+    assert visitor.do("retry-batch", batch).status_code == 303
+    assert client.jobs(ids=[batch])[0].state == "pending"
+
+
+def test_a_schedule_is_paused_resumed_and_run_now(visit: Visit, client: Client) -> None:
+    client.set_schedule(name="a/b c", task="report", every="1h")
+    visitor = visit("ada")
+    assert "/do/pause-schedule?what=a/b%20c" in visitor.get("/schedules").text
+    assert visitor.do("pause-schedule", "a/b c").headers["location"] == "/schedules"
+    assert client.schedules()[0].paused
+    assert "/do/resume-schedule?what=a/b%20c" in visitor.get("/schedules").text
+    assert visitor.do("resume-schedule", "a/b c").status_code == 303
+    assert not client.schedules()[0].paused
+    assert visitor.do("run-schedule", "a/b c").status_code == 303
+    made = client.schedules()[0].last_job
+    assert made is not None
+    assert f'href="/jobs/{made}"' in visitor.get("/schedules").text
+
+
+def test_a_service_is_stopped_and_started(visit: Visit, client: Client) -> None:
+    client.set_service(name="chat", task="serve", replicas=1)
+    visitor = visit("ada")
+    assert "/do/stop-service?what=chat" in visitor.get("/services").text
+    assert visitor.do("stop-service", "chat").headers["location"] == "/services"
+    assert client.services()[0].state == "stopped"
+    assert "/do/start-service?what=chat" in visitor.get("/services").text
+    assert visitor.do("start-service", "chat").status_code == 303
+    assert client.services()[0].state == "starting"
+
+
+def test_batches_schedules_and_services_of_others_are_not_a_submitters(visit: Visit, client: Client) -> None:
+    (batch,) = client.submit(task="sweep", payloads=[{}], name="lr")
+    client.set_schedule(name="nightly", task="report", every="1h")
+    client.set_service(name="chat", task="serve", replicas=1)
+    visitor = visit("sam")
+    token = visitor.token("/")
+    for path in ("/schedules", "/services", f"/batches/{batch}"):
+        assert "/do/" not in visitor.get(path).text, path
+    for action, what in (
+        ("cancel-batch", batch), ("retry-batch", batch), ("pause-schedule", "nightly"), ("run-schedule", "nightly"),
+        ("stop-service", "chat"), ("start-service", "chat"),
+    ):  # fmt: skip
+        assert visitor.get(f"/do/{action}?what={what}").status_code == 403, "it is not even asked"
+        answer = visitor.http.post(f"/do/{action}", data={"token": token, "what": what})
+        assert answer.status_code == 403, action
+    client.set_queue(name="default", others="shared")
+    for path in ("/schedules", "/services", f"/batches/{batch}"):
+        assert "/do/" in visitor.get(path).text, path
+    assert visitor.do("cancel-batch", batch).status_code == 303
+
+
 def test_what_does_not_exist_is_neither_changed_nor_made(visit: Visit, client: Client) -> None:
     visitor = visit("ada")
     for action, what in (("pause-queue", "nowhere"), ("cordon-host", "nowhere"), ("cancel-job", "9" * 30),
-                         ("cancel-job", "1 or true"), ("cancel-gang", ""), ("drop", "x")):  # fmt: skip
+                         ("cancel-job", "1 or true"), ("cancel-gang", ""), ("drop", "x"), ("cancel-batch", "7"),
+                         ("pause-schedule", "nowhere"), ("start-service", "nowhere")):  # fmt: skip
         assert visitor.do(action, what).status_code == 404, action
     assert "nowhere" not in {queue.name for queue in client.queues()}
 
@@ -434,21 +505,41 @@ def test_a_page_without_login_has_no_login_and_no_actions(dsn: str, shown: Shown
             assert http.post(path, data={"what": shown.gang}).status_code == 404
 
 
-def test_in_a_browser_a_gang_is_cancelled_after_a_question(
+def test_in_a_browser_a_gang_is_cancelled_after_a_question_by_keyboard_alone(
     visit: Visit, shown: Shown, tab: Tab, client: Client
 ) -> None:
     at = str(visit().http.base_url).rstrip("/")
     page = tab.page
+    press = page.keyboard.press
+
+    def tab_to(selector: str) -> None:
+        for _ in range(40):
+            press("Tab")
+            if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+                return
+        pytest.fail(f"Tab does not lead to {selector}")
+
     page.goto(f"{at}/gangs/{shown.gang}")
-    page.get_by_label("Login").fill("ada")
-    page.get_by_label("Password").fill(PASSWORD)
-    page.get_by_role("button", name="Log in").click()
-    page.locator(f'td a[href="/gangs/{shown.gang}"]').click()
-    page.get_by_role("link", name="Cancel").click()
+    # The form has the focus.
+    page.keyboard.type("ada")
+    press("Tab")
+    page.keyboard.type(PASSWORD)
+    press("Enter")
+    expect(page.locator("h1")).to_have_text("Fleet")
+    tab_to(".skip")
+    press("Enter")
+    tab_to(f'td a[href="/gangs/{shown.gang}"]')
+    press("Enter")
+    expect(page.locator("h1")).to_contain_text(f"Gang g{shown.gang}")
+    tab_to('a[href^="/do/cancel-gang"]')
+    press("Enter")
     expect(page.locator("h1")).to_contain_text(f"Cancel gang g{shown.gang}")
+    assert page.evaluate(UNREADABLE) == []
+    assert page.evaluate(UNSEEN) == []
     assert client.gangs(ids=[shown.gang])[0].state == "running"
-    page.get_by_label("Reason").fill("<b>asked for</b>")
-    page.get_by_role("button", name="Cancel").click()
+    tab_to('input[name="reason"]')
+    page.keyboard.type("<b>asked for</b>")
+    press("Enter")
     expect(page.get_by_role("cell", name="<b>asked for</b>").first).to_be_visible()
     assert client.gangs(ids=[shown.gang])[0].state == "draining"
     assert tab.problems == []

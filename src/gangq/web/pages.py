@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections import Counter
@@ -17,6 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from gangq.cli.output import seconds
 from gangq.client import AsyncClient
 from gangq.colours import colour_of
 from gangq.errors import Busy, GangqError, InvalidInput, NotAllowed, NotFound, WrongState
@@ -66,6 +68,8 @@ def asgi(
     routes: list[BaseRoute] = [
         Route("/", web.fleet),
         Route("/services", web.services),
+        Route("/schedules", web.schedules),
+        Route("/limits", web.limits),
         Route("/batches", web.batches),
         Route("/batches/{id:int}", web.batch),
         Route("/usage", web.usage),
@@ -101,6 +105,11 @@ class _Web:
         self._templates.filters["colour"] = lambda state: colour_of(state) or ""
         self._templates.filters["state"] = _coloured
         self._templates.filters["at"] = lambda at: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
+        self._templates.filters["span"] = lambda span: seconds(span.total_seconds())
+        self._templates.filters["state"] = lambda state: Markup('<span class="state {0}">{0}</span>').format(
+            state
+        )
+        self._templates.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
 
     def _page(
         self, request: Request, name: str, status: int = 200, *, live: bool = False, **values: Any
@@ -170,17 +179,28 @@ class _Web:
             services, gangs = await read.services()
         return self._page(request, "services.html", live=True, services=services, gangs=gangs)
 
+    async def schedules(self, request: Request) -> Response:
+        async with viewer_of(request).reading() as read:
+            schedules = await read.schedules()
+        return self._page(request, "schedules.html", live=True, schedules=schedules)
+
+    async def limits(self, request: Request) -> Response:
+        async with viewer_of(request).reading() as read:
+            keys, queues = await read.limits()
+            (now,) = await read.rows("select gangq.now() as at")
+        return self._page(request, "limits.html", live=True, keys=keys, queues=queues, now=now["at"])
+
     async def batches(self, request: Request) -> Response:
         async with viewer_of(request).reading() as read:
             batches = await read.batches()
         return self._page(request, "batches.html", live=True, batches=batches)
 
     async def batch(self, request: Request) -> Response:
-        id = request.path_params["id"]
-        async with viewer_of(request).reading() as read:
+        id, viewer = request.path_params["id"], viewer_of(request)
+        async with viewer.reading() as read:
             batch = _found(await read.one("batches", id), f"batch b{id}")
-            jobs = await read.batch_jobs(id)
-        return self._page(request, "batch.html", live=True, batch=batch, jobs=jobs)
+            jobs, owns = await read.batch_jobs(id), await viewer.owns(read, batch)
+        return self._page(request, "batch.html", live=True, batch=batch, jobs=jobs, owns=owns)
 
     async def live(self, request: Request) -> Response:
         viewer = viewer_of(request)

@@ -148,6 +148,36 @@ class Reader:
             "select distinct task, paused_until, paused_by, pause_reason from gangq.tasks where paused order by task"
         )
 
+    async def named(self, view: str, name: str) -> Row | None:
+        """The row of the view `schedules` or `services` with this name."""
+        found = await self.rows(f"select * from gangq.{view} where name = %(name)s", name=name)  # noqa: S608 - of this module
+        return found[0] if found else None
+
+    async def schedules(self) -> list[Row]:
+        """What is submitted again and again."""
+        return await self.rows("select * from gangq.schedules order by name limit 500")
+
+    async def limits(self) -> tuple[list[Row], list[Row]]:
+        """Limit keys, those that are used up first; and queues that have a limit or a rate."""
+        return (
+            await self.rows(
+                "select * from gangq.limits order by used < most, opens_at is null, name limit 500"
+            ),
+            await self.rows(
+                "select name, maximum, submitter_maximum, max_running_gangs, max_running_jobs, rate, running_gangs, "
+                "running_jobs, used_gpus, used_memory_mb, used_cpus, waiting_gangs, waiting_jobs from gangq.queues "
+                "where maximum <> '{}' or submitter_maximum <> '{}' or rate is not null "
+                "or max_running_gangs is not null or max_running_jobs is not null limit 500"
+            ),
+        )
+
+    async def live_jobs_of_batch(self, id: int) -> list[int]:
+        """The jobs of a batch that have not ended."""
+        found = await self.rows(
+            "select id from gangq.jobs where batch_id = %(id)s and finished_at is null", id=id
+        )
+        return [row["id"] for row in found]
+
     async def services(self) -> tuple[list[Row], list[Row]]:
         """Services, and their gangs."""
         return (

@@ -17,7 +17,8 @@ _MAY = """
   select session_user::text as login, gangq.is_admin() as admin, array(
     select v.verb
     from (values ('cancel', 'gangq.cancel'), ('retry', 'gangq.retry'), ('pause', 'gangq.set_queue'),
-      ('cordon', 'gangq.cordon')) as v(verb, f)
+      ('cordon', 'gangq.cordon'), ('schedule', 'gangq.pause_schedule'),
+      ('service', 'gangq.stop_service')) as v(verb, f)
     where has_function_privilege(v.f::regproc, 'execute')) as verbs"""
 _OWNS = """
   select %(login)s::text = session_user or %(queue)s = any ((select gangq.shared_queues())::text[]) as owns"""
