@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from browsing import HOSTILE
 from lives import displaced_and_back
 
 from sql.drive import Claim, Q, Worker, gpus
@@ -109,10 +110,10 @@ def broken(q: Q) -> Paths:
     life = displaced_and_back(q)
     q.call("set_queue", name="serving", paused=True)
     workers = [host(q, f"gpu-{n:02}", "H100", 81920, ["default", "serving"]) for n in range(1, 5)]
-    gang = q.submit_gang(3, "pretrain", gpus=8, name="llm-7b", vram_mb=80000, budget_s=86400)
+    gang = q.submit_gang(3, "pretrain", gpus=8, name=HOSTILE, vram_mb=80000, budget_s=86400)
     claims = start(q, workers)
-    single = q.submit("render", gpus=1, vram_mb=80000, max_trips=1)
-    batch = q.submit("sweep", count=3, gpus=1, vram_mb=80000, name="lr-sweep", max_attempts=1)
+    single = q.submit("render", gpus=1, vram_mb=80000, max_trips=1, payloads=[{"scene": HOSTILE}])
+    batch = q.submit("sweep", count=3, gpus=1, vram_mb=80000, name=HOSTILE, max_attempts=1)
     claims += start(q, workers)
     q.call("append_log", job_ids=[single], tokens=[next(c.token for c in claims if c.job_id == single)], seqs=[0],
            chunks=["frame 1\nframe 2\nCUDA error: uncorrectable ECC error encountered\n"])  # fmt: skip

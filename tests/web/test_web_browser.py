@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from browsing import HOSTILE, UNREADABLE, Serve, Shown, Tab
 from lives import displaced_and_back
 from playwright.sync_api import Route, expect
 
 from gangq.client import Client
 from sql.drive import Q, gpus
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_has_an_error_or_is_wider_than_the_screen(
-    serve: Serve, shown: Shown, tab: Tab, width: int, scheme: str
-) -> None:
-    at = serve()
-    tab.page.set_viewport_size({"width": width, "height": 800})
-    tab.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    for path in ("/", f"/gangs/{shown.gang}", f"/jobs/{shown.job}", "/services", "/batches", "/usage"):
-        tab.page.goto(at + path)
-        tab.page.wait_for_function("window.htmx !== undefined")
-        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, path
-        assert tab.page.evaluate(UNREADABLE) == [], path
-    assert tab.problems == []
-    assert {url for url in tab.asked if not url.startswith((at, "data:"))} == set()
 
 
 def test_what_others_wrote_is_shown_as_text(serve: Serve, shown: Shown, tab: Tab) -> None:
@@ -76,13 +58,10 @@ def test_behind_a_base_path_links_styles_and_live_changes_work(
     assert tab.problems == []
 
 
-def test_the_life_of_a_gang_is_readable_and_leads_to_its_displacer(serve: Serve, q: Q, tab: Tab) -> None:
+def test_the_life_of_a_gang_leads_to_its_displacer(serve: Serve, q: Q, tab: Tab) -> None:
     life = displaced_and_back(q)
     at = serve()
-    for scheme in ("light", "dark"):
-        tab.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        tab.page.goto(f"{at}/gangs/{life.low.id}")
-        assert tab.page.evaluate(UNREADABLE) == []
+    tab.page.goto(f"{at}/gangs/{life.low.id}")
     # By the keyboard alone.
     tab.page.get_by_role("link", name=f"displaced by g{life.high.id}").focus()
     tab.page.keyboard.press("Enter")
