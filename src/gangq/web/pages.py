@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
@@ -102,13 +102,10 @@ class _Web:
             loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined
         )
         self._templates.filters["displacer"] = displacer
-        self._templates.filters["colour"] = lambda state: colour_of(state) or ""
-        self._templates.filters["state"] = _coloured
+        self._templates.filters["gpus"] = _gpus
         self._templates.filters["at"] = lambda at: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
         self._templates.filters["span"] = lambda span: seconds(span.total_seconds())
-        self._templates.filters["state"] = lambda state: Markup('<span class="state {0}">{0}</span>').format(
-            state
-        )
+        self._templates.filters["state"] = _coloured
         self._templates.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
 
     def _page(
@@ -273,6 +270,24 @@ def _found(row: Row | None, what: str) -> Row:
     if row is None:
         raise NotFound(f"{what} does not exist, or is older than its retention")
     return row
+
+
+def _gpus(rows: Sequence[Row], base: str) -> Markup:
+    """The devices of a host. In a template thousands of them would take most of a page's time."""
+    parts: list[str] = []
+    for row in rows:
+        if not row["uuid"]:
+            parts.append(f"<small>no GPU, {row['state']}</small>")
+            continue
+        reason = f", {row['reason']}" if row["reason"] else ""
+        said = escape(f"{row['model']} {row['index']}: {row['state']}{reason}")
+        shown = f'title="{said}" aria-label="{said}"'
+        if row["job_id"]:
+            to = f"gangs/{row['gang_id']}" if row["gang_id"] else f"jobs/{row['job_id']}"
+            parts.append(f'<a class="gpu {row["state"]}" href="{escape(base)}/{to}" {shown}></a>')
+        else:
+            parts.append(f'<i class="gpu {row["state"]}" role="img" {shown}></i>')
+    return Markup("".join(parts))
 
 
 def _rooms(fleet: Sequence[Row]) -> list[tuple[str, int, list[int]]]:

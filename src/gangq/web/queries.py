@@ -59,8 +59,11 @@ class Reader:
             return await cursor.fetchall()
 
     async def fleet(self) -> list[Row]:
-        """A row for each device, and one for each worker without devices."""
-        return await self.rows("select * from gangq.fleet order by host, worker, index, uuid")
+        """A row for each device, and one for each worker without devices. Of thousands of rows each column costs."""
+        return await self.rows(
+            "select host, worker, uuid, index, vram_mb, model, state, job_id, gang_id, since, reason, cordoned, "
+            "worker_state, slots from gangq.fleet order by host, worker, index, uuid"
+        )
 
     async def queues(self) -> list[Row]:
         """Queues with what they hold and have waiting."""
