@@ -525,14 +525,16 @@ def test_in_a_browser_a_gang_is_cancelled_after_a_question_by_keyboard_alone(
     press("Tab")
     page.keyboard.type(PASSWORD)
     press("Enter")
+    page.wait_for_url(f"{at}/")
     expect(page.locator("h1")).to_have_text("Fleet")
     tab_to(".skip")
     press("Enter")
     tab_to(f'td a[href="/gangs/{shown.gang}"]')
     press("Enter")
-    expect(page.locator("h1")).to_contain_text(f"Gang g{shown.gang}")
+    page.wait_for_url(f"{at}/gangs/{shown.gang}")
     tab_to('a[href^="/do/cancel-gang"]')
     press("Enter")
+    page.wait_for_url("**/do/cancel-gang?*")
     expect(page.locator("h1")).to_contain_text(f"Cancel gang g{shown.gang}")
     assert page.evaluate(UNREADABLE) == []
     assert page.evaluate(UNSEEN) == []
