@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # The tests start hundreds of programs. Without compiled modules each needs 0.4 s more of a processor to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-servers test-gpu test-torch soak bench simulate docs lint wheel-check clean help
+.PHONY: demo test test-servers test-gpu test-torch soak bench simulate five docs lint wheel-check clean help
 
 help:
 	@echo "make demo        a training gang survives the death of a rank (private PostgreSQL, nothing to configure)"
@@ -30,6 +30,7 @@ help:
 	@echo "make soak        the long proofs"
 	@echo "make bench       gangq beside its floors and other queues, as tables and pictures (BENCH=--quick: one small round)"
 	@echo "make simulate    5,000 jobs under several policies: utilisation, waits and slowdown as a table and a picture"
+	@echo "make five        five numbers that queues seldom publish, measured here (FIVE=--quick: little of each)"
 	@echo "make docs        the manual as a site (site/), with a reference made from the code"
 	@echo "make lint        ruff and mypy --strict"
 	@echo "make wheel-check sql/ is found from a wheel, a wheel built from the sdist, an editable install, a checkout"
@@ -81,6 +82,9 @@ bench: $(VENV)/.bench
 
 simulate: $(VENV)/.dev
 	$(BIN)/python tests/simulator/simulate.py $(SIMULATE)
+
+five: $(VENV)/.dev
+	$(BIN)/python tests/bench/five.py $(FIVE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

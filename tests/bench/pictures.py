@@ -52,8 +52,11 @@ def write(beside: Path, summaries: Sequence[Summary]) -> list[Path]:
     return drawn
 
 
-def svg(family: Family, rows: Sequence[Summary]) -> str:
-    """A panel for each measure: a bar as long as each system's median, a line from its least to its most."""
+def svg(family: Family, rows: Sequence[Summary], *, beside_others: bool = True) -> str:
+    """A panel for each measure: a bar as long as each system's median, a line from its least to its most.
+
+    Without `beside_others` every row is gangq's own, and there is no legend.
+    """
     drawn: list[str] = []
     y = _TOP
     for measure in dict.fromkeys(row.measure for row in rows):
@@ -66,7 +69,8 @@ def svg(family: Family, rows: Sequence[Summary]) -> str:
         y += _HEADING
         length = _lengths(mine, family.logarithmic)
         for row in mine:
-            fill = _OURS if row.system == BASIS else _FLOOR if row.system in FLOORS else _OTHER
+            ours = row.system == BASIS or not beside_others
+            fill = _OURS if ours else _FLOOR if row.system in FLOORS else _OTHER
             drawn.append(text(_LEFT - 8, y + 12, row.system, 12, anchor="end"))
             drawn.append(bar(_LEFT, y + 2, length(row.median), _ROW - 6, fill))
             least, most = length(row.least), length(row.most)
@@ -75,6 +79,8 @@ def svg(family: Family, rows: Sequence[Summary]) -> str:
             drawn.append(text(_LEFT + most + 6, y + 12, _label(row), 11))
             y += _ROW
         y += _GAP
+    if not beside_others:
+        return document(_LEFT + _BARS + _RIGHT, y, family.title, drawn)
     legend = ((_OURS, BASIS), (_FLOOR, "floors: the same work by the least SQL"), (_OTHER, "other queues"))
     shown = "in brackets: how many times gangq's"
     x = _LEFT

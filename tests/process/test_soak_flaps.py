@@ -11,10 +11,6 @@ import contextlib
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,6 +24,7 @@ from gangq import schema
 from gangq.client import Client
 from gangq.embedded import Server
 from gangq.errors import GangqError
+from process.machines import Machine, kept_running
 from process.wire import Wire, wire_to
 from worker.worker_process import eventually
 
@@ -64,41 +61,6 @@ def beats(ctx, for_s):
     note("end", ctx.job.id)
     return step
 """
-
-
-class Machine:
-    """A worker under its supervisor, started again when it ends; and with which codes it did."""
-
-    def __init__(self, number: int, dsn: str, directory: Path) -> None:
-        self.codes: list[int] = []
-        self._number = number
-        self._directory = directory
-        self._environ = {**os.environ, "GANGQ_DSN": dsn, "SOAK_DSN": dsn}
-        self.log = directory / f"w{number}.log"
-        self._log = self.log.open("ab")
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "gangq", "worker", "tasks:app", "--name", f"w{self._number}", "--devices",
-             "none", "--no-commands", "--host", f"h{self._number}", "--address", "127.0.0.1"],
-            env=self._environ, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, cwd=self._directory,
-        )  # fmt: skip
-
-    def look(self) -> None:
-        code = self.process.poll()
-        if code is not None:
-            self.codes.append(code)
-            self.process = self._start()
-
-    def end(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._log.close()
 
 
 class Site:
@@ -251,29 +213,23 @@ def test_healthy_jobs_outlive_every_flap(server: Server, tmp_path: Path) -> None
             jobs += client.submit(
                 task="beats", payloads=[{"for_s": rng.uniform(*JOB_S)} for _ in range(backlog)]
             )
-        machines = [Machine(n, through, tmp_path) for n in range(WORKERS)]
-        stop = threading.Event()
-
-        def restarter() -> None:
-            while not stop.wait(0.5):
-                for machine in machines:
-                    machine.look()
-
-        thread = threading.Thread(target=restarter, name="restarter", daemon=True)
-        thread.start()
-        try:
+        machines = [
+            Machine(f"w{n}", f"h{n}", through, tmp_path, "tasks:app", "--no-commands", SOAK_DSN=through)
+            for n in range(WORKERS)
+        ]
+        stack.callback(_kill, site)
+        with kept_running(machines):
             flaps = _flap(site, rng, tmp_path)
             (tmp_path / "over").touch()
             with Client(site.dsn) as client:
                 eventually(lambda: _open(client, jobs) == 0, "all jobs end", SETTLE_S)
                 _tell(client, jobs, machines, flaps, tmp_path)
-        finally:
-            stop.set()
-            thread.join(10)
-            for machine in machines:
-                machine.end()
-            with contextlib.suppress(GangqError):
-                site.primary.kill()
+
+
+def _kill(site: Site) -> None:
+    """Whichever server is the primary at the end."""
+    with contextlib.suppress(GangqError):
+        site.primary.kill()
 
 
 def _flap(site: Site, rng: random.Random, directory: Path) -> Counter[str]:

@@ -236,7 +236,7 @@ class Search:
             return Refused(gates.ROOM, need=count, have=total, of=role.name or "members", where=where)
         if STRATEGIES[role.strategy].own_hosts:
             hosts = sum(1 for _ in rooms.ascending())
-            return Refused(gates.HOSTS, need=count, have=hosts, of="hosts with room")
+            return Refused(gates.HOSTS, need=count, have=hosts, of="hosts")
         return Refused(
             gates.ONE_HOST, need=count, have=best[0] if best else 0, of=role.name or "members", where=where
         )

@@ -1,0 +1,106 @@
+"""Workers as an installation has them: `gangq worker` under its supervisor, started again when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+_LOOKS_EVERY_S = 0.1
+
+
+class Machine:
+    """One worker and its supervisor; `codes`: with which codes it has ended so far."""
+
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        dsn: str,
+        directory: Path,
+        *options: str,
+        restart_s: float = 0.5,
+        **environ: str,
+    ) -> None:
+        self.name, self.host = name, host
+        self.codes: list[int] = []
+        self.log = directory / f"{name}.log"
+        self._log = self.log.open("ab")
+        self._directory = directory
+        self._environ = {**os.environ, "GANGQ_DSN": dsn, **environ}
+        self._options = (
+            "--name",
+            name,
+            "--host",
+            host,
+            "--address",
+            "127.0.0.1",
+            "--devices",
+            "none",
+            *options,
+        )
+        self._restart_s = restart_s
+        self._ended_at: float | None = None
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gangq", "worker", *self._options],
+            env=self._environ, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, cwd=self._directory,
+        )  # fmt: skip
+
+    def worker(self) -> psutil.Process:
+        """The worker itself; `process` is its supervisor."""
+        (worker,) = psutil.Process(self.process.pid).children()
+        return worker
+
+    def look(self) -> None:
+        """Start it again once it has been gone for as long as the service manager waits."""
+        code = self.process.poll()
+        if code is None:
+            return
+        if self._ended_at is None:
+            self.codes.append(code)
+            self._ended_at = time.monotonic()
+        if time.monotonic() >= self._ended_at + self._restart_s:
+            self._ended_at = None
+            self.process = self._start()
+
+    def end(self) -> None:
+        """Tell it to end; kill it when it does not."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+
+
+@contextmanager
+def kept_running(machines: Sequence[Machine]) -> Iterator[None]:
+    """Do what a service manager does for these machines, and end them all at the end."""
+    stop = threading.Event()
+
+    def restarter() -> None:
+        while not stop.wait(_LOOKS_EVERY_S):
+            for machine in machines:
+                machine.look()
+
+    thread = threading.Thread(target=restarter, name="restarter", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(10)
+        for machine in machines:
+            machine.end()
