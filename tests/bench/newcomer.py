@@ -33,7 +33,7 @@ def steps(directory: Path) -> list[Step]:
     """Do it all in this directory, with a PostgreSQL of its own. Raises where a command fails."""
     clone, home = directory / "gangq", directory / "state"
     home.mkdir()
-    tasks, commands, client = _blocks((TOP / "README.md").read_text(encoding="utf-8"))
+    tasks, commands, client = blocks((TOP / "README.md").read_text(encoding="utf-8"))
     environ = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("GANGQ_", "PYTHON", "VIRTUAL"))},
         "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}",
@@ -61,7 +61,7 @@ def steps(directory: Path) -> list[Step]:
     return taken
 
 
-def _blocks(readme: str) -> tuple[str, list[str], str]:
+def blocks(readme: str) -> tuple[str, list[str], str]:
     """tasks.py, the shell's lines, and the client up to its gang."""
     section = readme[readme.index("## Five minutes") : readme.index("## A day's commands")]
     tasks, shell, client = re.findall(r"```(?:python)?\n(.*?)```", section, re.DOTALL)
