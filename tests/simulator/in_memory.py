@@ -37,6 +37,7 @@ class InMemory:
         self._running: dict[str, Unit] = {}
         self._asks: dict[str, Ask] = {}
         self._displaced: Counter[str] = Counter()
+        self._promises: dict[int, float] = {}
         self.passes = 0
         self.cpu_s = 0.0
         """Of all decisions together."""
@@ -68,6 +69,10 @@ class InMemory:
             raise RuntimeError(f"{len(jobs) - len(done)} of {len(jobs)} jobs were never placed")
         return done
 
+    def promises(self) -> dict[int, float]:
+        """The first planned start of each job that was ever given one, in the log's seconds."""
+        return self._promises
+
     def _submit(self, job: Job) -> None:
         key = (job.queue, job.size)
         if key not in self._kinds:
@@ -88,6 +93,8 @@ class InMemory:
             self.cpu_s += time.process_time() - began
             self.passes += 1
             for decision in decisions:
+                if decision.action == "plan" and decision.starts_at is not None:
+                    self._promises.setdefault(self._asks[decision.ask].age, decision.starts_at)
                 if decision.seats:
                     self._start(decision, now)
                     started.append(decision.ask)
