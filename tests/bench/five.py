@@ -34,6 +34,7 @@ from in_memory import InMemory
 from machine import describe
 from report import Summary
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from simulate import CASES, LOAD, SEED, TEMPLATE
 
@@ -255,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
     for heading in ("number", "of", "seen"):
         table.add_column(heading)
     for line in lines:
-        table.add_row(line.number, line.of, line.seen)
+        table.add_row(*map(escape, (line.number, line.of, line.seen)))
     console.print(table)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / time.strftime("five-%Y%m%d-%H%M%S.json")
