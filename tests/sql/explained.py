@@ -126,7 +126,8 @@ def confirm(seen: Seen) -> None:
     elif gate == "hosts":
         hosts = sum(room > 0 for room in rooms.values())
         assert sum(rooms.values()) >= need > hosts
-        assert detail.startswith(f"{hosts} hosts have room, and each of its {need} members needs another one")
+        have = "1 host has" if hosts == 1 else f"{hosts} hosts have"
+        assert detail.startswith(f"{have} room, and each of its {need} members needs another one")
     elif gate == "one_host":
         assert sum(rooms.values()) >= need > max(rooms.values())
         assert f"has room for {max(rooms.values())} of the {need} that share one" in detail

@@ -186,7 +186,8 @@ def _amount_of(amount: float, of: str) -> str:
 
 def _hosts(r: Refused) -> Words:
     return (
-        f"{number(r.have, 'hosts')} have room, and each of its {r.need:g} members needs another one",
+        f"{number(r.have, 'hosts')} {'has' if r.have == 1 else 'have'} room, "
+        f"and each of its {r.need:g} members needs another one",
         f"room on {number(r.need - r.have, 'hosts')} more",
     )
 
