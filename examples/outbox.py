@@ -1,0 +1,46 @@
+"""GANGQ_DSN=embedded python outbox.py
+
+A row of your own and its job are committed together, or neither is. The job's effect and its end are, too.
+No outbox table and no relay process: the queue is in the database of the rows.
+"""
+
+import psycopg
+
+import gangq
+
+app = gangq.App()
+
+
+@app.task(wait_for_hardware=True)  # its worker starts after the submit
+def render(ctx, film):
+    """Its effect commits with its end: what a lost attempt has written is rolled back."""
+    with psycopg.connect(app_dsn) as connection:
+        connection.execute("update films set frames = frames + 24 where id = %s", [film])
+        ctx.complete(connection, "rendered")
+
+
+def order(title, paid=True):
+    with psycopg.connect(app_dsn) as connection:  # commits at its end, unless there is an error
+        insert = "insert into films (title) values (%s) returning id"
+        (film,) = connection.execute(insert, [title]).fetchone()
+        job = render.options(connection=connection).submit(film=film)
+        if not paid:
+            raise ValueError(f"{title} is not paid for")
+        return job
+
+
+if __name__ == "__main__":
+    app_dsn = app.dsn  # a job has no database of its own: here it runs in this process, and uses this one
+    with psycopg.connect(app_dsn) as connection:
+        connection.execute("drop table if exists films")
+        connection.execute("create table films (id serial, title text, frames int default 0)")
+    order("Heat")
+    try:
+        order("Alien", paid=False)
+    except ValueError as error:
+        print("rolled back:", error)
+    app.run_worker(once=True)
+    with psycopg.connect(app_dsn) as connection:
+        for film in connection.execute("select id, title, frames from films"):
+            print("film:", film)
+    print("jobs:", [(job.payload["film"], job.state) for job in app.client.jobs(task="render")])

@@ -1,0 +1,177 @@
+"""Each small file in examples/ is started by the command that its first line names, and shows what it says.
+
+All run as a new user would: in the private PostgreSQL that the first block of examples/README.md makes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import pytest
+import yaml
+
+from gangq.cli import main
+from gangq.embedded import Server
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+README = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+COMPOSE = EXAMPLES / "compose"
+FILES = sorted(EXAMPLES.glob("*.py"))
+
+
+def command_of(file: Path) -> str:
+    first = file.read_text(encoding="utf-8").splitlines()[0]
+    return re.sub(r'^("""|# )', "", first)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What a new user has, and a private server whose schema the README's command has made."""
+    home = tmp_path_factory.mktemp("home")
+    found = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "HOME": str(home),
+        "GANGQ_DATA_DIR": str(home / "server"),
+        "PYTHONWARNINGS": "error",
+    }
+    if "GANGQ_PG_BINDIR" in os.environ:
+        found["GANGQ_PG_BINDIR"] = os.environ["GANGQ_PG_BINDIR"]
+    (migrate,) = re.findall("^gangq migrate.*", README, re.MULTILINE)
+    try:
+        subprocess.run(migrate, shell=True, env=found, check=True, capture_output=True, timeout=100)
+        yield found
+    finally:
+        Server(found["GANGQ_DATA_DIR"]).stop()
+
+
+def output_of(name: str, environment: dict[str, str]) -> list[str]:
+    done = subprocess.run(
+        command_of(EXAMPLES / name),
+        shell=True,
+        cwd=EXAMPLES,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("sweep.py", ["rate 1.00 .*", "rate .*", "rate .*", "40 rates tried; the best is 1.00"]),
+        (
+            "batch_inference.py",
+            ["loading painter", "a picture of a fjord", "a picture of a fox", "a picture of a boat"],
+        ),
+        (
+            "pipeline.py",
+            ["report: {'sum': 499500, 'shards': 4}", r"the next night is: .* 0[12]:00:00\+00:00"],
+        ),
+        (
+            "outbox.py",
+            ["rolled back: Alien is not paid for", r"film: \(1, 'Heat', 24\)", r"jobs: \[\(1, 'done'\)\]"],
+        ),
+        ("service.py", ["hello from job .*", "hello from job .*", r"endpoints after scale\(1\): 1"]),
+    ],
+)
+def test_it_shows_what_it_says(name: str, shown: list[str], environment: dict[str, str]) -> None:
+    lines = output_of(name, environment)
+    assert len(lines) == len(shown), lines
+    for line, pattern in zip(lines, shown, strict=True):
+        assert re.fullmatch(pattern, line), line
+        assert len(line) <= 80
+
+
+def test_the_web_service_answers(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = f"exec env {command_of(EXAMPLES / 'api.py')} --port {port}"
+    service = subprocess.Popen(command, shell=True, cwd=EXAMPLES, env=environment)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=40) as browser:
+            end = time.monotonic() + 60
+            while True:
+                try:
+                    answer = browser.post("/primes/100", params={"wait": 30})
+                    break
+                except httpx.ConnectError:
+                    assert time.monotonic() < end, "the web service does not answer"
+                    time.sleep(0.1)
+            assert answer.json()["primes"] == 25
+            job = browser.post("/primes/100", params={"wait": 0.001}).json()
+            assert browser.get(f"/jobs/{job['job']}").json()["state"] in ("pending", "running", "done")
+            assert browser.get("/jobs/999999").status_code == 404
+    finally:
+        service.send_signal(signal.SIGINT)
+        service.wait(40)
+
+
+def test_each_is_short_and_is_in_the_table_with_its_command() -> None:
+    for file in [*FILES, COMPOSE / "compose.yaml"]:
+        text = file.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 65, file.name
+        assert f"({file.relative_to(EXAMPLES)})" in README, file.name
+        assert f"| `{command_of(file)}`" in README, file.name
+
+
+def parts() -> dict[str, Any]:
+    """The services of the compose file."""
+    found: dict[str, Any] = yaml.safe_load((COMPOSE / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    return found
+
+
+@pytest.mark.parametrize("part", sorted(parts().keys() - {"db"}))
+def test_each_command_of_the_compose_file_is_one_of_gangq(part: str) -> None:
+    name, *words = shlex.split(parts()[part]["command"])
+    assert name == "gangq"
+    context = click.Context(main, info_name="gangq")
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        found, _, words = command.resolve_command(context, words)
+        assert found == part or part == "migrate"
+        (command,) = [one for one in [command.get_command(context, found or "")] if one]
+        if found == "worker":
+            break
+    command.make_context(part, list(words), parent=context)
+
+
+def test_the_compose_file_names_variables_and_secrets_that_exist() -> None:
+    whole = (COMPOSE / "compose.yaml").read_text(encoding="utf-8") + (COMPOSE / "Dockerfile").read_text(
+        encoding="utf-8"
+    )
+    sources = "".join(
+        path.read_text(encoding="utf-8") for path in (EXAMPLES.parent / "src/gangq").rglob("*.py")
+    )
+    named = set(re.findall(r"\bGANGQ_\w+", whole))
+    assert "GANGQ_DSN_FD" in named
+    for variable in named:
+        assert f'"{variable}"' in sources, variable
+    for part in parts().values():
+        assert not [name for name in part.get("environment", {}) if name != "POSTGRES_PASSWORD_FILE"]
+
+
+def test_the_logins_of_the_compose_file_can_do_their_part_and_no_more(tmp_path: Path) -> None:
+    first = command_of(COMPOSE / "compose.yaml")
+    assert first.startswith("sh secrets.sh && docker compose up")
+    subprocess.run(["sh", COMPOSE / "secrets.sh"], cwd=tmp_path, check=True)
+    made = {path.name: path for path in (tmp_path / "secrets").iterdir()}
+    compose = yaml.safe_load((COMPOSE / "compose.yaml").read_text(encoding="utf-8"))
+    assert {Path(secret["file"]).name for secret in compose["secrets"].values()} < made.keys()
+    assert oct((tmp_path / "secrets").stat().st_mode)[-3:] == "700"
+    for name in ("owner.dsn", "worker.dsn", "viewer.dsn"):
+        assert oct(made[name].stat().st_mode)[-3:] == "600"
