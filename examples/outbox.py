@@ -15,13 +15,13 @@ app = gangq.App()
 def render(ctx, film):
     """Its effect commits with its end: what a lost attempt has written is rolled back."""
     with psycopg.connect(app_dsn) as connection:
-        connection.execute("update films set frames = frames + 24 where id = %s", [film])
+        connection.execute("update example_films set frames = frames + 24 where id = %s", [film])
         ctx.complete(connection, "rendered")
 
 
 def order(title, paid=True):
     with psycopg.connect(app_dsn) as connection:  # commits at its end, unless there is an error
-        insert = "insert into films (title) values (%s) returning id"
+        insert = "insert into example_films (title) values (%s) returning id"
         (film,) = connection.execute(insert, [title]).fetchone()
         job = render.options(connection=connection).submit(film=film)
         if not paid:
@@ -32,8 +32,8 @@ def order(title, paid=True):
 if __name__ == "__main__":
     app_dsn = app.dsn  # a job has no database of its own: here it runs in this process, and uses this one
     with psycopg.connect(app_dsn) as connection:
-        connection.execute("drop table if exists films")
-        connection.execute("create table films (id serial, title text, frames int default 0)")
+        columns = "id serial, title text, frames int default 0"
+        connection.execute(f"create table if not exists example_films ({columns})")
     order("Heat")
     try:
         order("Alien", paid=False)
@@ -41,6 +41,7 @@ if __name__ == "__main__":
         print("rolled back:", error)
     app.run_worker(once=True)
     with psycopg.connect(app_dsn) as connection:
-        for film in connection.execute("select id, title, frames from films"):
+        for film in connection.execute("select id, title, frames from example_films order by id"):
             print("film:", film)
-    print("jobs:", [(job.payload["film"], job.state) for job in app.client.jobs(task="render")])
+    jobs = app.client.jobs(task="render")
+    print("jobs:", sorted((job.payload["film"], job.state) for job in jobs))

@@ -1,6 +1,7 @@
 """GANGQ_DSN=embedded python pipeline.py
 
 Every night at three: prepare the data, work on four shards of it, then report. Now: one night at once.
+The schedule goes on, wherever a worker runs, until: gangq schedule rm nightly
 """
 
 import gangq

@@ -48,5 +48,6 @@ if __name__ == "__main__":
         app.services["greet"].scale(1)
         print("endpoints after scale(1):", len(endpoints(1)))
         app.client.delete_service(name="greet")
-        endpoints(0)
+        while app.client.services(name="greet"):  # forgotten once its last gang has ended
+            time.sleep(0.05)
         worker.terminate()

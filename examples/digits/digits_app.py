@@ -1,6 +1,7 @@
-"""The demo's tasks: a data-parallel training for a gang, and small solo jobs that run beside it.
+"""gangq demo
 
-gangq worker digits_app:app --queue demo
+The demo's tasks: a data-parallel training for a gang, and small solo jobs that run beside it. The demo starts workers
+for them: gangq worker digits_app:app --queue demo
 """
 
 from __future__ import annotations

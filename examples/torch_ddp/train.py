@@ -1,10 +1,10 @@
-"""The digits training as a plain ``torch.distributed`` script: nothing in it knows of gangq.
+"""gangq run --gang 4 -- python train.py
+
+The digits training as a plain ``torch.distributed`` script: nothing in it knows of gangq.
 
 It reads ``RANK WORLD_SIZE MASTER_ADDR MASTER_PORT``, the names torch expects and gangq sets for each member
-of a gang, so the same file runs as a gang, under ``torchrun``, or as processes started by hand::
-
-    gangq run --gang 4 -- python examples/torch_ddp/train.py
-    torchrun --nproc-per-node 4 examples/torch_ddp/train.py
+of a gang, so the same file runs as a gang, under ``torchrun --nproc-per-node 4 train.py``, or as processes
+started by hand. Beside it run workers with room for four: ``gangq worker --slots 4``.
 
 Rank 0 prints the accuracy on the fifth of the data that nobody trained on, as one line of JSON.
 """

@@ -64,6 +64,9 @@ def test_gangq_runs_the_unmodified_script_as_a_gang_over_two_workers(dsn: str, t
     environment = {**os.environ, "GANGQ_DSN": dsn, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     gangq = [sys.executable, "-m", "gangq"]
     worker = [*gangq, "worker", "--address", "127.0.0.1", "--slots", "2"]
+    first = SCRIPT.read_text(encoding="utf-8").splitlines()[0]
+    options = first.removeprefix('"""gangq ').removesuffix(" -- python train.py").split()
+    assert options == ["run", "--gang", "4"], first
     with ExitStack() as open_logs:
         workers = [
             subprocess.Popen(
@@ -75,7 +78,7 @@ def test_gangq_runs_the_unmodified_script_as_a_gang_over_two_workers(dsn: str, t
         ]
         try:
             ran = subprocess.run(
-                [*gangq, "run", "--gang", "4", "--", sys.executable, str(SCRIPT)],
+                [*gangq, *options, "--", sys.executable, str(SCRIPT)],
                 env=environment,
                 capture_output=True,
                 text=True,
