@@ -30,11 +30,14 @@ MANUAL = Path(__file__).parents[2] / "docs/manual"
 PAGES = sorted(path.stem for path in MANUAL.glob("howto-*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = {
+    "sudo": "nothing is installed",
     "systemctl": "there is no service manager here",
     "journalctl": "there is no service manager here",
     "docker": "there is no Docker here",
     "gangq worker": "both workers run",
     "gangq metrics": "it runs until it is stopped",
+    "gangq drain-host": "the workers are needed, and no host is called alpha",
+    "gangq undrain": "the same",
     "gangq bounce": "it would look at the workers of other tests on this host",
     "pip": "nothing is fetched",
 }
@@ -121,11 +124,15 @@ class Place:
     server: Server
 
     @property
+    def libpq(self) -> dict[str, str]:
+        """The server, for commands that name only a database."""
+        given = conninfo_to_dict(self.dsn)
+        return {f"PG{key.upper()}": str(given[key]) for key in ("host", "port", "user")}
+
+    @property
     def environ(self) -> dict[str, str]:
         path = f"{self.directory}:{Path(sys.executable).parent}:{self.server.binaries.bindir}:{os.environ['PATH']}"
-        given = conninfo_to_dict(self.dsn)
-        libpq = {"PGHOST": given["host"], "PGPORT": given["port"], "PGUSER": given["user"]}
-        return {**environment(self.dsn), **{k: str(v) for k, v in libpq.items()}, "PATH": path}
+        return {**environment(self.dsn), **self.libpq, "PATH": path}
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +149,7 @@ def place(
     with ExitStack() as stack:
         dsn = stack.enter_context(running.databases(server).own(template))
         there = Place(dsn, directory, server)
+        stack.callback(running.databases(server).drop, "jobs_restored")
         for n in range(2):
             command = [
                 *GANGQ,
@@ -173,7 +181,7 @@ def run_line(line: str, place: Place, variables: dict[str, str]) -> None:
     command = assigned[2] if assigned else line
     if command.startswith("gangq ") and not re.search(r"[|>&;]", command.partition(" -- ")[0]):
         words = shlex.split(re.sub(r"\$(\w+)", lambda m: variables.get(m[1], m[0]), command), comments=True)
-        said = ok(place.dsn, *words[1:])
+        said = ok(place.dsn, *words[1:], **place.libpq)
         if assigned:
             variables[assigned[1]] = said.strip()
         return
