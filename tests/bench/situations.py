@@ -18,7 +18,7 @@ from explained import Seen, confirm
 from databases import Kept
 
 RECOMPUTED = frozenset(
-    ("room", "hosts", "one_host", "quota", "running_limit", "submitter_limit", "paused", "apart", "infeasible",
+    ("room", "fragmented", "hosts", "one_host", "quota", "running_limit", "submitter_limit", "paused", "apart", "infeasible",
      "planned_start")
 )  # fmt: skip
 """What may hold a gang here, and `confirm` recomputes."""
