@@ -287,6 +287,9 @@ def translate(error: psycopg.Error, where: str = "", target: str = "") -> GangqE
     message = (diag.message_primary or str(error)).strip()
     hint = (diag.message_hint or _ADVICE.get(state, "")).strip()
     kind = _BY_SQLSTATE.get(state) or _BY_CLASS.get(state[:2])
+    if state == "XX000" and message.startswith("cache lookup failed for function"):
+        # A call that waited while `gangq migrate` rebuilt the function it had already looked up.
+        return Busy("The schema was migrated during this call. Nothing was changed, call again.")
     if kind is None and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and not state:
         kind = DatabaseUnreachable
     if kind is None and isinstance(error, psycopg.DataError):

@@ -18,8 +18,8 @@ from explained import Seen, confirm
 from databases import Kept
 
 RECOMPUTED = frozenset(
-    ("room", "fragmented", "hosts", "one_host", "quota", "running_limit", "submitter_limit", "paused", "apart", "infeasible",
-     "planned_start")
+    ("room", "fragmented", "hosts", "one_host", "quota", "running_limit", "submitter_limit", "paused", "apart",
+     "infeasible", "planned_start")
 )  # fmt: skip
 """What may hold a gang here, and `confirm` recomputes."""
 _LEASE_S = 1e5
