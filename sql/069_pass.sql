@@ -352,14 +352,14 @@ create function gangq.take_turn(t timestamptz) returns real language plpgsql as 
 declare
   others_until timestamptz;
 begin
-  if not (gangq.may_act_as('gangq_worker') or gangq.is_admin())
-    or not exists (
+  if not exists (
       select 1 from gangq.live_gangs g
       where g.state = 'blocked' and (g.not_before is null or g.not_before <= t))
     and not exists (select 1 from gangq.live_gangs g where g.missing_since is not null)
     and not exists (select 1 from gangq.cordons c where c.drain)
     and not exists (select 1 from gangq.plans p)
     and not gangq.single_waits()
+    or not (gangq.may_act_as('gangq_worker') or gangq.is_admin())
   then
     return null;
   end if;

@@ -371,19 +371,13 @@ end $$;
 create function gangq.revive_dependents(most integer default 200) returns integer
 language plpgsql as $$
 declare
-  t timestamptz;
-  until timestamptz;
+  t timestamptz := gangq.now();
+  until timestamptz := clock_timestamp() + interval '50 ms';
   ids bigint[];
   stuck bigint[] := '{}';  -- Held by other transactions: the next tick looks again.
   generation record;
   moved integer := 0;
 begin
-  -- All that most ticks do.
-  if not exists (select from gangq.retried r where r.job_id is not null and not r.followed) then
-    return 0;
-  end if;
-  t := gangq.now();
-  until := clock_timestamp() + interval '50 ms';
   loop
     ids := array(
       select r.job_id from gangq.retried r

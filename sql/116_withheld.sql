@@ -68,6 +68,9 @@ begin
       when of_incarnation is null then z.until <= lift_withheld.t
       else z.incarnation = of_incarnation end
     order by z.device_id limit most for update skip locked);
+  if given_back = '{}' then
+    return;
+  end if;
   for device in
     with lifted as (
       delete from gangq.device_holds h where h.device_id = any (given_back)
@@ -81,9 +84,7 @@ begin
         else 'its worker is proven gone' end, data => jsonb_build_object('device', device.uuid));
     perform gangq.wake(array[device.offered_by], 'claim');
   end loop;
-  if given_back <> '{}' then
-    perform gangq.wake_tick();
-  end if;
+  perform gangq.wake_tick();
 end $$;
 
 -- Which jobs tripped on which device within the last day, as the quarantine of a device counts

@@ -9,36 +9,52 @@
 -- 3. The call returns next_turn = n + 2. The caller repeats it with turn => n + 2 until it has run
 --    itself or runs >= turn. A run that is rolled back is not counted.
 
--- Internal. Whether a gang of a service has ended, or is to be told to stop, or to be made, or a
--- service is to be scaled. So a service waits for the backoff of its gangs and for no safety tick.
-create function gangq.service_due(t timestamptz) returns boolean language sql stable as $$
-  select exists (select from gangq.services_table x where x.next_try_at <= t)
-    or exists (select from gangq.scaling_table x where x.due_at <= t)
-    or exists (
-      select from gangq.service_gangs_table x left join gangq.live_gangs g on g.id = x.gang_id
-      where g.id is null or x.stop_at <= t and not g.cancelling)
-$$;
-
--- Internal. The steps of a tick, in order. not_all: a tick has just run, and only those are needed
--- for which something is due. What is due does not wait for the next safety tick, and does not make
--- all of the tick run.
-create function gangq.steps_due(t timestamptz, not_all boolean) returns text[]
-language plpgsql stable as $$
+-- Internal. The steps of a tick, in order. due: the moment of the step has come by t. at_work:
+-- there are rows that the step may have to act on. Most steps of most ticks have none: this one
+-- statement asks for all of them, and such a step is not begun.
+create function gangq.tick_steps(t timestamptz)
+returns table (name text, due boolean, at_work boolean) language plpgsql stable
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 begin
-  return array(
-    select s.name
-    from (values ('rollback_stale', false), ('reap_expired', false), ('close_overdue', false),
-      ('flag_dead_workers', false), ('settle_dependents', false), ('revive_dependents', false),
-      ('end_pauses', exists (select from gangq.queues_table q where q.paused_until <= t)
-        or exists (select from gangq.task_pauses p where p.until <= t)),
-      ('submit_schedules', exists (select from gangq.schedules_table x where x.due_at <= t)),
-      ('keep_services', gangq.service_due(t)),
-      ('promote_due', exists (
-        select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t)),
-      ('end_batches', false), ('judge_progress', false), ('lift_avoided', false),
-      ('move_away', false), ('part_submitters', false), ('raise_idle_lows', false),
-      ('trim_outbox', false), ('count_ended', false), ('keep_partitions', false)) as s(name, due)
-    where s.due or not not_all);
+  return query values
+    ('rollback_stale', false,
+      exists (select from gangq.live_gangs g where g.state in ('reserved', 'draining'))
+      or exists (select from gangq.live_gangs g where g.missing_since is not null)),
+    ('reap_expired', false, true),
+    ('close_overdue', false, exists (select from gangq.places)),
+    ('flag_dead_workers', false, true),
+    ('settle_dependents', false,
+      exists (select from gangq.dependencies d where not d.settled and d.outcome is null)),
+    ('revive_dependents', false,
+      exists (select from gangq.retried r where r.job_id is not null and not r.followed)),
+    ('end_pauses',
+      exists (select from gangq.queues_table q where q.paused_until <= t)
+      or exists (select from gangq.task_pauses p where p.until <= t), false),
+    ('submit_schedules', exists (select from gangq.schedules_table x where x.due_at <= t), false),
+    -- A gang of a service has ended, or is to be told to stop, or to be made, or a service is to be
+    -- scaled. So a service waits for the backoff of its gangs and for no safety tick.
+    ('keep_services',
+      exists (select from gangq.services_table x where x.next_try_at <= t)
+      or exists (select from gangq.scaling_table x where x.due_at <= t)
+      or exists (
+        select from gangq.service_gangs_table x left join gangq.live_gangs g on g.id = x.gang_id
+        where g.id is null or x.stop_at <= t and not g.cancelling),
+      exists (select from gangq.services_table)),
+    ('promote_due',
+      exists (select from gangq.live_jobs j where j.state = 'scheduled' and j.due_at <= t),
+      -- An earlier step may tell a dependency its outcome.
+      exists (select from gangq.unsettled) or exists (select from gangq.dependencies)),
+    ('end_batches', false,
+      exists (select from gangq.batches_table b where b.finished_at is null)),
+    ('judge_progress', false, exists (select from gangq.live_gangs g where g.state = 'running')),
+    ('lift_avoided', false,
+      exists (select from gangq.pending_shapes) or exists (select from gangq.blocked_kinds)),
+    ('move_away', false, exists (select from gangq.cordons c where c.drain)),
+    ('part_submitters', false, exists (select from gangq.pending_shapes)),
+    ('raise_idle_lows', false, exists (select from gangq.lows)),
+    ('trim_outbox', false, exists (select from gangq.outbox)),
+    ('count_ended', false, true),
+    ('keep_partitions', false, true);
 end $$;
 
 -- All maintenance: stale reservations, expired leases, flags, schedules and jobs that are due,
@@ -60,25 +76,37 @@ create function gangq.tick(
   unplanned integer
 ) language plpgsql as $$
 declare
-  every real := (select s.tick_s from gangq.settings s);
-  runs bigint := (select l.runs from gangq.lock_rows l where l.name = 'tick');
   t timestamptz := gangq.now();
-  ago_s real := (select extract(epoch from t - x.last_at) from gangq.tick_state x);
-  just_ran boolean := coalesce(
-    (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8
-      and gangq.rate_opens_at() > t is not false, false);
-  steps text[] := gangq.steps_due(t, just_ran);
+  every real;
+  last_at timestamptz;
+  runs bigint;
+  ago_s real;
+  just_ran boolean;
+  steps text[];
   step text;
   done integer;
   busy boolean := false;
   turn_in_s real;
 begin
   perform gangq.require_read_committed('tick');
-  select false, false, false, 0, every - case when just_ran then ago_s else 0 end
-  into ran, again, decide, unplanned, next_in_s;
-  if steps = '{}' then
-    return next;
-    return;
+  select s.tick_s, x.last_at, l.runs into every, last_at, runs
+  from gangq.settings s cross join gangq.tick_state x cross join gangq.lock_rows l
+  where l.name = 'tick';
+  ago_s := extract(epoch from t - last_at);
+  just_ran := coalesce(
+    (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8
+      and gangq.rate_opens_at() > t is not false, false);
+  ran := false;
+  again := false;
+  decide := false;
+  unplanned := 0;
+  next_in_s := every - case when just_ran then ago_s else 0 end;
+  -- What is due does not wait for the next safety tick, and does not make all of the tick run.
+  if just_ran then
+    if not exists (select from gangq.tick_steps(t) s where s.due) then
+      return next;
+      return;
+    end if;
   end if;
   perform from gangq.lock_rows l where l.name = 'tick' for update skip locked;
   if not found then
@@ -87,6 +115,9 @@ begin
     return next;
     return;
   end if;
+  -- After the lock: run n + 2 must see what was committed before run n + 1 has.
+  steps := array(
+    select s.name from gangq.tick_steps(t) s where s.due or s.at_work and not just_ran);
   update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick';
   perform gangq.hang_up_soon();
   foreach step in array steps loop

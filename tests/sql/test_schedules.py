@@ -319,7 +319,8 @@ def test_nothing_is_due_so_nothing_is_read_twice(q: Q) -> None:
     put(q, cron="0 3 1 1 *")
     q.tick()
     ticked = alone(q)
-    assert (ticked["detail"]["submit_schedules"], ticked["unplanned"], ticked["again"]) == (0, 0, False)
+    assert "submit_schedules" not in ticked["detail"]
+    assert (ticked["unplanned"], ticked["again"]) == (0, False)
 
 
 def test_a_tick_in_sql_alone_submits_what_is_stored_and_says_that_the_next_is_missing(
@@ -336,7 +337,7 @@ def test_a_tick_in_sql_alone_submits_what_is_stored_and_says_that_the_next_is_mi
     assert (dues(q), row(q)["next_due"]) == ([noon], None)
     assert row(q)["problem"] == "not computed yet: a worker or gangq tick does that"
     to(q, noon + timedelta(seconds=30))
-    assert alone(q)["detail"]["submit_schedules"] == 0
+    assert "submit_schedules" not in alone(q)["detail"]
     q.tick()
     assert row(q)["next_due"] == noon + timedelta(minutes=1), "the one after the one that was run"
 
