@@ -19,11 +19,11 @@ from gangq.client.sync import in_steps
 from gangq.client.rows import Claim
 from gangq.proc.clock import boottime
 from gangq.watchdogs.deadman import Deadman
-from gangq.worker.claims import Wakes
+from gangq.worker.claims import ThreadWakes
 from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
 from gangq.worker.jobs import ActiveJob, JobTable
-from gangq.worker.loops import Intake, MainLoop
+from gangq.worker.loops import Intake, MainThreadLoop
 from gangq.worker.runner_inline import InlineRunner
 
 class Slow:
@@ -130,13 +130,13 @@ def test_a_drain_that_takes_the_rest_of_the_batch_leaves_no_switch_on() -> None:
         "    return [job(1, 'drained').claim, job(2, 'quick').claim]\n"
         "    yield\n"
         "claims = SimpleNamespace(taking=taking, settled=lambda: None, pace_s=0, paced=lambda kept: None,\n"
-        "    wakes=Wakes(), unsure=False)\n"
+        "    wakes=ThreadWakes(), unsure=False)\n"
         "session.main_client = SimpleNamespace(execute=lambda steps: in_steps(None, steps))\n"
         "waiting, drain = deque(), Drain(0.0)\n"
         "app.task(lambda ctx: (waiting.clear(), drain.request()), name='drained')\n"
         "intake = Intake(session, drain, SimpleNamespace(doubtful=frozenset))\n"
         "signals = SimpleNamespace(renew=lambda: None)\n"
-        "MainLoop(intake, claims, Slow(), dispatcher, runner, signals, waiting).run()\n"
+        "MainThreadLoop(intake, claims, Slow(), dispatcher, runner, signals, waiting).run()\n"
     )
     assert run(code) == 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gangq.client.sync import in_steps
 from gangq.client.verb import Query, Steps
-from gangq.worker.loops import ChildLoop, NothingLeft
+from gangq.worker.loops import ChildProcessLoop, NothingLeft
 
 
 class Table(list[object]):
@@ -71,12 +71,12 @@ class Turns:
         self._of.serving = next(self._left, None) is not None
 
 
-def child_loop(of: Any, turns: int) -> ChildLoop:
+def child_loop(of: Any, turns: int) -> ChildProcessLoop:
     """A loop that ends after so many claims."""
     claims = SimpleNamespace(
         wakes=Turns(of, turns), unsure=False, lane="placed", pace_s=0.0, wait_s=0.0, paced=lambda _: None
     )
-    return ChildLoop(of, claims, None, None, 1)  # type: ignore[arg-type]
+    return ChildProcessLoop(of, claims, None, None, 1)  # type: ignore[arg-type]
 
 
 def test_what_the_other_lane_ran_while_a_pass_was_under_way_has_a_pass_after_it() -> None:

@@ -32,7 +32,7 @@ from gangq.testing import FakeContext
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import handler_info, jobs
 from gangq.worker.child_context import ChildContext, Link
-from gangq.worker.claims import ClaimSource, Wakes
+from gangq.worker.claims import ClaimSource, ThreadWakes
 from gangq.worker.context_impl import InlineContext
 from gangq.worker.drain import Drain
 from gangq.worker.environment import scrubbed
@@ -99,11 +99,11 @@ def session_of(client: Any, tmp_path: Path, prefetch: int = 1) -> Session:
     )
 
 
-def source_of(session: Session, keeper: LeaseKeeper | None = None) -> ClaimSource[Wakes]:
-    return ClaimSource(session, keeper or LeaseKeeper(session), PortHolder(0), Wakes())
+def source_of(session: Session, keeper: LeaseKeeper | None = None) -> ClaimSource[ThreadWakes]:
+    return ClaimSource(session, keeper or LeaseKeeper(session), PortHolder(0), ThreadWakes())
 
 
-def claimed(session: Session, source: ClaimSource[Wakes]) -> ActiveJob:
+def claimed(session: Session, source: ClaimSource[ThreadWakes]) -> ActiveJob:
     job = ActiveJob(session.main_client.execute(source.taking(1))[0])
     session.table.add(job)
     return job
@@ -409,7 +409,7 @@ def test_the_end_of_an_incarnation_is_an_error_unless_the_worker_has_ended_it_it
     assert ("incarnation_ended" in caplog.messages) is not leaving
 
 
-def next_along(session: Session, source: ClaimSource[Wakes], reporter: Reporter) -> list[int]:
+def next_along(session: Session, source: ClaimSource[ThreadWakes], reporter: Reporter) -> list[int]:
     """Let the next claim go along with reports, as a worker does; what was claimed so is in the list."""
     got: list[int] = []
 

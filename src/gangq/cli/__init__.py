@@ -8,7 +8,7 @@ follows. Keys are the columns of the views, so they are as stable as those. A ga
 Exit codes: 0 done; 1 refused or failed; 2 bad input or not found; 3 the database cannot be reached, or its
 schema does not fit; 130 interrupted. `gangq run` exits with the status of what it ran, `gangq wait` with
 that of what it waited for or 124 when the time is up, `gangq worker` with
-the code of the worker (see the design's table), `gangq checkpoint load` with 4 when there is none.
+the code of the worker (`gangq.watchdogs.codes`), `gangq checkpoint load` with 4 when there is none.
 GANGQ_DEBUG=1 shows tracebacks, NO_COLOR turns colours off.
 """
 

@@ -47,7 +47,14 @@ def collect(
     `waits` says of the handler of this process (``own``) or of ``pids``. Never raises: what could not be had in
     time is named in ``incomplete``.
     """
-    found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+
+    def named_pids() -> list[int]:
+        return list(pids() if callable(pids) else pids)
+
+    def processes() -> list[dict[str, Any]]:
+        wanted = list(dict.fromkeys([*([os.getpid()] if own else []), *named_pids()]))
+        return [_process(pid) for pid in wanted[:_MOST_PROCESSES]]
+
     steps: dict[str, Callable[[], Any]] = {}
     if trip is not None or more:
         steps["more"] = lambda: {**({} if trip is None else trip.as_json()), **(more or {})}
@@ -55,18 +62,25 @@ def collect(
         steps["stacks"] = stacks
     if log_tail is not None:
         steps["log_tail"] = lambda: _text(log_tail() if callable(log_tail) else log_tail, _TAIL_CHARS)
-
-    def named_pids() -> list[int]:
-        return list(pids() if callable(pids) else pids)
-
     steps["waits"] = lambda: (waits.of_handler() if own else waits.of_processes(named_pids())).as_json()
-
-    def processes() -> list[dict[str, Any]]:
-        named = named_pids()
-        wanted = list(dict.fromkeys([*([os.getpid()] if own else []), *named]))
-        return [_process(pid) for pid in wanted[:_MOST_PROCESSES]]
-
     steps["processes"] = processes
+
+    found, missing = _within(limit_s, steps)
+    for name in ("more", "waits"):
+        # Their parts are named as they stand in the evidence.
+        part = found.pop(name, None)
+        if isinstance(part, dict):
+            found |= part
+        elif part is not None:
+            found[name] = part
+    if missing:
+        found["incomplete"] = missing
+    return {"host": socket.gethostname(), "pid": os.getpid(), **found}
+
+
+def _within(limit_s: float, steps: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[str]]:
+    """What these steps found in time, and the names of the others. A thread of its own takes them in turn."""
+    found: dict[str, Any] = {}
     missing = set(steps)
 
     def gather() -> None:
@@ -82,16 +96,7 @@ def collect(
     with contextlib.suppress(RuntimeError):
         thread.start()
         thread.join(limit_s)
-    result = dict(found)
-    for name in ("more", "waits"):
-        part = result.pop(name, None)
-        if isinstance(part, dict):
-            result |= part
-        elif part is not None:
-            result[name] = part
-    if missing:
-        result["incomplete"] = sorted(missing)
-    return result
+    return dict(found), sorted(missing)
 
 
 def stacks() -> str:

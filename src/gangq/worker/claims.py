@@ -53,8 +53,8 @@ PACE_S = 0.05
 """Empty claims come no closer together, however many notifications arrive: any login may send them."""
 
 
-class Wakes:
-    """What a claim loop waits for in a thread: that there may be something to claim, or work kept for this worker."""
+class ThreadWakes:
+    """Wakes a claim loop that is a thread: there may be something to claim, or there is work kept for this worker."""
 
     def __init__(self) -> None:
         self._some = threading.Event()
@@ -67,7 +67,7 @@ class Wakes:
         self._some.set()
 
     def clear(self) -> None:
-        """Nothing of that."""
+        """Forget both."""
         self._kept.clear()
         self._some.clear()
 
@@ -80,8 +80,8 @@ class Wakes:
         return timeout_s > 0 and self._kept.wait(timeout_s)
 
 
-class LoopWakes:
-    """:class:`Wakes` for a claim loop that is a task of the control loop."""
+class TaskWakes:
+    """Wakes a claim loop that is a task of the control loop: as :class:`ThreadWakes`, but its waits are awaited."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -95,7 +95,7 @@ class LoopWakes:
         self._control.soon(self._some.set)
 
     def clear(self) -> None:
-        """Nothing of that."""
+        """Forget both."""
         self._kept.clear()
         self._some.clear()
 
@@ -112,7 +112,7 @@ class LoopWakes:
         return False
 
 
-W = TypeVar("W", Wakes, LoopWakes)
+W = TypeVar("W", ThreadWakes, TaskWakes)
 
 
 class ClaimSource(Generic[W]):

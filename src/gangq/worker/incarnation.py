@@ -12,7 +12,7 @@ from gangq.app import App
 from gangq.gpu import Detection, DeviceSampler
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import host_record
-from gangq.worker.claims import ClaimSource, LoopWakes, W, Wakes
+from gangq.worker.claims import ClaimSource, TaskWakes, ThreadWakes, W
 from gangq.worker.control import Control
 from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
@@ -23,7 +23,7 @@ from gangq.worker.lanes import Lane, Lanes
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
 from gangq.worker.listener import Listener
 from gangq.worker.liveness import Liveness
-from gangq.worker.loops import ChildLoop, Intake, MainLoop, NothingLeft
+from gangq.worker.loops import ChildProcessLoop, Intake, MainThreadLoop, NothingLeft
 from gangq.worker.maintenance import Maintenance
 from gangq.worker.options import WorkerOptions
 from gangq.worker.output import Capture
@@ -127,17 +127,19 @@ class Incarnation:
             process.app, process.target, len(process.detection.devices), self._commands, self._reporter
         )
         left = NothingLeft(intake, process.lanes.slots > 0) if process.options.once else None
-        children: ChildLoop | None = None
-        own = None if main is None else self._source(main, Wakes())
+        children: ChildProcessLoop | None = None
+        own = None if main is None else self._source(main, ThreadWakes())
         if slots:
-            children = ChildLoop(
+            children = ChildProcessLoop(
                 intake,
-                self._source(process.lanes.of_children, LoopWakes(process.control)),
+                self._source(process.lanes.of_children, TaskWakes(process.control)),
                 self._reporter,
                 dispatcher,
                 slots,
                 left=left if own is None else None,
-                found_nothing=own.wakes.set if left and own else bool,
+                # The main thread's loop, where there is one, decides that nothing is left. It sleeps until it is
+                # woken, so this one wakes it on becoming idle.
+                found_nothing=own.wakes.set if left and own else None,
             )
         if own is None:
             assert children is not None
@@ -146,7 +148,7 @@ class Incarnation:
         if left is not None:
             left.children = children
         with self._inline() as inline, self._beside(children):
-            MainLoop(
+            MainThreadLoop(
                 intake,
                 own,
                 self._reporter,
@@ -159,7 +161,7 @@ class Incarnation:
             ).run()
 
     @contextlib.contextmanager
-    def _beside(self, children: ChildLoop | None) -> Iterator[None]:
+    def _beside(self, children: ChildProcessLoop | None) -> Iterator[None]:
         """With the other lane claimed for; what it has claimed is in the job table at the end."""
         if children is None:
             yield

@@ -1,6 +1,13 @@
-"""The loops that claim jobs and have them run: one for the main thread's lane, one for what runs in children.
+"""The two loops that claim jobs and have them run. They differ in where they wait, and in where their jobs run.
 
-The main thread may be inside a handler for hours, so the control loop claims for the other lane.
+==================  ===========================  ====================================================
+loop                runs in                      its jobs run
+==================  ===========================  ====================================================
+`MainThreadLoop`    the main thread              there, one after another: the lane that has one slot
+`ChildProcessLoop`  the control loop, as a task  in child processes, as many at once as it has slots
+==================  ===========================  ====================================================
+
+The main thread may be inside a handler for hours, so it cannot claim for the other lane.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
 from gangq.errors import GangqError
 from gangq.watchdogs import signs
-from gangq.worker.claims import ClaimSource, LoopWakes, Wakes
+from gangq.worker.claims import ClaimSource, TaskWakes, ThreadWakes
 from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
 from gangq.worker.jobs import ActiveJob
@@ -98,13 +105,13 @@ class Intake:
         return jobs
 
 
-class MainLoop:
+class MainThreadLoop:
     """Claims for the main thread and runs there, one job after another: the lane that has one slot."""
 
     def __init__(
         self,
         intake: Intake,
-        claims: ClaimSource[Wakes],
+        claims: ClaimSource[ThreadWakes],
         reporter: Reporter,
         dispatcher: Dispatcher,
         inline: InlineRunner,
@@ -170,7 +177,7 @@ class MainLoop:
         return answer[0]
 
 
-class ChildLoop:
+class ChildProcessLoop:
     """Claims for the lanes whose jobs run in child processes, and has a thread for each job that runs. A task of the
     control loop.
     """
@@ -178,13 +185,13 @@ class ChildLoop:
     def __init__(
         self,
         intake: Intake,
-        claims: ClaimSource[LoopWakes],
+        claims: ClaimSource[TaskWakes],
         reporter: Reporter,
         dispatcher: Dispatcher,
         slots: int,
         *,
         left: NothingLeft | None = None,
-        found_nothing: Callable[[], object] = lambda: None,
+        found_nothing: Callable[[], object] | None = None,
     ) -> None:
         """``slots``: how many jobs at once. ``left``: the worker ends once nothing is left to claim;
         ``found_nothing()`` is called whenever it becomes :attr:`idle`.
@@ -247,7 +254,8 @@ class ChildLoop:
                 self._idle_since = asked
                 if self._left is not None and await execute(self._left.look()):
                     return True
-                self._found_nothing()
+                if self._found_nothing is not None:
+                    self._found_nothing()
             await claims.wakes.wait(claims.wait_s)
         return False
 
@@ -307,7 +315,7 @@ class NothingLeft:
         self._intake = intake
         self._placed = placed
         self._looked_at = -1
-        self.children: ChildLoop | None = None
+        self.children: ChildProcessLoop | None = None
         """The loop of the other lane."""
 
     def look(self) -> Steps[bool]:

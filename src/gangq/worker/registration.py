@@ -15,10 +15,7 @@ from gangq.errors import DatabaseUnreachable, WorkerNameTaken
 from gangq.gpu import Detection
 from gangq.proc import cgroup, procfs
 from gangq.proc.clock import boottime
-from gangq.proc.proof import (
-    HostIdentity,
-    process_identity,
-)
+from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import fitness, host_record
 from gangq.worker.lanes import Lanes
 from gangq.worker.options import WorkerOptions
@@ -59,9 +56,6 @@ def register(
         GangqError: the database refused, or is not there.
     """
     mark = PROCESS_MARK + secrets.token_hex(4)
-    host = HostIdentity.here()
-    process = process_identity(os.getpid())
-    cgroups = cgroup.home()
     name = options.name
 
     def report_dead(incarnation: object, identity: object, exiting: bool = False) -> bool:
@@ -74,33 +68,13 @@ def register(
     if any(reported):
         fitness.memory_back(client, options, detection, os.environ)
     # Before the database knows of it: from then on its next incarnation may have to find what it has started.
-    host_record.write(directory, name, mark, process)
-    offer: dict[str, Any] = {
-        "name": name,
-        "host": options.host,
-        "queues": list(options.queues),
-        "slots": lanes.slots,
-        "light": lanes.light,
-        "prefetch": options.prefetch if lanes.main == "light" else 1,
-        "memory_mb": options.memory_mb or 0,
-        "cpus": options.cpus or 0,
-        "labels": options.labels,
-        "taints": list(options.taints),
+    host_record.write(directory, name, mark, process_identity(os.getpid()))
+    cgroups = cgroup.home()
+    offer = {
+        **_capacity(options, lanes, detection),
+        **_identity(mark, directory, has_cgroups=cgroups is not None),
         "tasks": tasks,
         "task_options": task_options,
-        "devices": [device.as_json() for device in detection.devices],
-        "address": options.address,
-        "boot_id": host.boot_id,
-        "pid": process.pid,
-        "identity": {
-            "mark": mark,
-            "host": asdict(host),
-            "process": asdict(process),
-            "directory": str(directory),
-            "cgroups": cgroups is not None,
-            **{key: value for key, value in asdict(service_unit()).items() if value is not None},
-        },
-        "lease_s": options.lease_s,
     }
     try:
         sent_at, row = _ask(client, offer)
@@ -127,6 +101,44 @@ def register(
         sent_at=sent_at,
         control=control,
     )
+
+
+def _capacity(options: WorkerOptions, lanes: Lanes, detection: Detection) -> dict[str, Any]:
+    """What `register_worker` is told of the work that this worker takes."""
+    return {
+        "name": options.name,
+        "host": options.host,
+        "queues": list(options.queues),
+        "slots": lanes.slots,
+        "light": lanes.light,
+        "prefetch": options.prefetch if lanes.main == "light" else 1,
+        "memory_mb": options.memory_mb or 0,
+        "cpus": options.cpus or 0,
+        "labels": options.labels,
+        "taints": list(options.taints),
+        "devices": [device.as_json() for device in detection.devices],
+        "address": options.address,
+        "lease_s": options.lease_s,
+    }
+
+
+def _identity(mark: str, directory: Path, *, has_cgroups: bool) -> dict[str, Any]:
+    """What `register_worker` is told of this process: with it a successor can prove that it is dead."""
+    host = HostIdentity.here()
+    process = process_identity(os.getpid())
+    unit = {key: value for key, value in asdict(service_unit()).items() if value is not None}
+    return {
+        "boot_id": host.boot_id,
+        "pid": process.pid,
+        "identity": {
+            "mark": mark,
+            "host": asdict(host),
+            "process": asdict(process),
+            "directory": str(directory),
+            "cgroups": has_cgroups,
+            **unit,
+        },
+    }
 
 
 def _ask(client: Client, offer: Mapping[str, Any]) -> tuple[float, Registration]:

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq import tracing
-from gangq.context import GangInfo
+from gangq.context import Checkpoint, GangInfo
 from gangq.errors import CommandStartError, GangqError
 from gangq.gpu import Detection
 from gangq.gpu.memory import container_memory
@@ -129,6 +129,15 @@ class CommandWork:
         self._child.set_deadline(kill_at, grace_s)
 
 
+class _Ready(NamedTuple):
+    """What a job needs to start."""
+
+    gang: GangInfo | None
+    checkpoint: Checkpoint | None
+    forks: ForkServer | None
+    """What to fork it from; None: it is executed."""
+
+
 class CommandRunner:
     """Runs commands, each in the thread that calls :meth:`run`."""
 
@@ -185,47 +194,13 @@ class CommandRunner:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _run(self, job: ActiveJob, command: Command, directory: Path, done: Done) -> None:
-        session = self._session
-        if session.lapsing():
-            job.tell_stop("lease", 0.0)
-        # First of all: what it is given from here on, its budget among it, is not spent on an import.
-        forked = command.target is not None and self._forks.warm(
-            command.target, lambda: job.must_end or session.ended.is_set()
-        )
-        checkpoint = None if job.must_end else handler_info.fetch_checkpoint(session, job, directory)
-        gang: GangInfo | None = None
-        if job.claim.gang_id is not None:
-            gang = wait_for_go(session, job, self._ports)
-        if job.must_end or session.ended.is_set() or (job.claim.gang_id is not None and gang is None):
+        """1. Wait for what it needs to start. 2. Start it. 3. Wait until nothing of it is left. 4. Report it."""
+        ready = self._made_ready(job, command, directory)
+        if ready is None:
             self._not_started(job)
             return
-        self._server.announce(
-            job,
-            handler_info.as_wire(
-                handler_info.job_info(job),
-                gang,
-                handler_info.device_infos(job),
-                checkpoint,
-                None if job.replica is None else job.replica.service,
-            ),
-        )
-        spans = tracing.begin(job, session.name)
-        forks = self._forks if forked else None
-        begun: contextlib.AbstractContextManager[tuple[Child | SharedJob, CommandTrip]]
-        if command.shared:
-            begun = self._in_shared(job, command, directory, forks, spans.traceparent)
-        else:
-            env = for_child(
-                job,
-                base=self._surroundings.environ,
-                own=command.env,
-                devices=visible_devices(self._detection, job.claim.devices),
-                gang=gang,
-                checkpoint=checkpoint,
-                socket_path=self._server.path,
-                traceparent=spans.traceparent,
-            )
-            begun = self._alone(job, command, env, directory, forks)
+        spans = tracing.begin(job, self._session.name)
+        begun = self._begun(job, command, directory, ready, spans.traceparent)
         for port in job.ports:
             self._ports.release(port)
         started_at = time.monotonic()
@@ -238,12 +213,7 @@ class CommandRunner:
                 tail = clean(child.log_tail(_TAIL_BYTES).decode("utf-8", "replace"))
         except CommandStartError as problem:
             spans.end(str(problem))
-            job.end_work()
-            if problem.stage == "deadline":
-                job.stop_reason = job.stop_reason or "lease"
-                self._reporter.stopped(job)
-            else:
-                self._reporter.failed(job, describe("CommandStartError", str(problem)))
+            self._start_failed(job, problem)
             return
         handed_back = job.stop_reason is not None or (job.outcome or {}).get("kind") in ("stopped", "snoozed")
         spans.end(None if ended.code == 0 or handed_back else _how(ended))
@@ -254,7 +224,60 @@ class CommandRunner:
                 "the kernel killed a process of it for want of memory",
                 job=job,
             )
-        self._report(job, command, ended, tail, gang, time.monotonic() - started_at, tripped, done)
+        self._report(job, command, ended, tail, ready.gang, time.monotonic() - started_at, tripped, done)
+
+    def _made_ready(self, job: ActiveJob, command: Command, directory: Path) -> _Ready | None:
+        """Wait for the fork server, the checkpoint and the gang, and announce the job. None: it is not to start."""
+        session = self._session
+        if session.lapsing():
+            job.tell_stop("lease", 0.0)
+        # First of all: what it is given from here on, its budget among it, is not spent on an import.
+        forked = command.target is not None and self._forks.warm(
+            command.target, lambda: job.must_end or session.ended.is_set()
+        )
+        checkpoint = None if job.must_end else handler_info.fetch_checkpoint(session, job, directory)
+        gang: GangInfo | None = None
+        if job.claim.gang_id is not None:
+            gang = wait_for_go(session, job, self._ports)
+        if job.must_end or session.ended.is_set() or (job.claim.gang_id is not None and gang is None):
+            return None
+        self._server.announce(
+            job,
+            handler_info.as_wire(
+                handler_info.job_info(job),
+                gang,
+                handler_info.device_infos(job),
+                checkpoint,
+                None if job.replica is None else job.replica.service,
+            ),
+        )
+        return _Ready(gang, checkpoint, self._forks if forked else None)
+
+    def _begun(
+        self, job: ActiveJob, command: Command, directory: Path, ready: _Ready, trace: str | None
+    ) -> contextlib.AbstractContextManager[tuple[Child | SharedJob, CommandTrip]]:
+        """The job in a process; it is started on entering."""
+        if command.shared:
+            return self._in_shared(job, command, directory, ready.forks, trace)
+        env = for_child(
+            job,
+            base=self._surroundings.environ,
+            own=command.env,
+            devices=visible_devices(self._detection, job.claim.devices),
+            gang=ready.gang,
+            checkpoint=ready.checkpoint,
+            socket_path=self._server.path,
+            traceparent=trace,
+        )
+        return self._alone(job, command, env, directory, ready.forks)
+
+    def _start_failed(self, job: ActiveJob, problem: CommandStartError) -> None:
+        job.end_work()
+        if problem.stage == "deadline":
+            job.stop_reason = job.stop_reason or "lease"
+            self._reporter.stopped(job)
+        else:
+            self._reporter.failed(job, describe("CommandStartError", str(problem)))
 
     @contextlib.contextmanager
     def _alone(

@@ -245,6 +245,12 @@ class InlineRunner:
     ) -> None:
         """Run one job to its end and report it. Whatever it does, this returns or the process ends.
 
+        1. A member of a gang waits for the others. From ``job.start`` on, orders reach the job through `InlineWork`.
+        2. What may end this process over the job is switched on: its timer, then the watchdogs.
+        3. The handler is called.
+        4. The same is switched off, the watchdogs first. Where one was about to end the process, this never returns.
+        5. The job is reported.
+
         ``options``: how patient its task wants the watchdogs to be. With ``more_follow`` another job comes at
         once, or a :meth:`rest`.
         """
@@ -269,37 +275,13 @@ class InlineRunner:
         self._watch.begin(job, options)
         set_current(context)
         self._capture.begin(job)
-        result: Any = None
-        problem: BaseException | None = None
         # Where its spans are sent at once, that may wait: it counts as the handler's time.
         spans = tracing.begin(job, session.name)
-        hooks = hooks_of(handler)
         with spans.active():
-            try:
-                if hooks is not None:
-                    hooks.started(context)
-                result = handler(context, **claim.payload) if claim.payload else handler(context)
-                if isinstance(handler, CoroutineTask):
-                    result = run_to_end(result, work.interruptible)
-            except BaseException as raised:
-                # SystemExit and KeyboardInterrupt too: nothing that a handler raises may end the worker.
-                problem = raised
-            else:
-                if result is not None and (why := unfinished(result)) is not None:
-                    result, problem = None, HandlerUnfit(why)
-            again = None if problem is None else what_follows(problem, handler, claim.payload, claim.attempt)
-            if os.getpid() != self._pid:
-                # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
-                # either, the connections belong to its parent.
-                os._exit(
-                    problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1
-                )
-            if hooks is not None:
-                hooks.ended(context, result, problem, again)
+            result, problem, again = self._call(handler, context, job, work)
         spans.end(problem)
         set_current(None)
         output = self._capture.end()
-        # From here on no watchdog ends this process for it; where one was about to, this does not return.
         self._watch.end()
         self._liveness.job(0, 0)
         job.end_work()
@@ -308,6 +290,37 @@ class InlineRunner:
             self.rest()
             output.finish()
         self._report(job, context, result, problem, again, more_follow)
+
+    def _call(
+        self, handler: Callable[..., Any], context: InlineContext, job: ActiveJob, work: InlineWork
+    ) -> tuple[Any, BaseException | None, Again | None]:
+        """What the handler returned; or what it raised, and what follows from that."""
+        payload = job.claim.payload
+        result: Any = None
+        problem: BaseException | None = None
+        again: Again | None = None
+        hooks = hooks_of(handler)
+        try:
+            if hooks is not None:
+                hooks.started(context)
+            result = handler(context, **payload) if payload else handler(context)
+            if isinstance(handler, CoroutineTask):
+                result = run_to_end(result, work.interruptible)
+        except BaseException as raised:
+            # SystemExit and KeyboardInterrupt too: nothing that a handler raises may end the worker.
+            problem = raised
+        else:
+            if result is not None and (why := unfinished(result)) is not None:
+                result, problem = None, HandlerUnfit(why)
+        if problem is not None:
+            again = what_follows(problem, handler, payload, job.claim.attempt)
+        if os.getpid() != self._pid:
+            # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
+            # either, the connections belong to its parent.
+            os._exit(problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1)
+        if hooks is not None:
+            hooks.ended(context, result, problem, again)
+        return result, problem, again
 
     def _not_started(self, job: ActiveJob) -> None:
         self.rest()

@@ -142,7 +142,19 @@ def suspicion_of(trip: Trip, evidence: Mapping[str, Any]) -> Suspicion:
 
 
 class JobWatch:
-    """The three watchdogs over one job at a time."""
+    """The three watchdogs over one job at a time.
+
+    ================  ==================================  =========================================================
+    watchdog          runs                                sees
+    ================  ==================================  =========================================================
+    budget            from `begin` to `end`               the clock
+    stall             from the first beat, if any comes   the beats, and whether `WorkSensors` see work meanwhile
+    health            from `begin`, if the job has GPUs   the GPUs' readings, work on the CPUs, and the beats' phases
+    ================  ==================================  =========================================================
+
+    What each finds goes to ``on_trip``, which ends the job, or to `Watching.suspect`, which puts it on record. One
+    `JobWatch` watches the main thread's jobs one after another; each job in a child process has one of its own.
+    """
 
     def __init__(
         self,
