@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from psycopg.conninfo import conninfo_to_dict
 
 from cli.cli_process import GANGQ, environment, ok
-from conftest import Running
 from gangq.embedded import Server
 
 MANUAL = Path(__file__).parents[2] / "docs/manual"
@@ -137,7 +137,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(
-    server: Server, template: str, running: Running, tmp_path_factory: pytest.TempPathFactory
+    server: Server, template: str, running: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     directory = tmp_path_factory.mktemp("howto")
     head = "import gangq\n\napp = gangq.App()\n"

@@ -72,9 +72,9 @@ def test_a_gang_that_needs_links_waits_for_a_pair(q: Q) -> None:
     gang = q.submit_gang(size=1, gpus=2, strategy="linked", wait_for_hardware=True)
     assert q.place()["placed"] == 0
     gates = {row["gate"]: row["detail"] for row in q.call("explain_gang", gang_id=gang.id)}
-    assert gates["room"].startswith(
-        f"there is room for 0 of its 1 member; for one more the nearest worker, {worker.name}, has 1 of 2 linked "
-        f"GPUs free (held by j{ones[0]}) ("
+    assert gates["fragmented"].startswith(
+        "what is free would be enough, were it together: there is room for 0 of its 1 member; "
+        f"for one more the nearest worker, {worker.name}, has 1 of 2 linked GPUs free (held by j{ones[0]}) ("
     )
     assert gates["unblock"] == f"room for 1 more: 1 linked GPU more on {worker.name} would do"
     first.complete()

@@ -140,10 +140,15 @@ def test_without_a_device_that_was_seen_busy_the_same_silence_convicts_nobody() 
         ]
         for case in cases:
             case.begin()
-        look(cases, lambda case: case.decided, within_s=10)
+        # Before that, a victim on a busy host may still be seen to begin.
+        look(cases, lambda case: bool(case.record.trips) or unseen(case), within_s=20)
     for case in cases:
         assert case.record.trips == []
-        assert "never been seen busy" in case.why[0]
+        assert unseen(case), case.why
+
+
+def unseen(case: Case) -> bool:
+    return any("never been seen busy" in why for why in case.why)
 
 
 def look(cases: list[Case], done: Callable[[Case], bool], *, within_s: float) -> None:

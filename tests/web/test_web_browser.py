@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import httpx
+import psutil
 from browsing import HOSTILE, UNREADABLE, Serve, Shown, Tab
 from lives import displaced_and_back
 from playwright.sync_api import Route, expect
 
 from gangq.client import Client
+from gangq.embedded import Server
 from sql.drive import Q, gpus
 
 
@@ -97,8 +100,17 @@ def test_output_follows_while_its_end_is_shown_and_stays_where_one_reads(
     assert tab.problems == []
 
 
+def processor_s(server: Server) -> float:
+    """What this process, which serves the page, and the backends of PostgreSQL have used so far."""
+    used = time.process_time()
+    for backend in psutil.Process(server.status().pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # It has ended in between.
+            used += sum(backend.cpu_times()[:2])
+    return used
+
+
 def test_three_hundred_hosts_and_20_000_waiting_jobs_are_one_page_in_100_ms(
-    serve: Serve, q: Q, tab: Tab
+    serve: Serve, q: Q, tab: Tab, server: Server
 ) -> None:
     workers = [
         q.worker(f"w{n}", host=f"gpu-{n:03}", slots=8, devices=gpus(*[80000] * 8, prefix=f"{n}-"))
@@ -113,11 +125,13 @@ def test_three_hundred_hosts_and_20_000_waiting_jobs_are_one_page_in_100_ms(
         q.submit(f"sweep{n}", count=1000, gpus=8, priority=n % 5)
     q.sql("analyze")
     at = serve()
-    # Other tests run beside this one, so that a request without a pause by them has to be waited for.
-    began = time.monotonic()
     with httpx.Client(base_url=at) as web:
-        while (took := web.get("/").elapsed.total_seconds()) >= 0.1:
-            assert time.monotonic() < began + 30, took
+        web.get("/")
+        before = processor_s(server)
+        for _ in range(10):
+            web.get("/")
+        # Other tests run beside this one: what it costs is told by the processor, and not by the clock.
+        assert (processor_s(server) - before) / 10 < 0.1
     for width in (1280, 390):
         tab.page.set_viewport_size({"width": width, "height": 800})
         tab.page.goto(at)

@@ -21,7 +21,7 @@ from gangq.web.live import PACE_S, Live
 def test_the_fleet_is_shown_with_what_runs_and_what_waits(dsn: str, shown: Shown) -> None:
     (page,) = fetch(dsn, "/")
     assert page.status_code == 200
-    assert page.text.count('class="gpu held cyan" href="/gangs/') == 2
+    assert page.text.count('class="gpu held" href="/gangs/') == 2
     assert "alpha" in page.text
     assert f'href="/gangs/{shown.gang}"' in page.text
     assert "hostile" in page.text
