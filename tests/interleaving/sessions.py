@@ -268,3 +268,45 @@ def meet(arena: Arena, a: Verb, b: Verb, turn: int, end: str) -> tuple[Meeting, 
     met = arena.meet(a, b, end) if turn == 0 else arena.meet(b, a, end)
     second = met.later.error or met.later.value
     return (met, met.first, second) if turn == 0 else (met, second, met.first)
+
+
+def placed(conn: Connection) -> int:
+    """Jobs on workers, and places that wait for one."""
+    row = conn.execute(
+        "select (select count(*) from gangq.live_jobs where incarnation is not null) "
+        "+ (select count(*) from gangq.places where job_id is null) as n"
+    ).fetchone()
+    assert row is not None
+    return int(row["n"])
+
+
+def claim_all(meeting: Arena, incarnations: list[int], jobs: set[int]) -> int:
+    """Have these workers place, claim and complete all the jobs at once; returns how many were ever seen placed."""
+    done: set[int] = set()
+    seen: list[int] = []
+    faults: list[str] = []
+    together = threading.Barrier(len(incarnations))
+
+    def work(incarnation: int) -> None:
+        conn = meeting.connect()
+        try:
+            together.wait(10)
+            while len(done) < len(jobs):
+                place(conn)
+                rows = call(conn, "claim", incarnation=incarnation, max_jobs=2)
+                seen.append(placed(conn))
+                if rows:
+                    ids = [row["job_id"] for row in rows]
+                    call(conn, "complete", job_ids=ids, tokens=[row["token"] for row in rows])
+                    done.update(ids)
+        except psycopg.Error as e:
+            faults.append(repr(e))
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in incarnations]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not faults
+    assert done == jobs
+    return max(seen)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
-import psycopg
-
-from interleaving.sessions import Arena, Connection, Later, Row, both_ends, call, value, verb
-from sql.drive import place, tick
+from interleaving.sessions import Arena, Connection, Later, Row, both_ends, call, claim_all, value, verb
+from sql.drive import tick
 
 
 def batch(meeting: Arena, n: int, **options: object) -> list[int]:
@@ -37,38 +33,7 @@ def state(meeting: Arena) -> Row:
 def test_8_claimers_are_never_seen_above_at_most_and_finish_all_the_work(meeting: Arena):
     incarnations = [meeting.worker(f"w{n}", slots=4) for n in range(8)]
     jobs = {*batch(meeting, 40, at_most=3)}
-    done: set[int] = set()
-    seen: list[int] = []
-    faults: list[str] = []
-    together = threading.Barrier(8)
-    placed = (
-        "select (select count(*) from gangq.live_jobs where incarnation is not null) "
-        "+ (select count(*) from gangq.places where job_id is null) as n"
-    )
-
-    def work(incarnation: int) -> None:
-        conn = meeting.connect()
-        try:
-            together.wait(10)
-            while len(done) < len(jobs):
-                place(conn)
-                rows = call(conn, "claim", incarnation=incarnation, max_jobs=2)
-                seen.append(conn.execute(placed).fetchall()[0]["n"])
-                if rows:
-                    ids = [row["job_id"] for row in rows]
-                    call(conn, "complete", job_ids=ids, tokens=[row["token"] for row in rows])
-                    done.update(ids)
-        except psycopg.Error as e:
-            faults.append(repr(e))
-
-    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in incarnations]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not faults
-    assert done == jobs
-    assert max(seen) == 3
+    assert claim_all(meeting, incarnations, jobs) == 3
 
 
 @both_ends

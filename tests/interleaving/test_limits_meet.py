@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 import time
 
-import psycopg
 import pytest
 
 from interleaving.sessions import (
     Arena,
-    Connection,
     Later,
     Verb,
     both_ends,
     call,
+    claim_all,
     first_of_two,
     meet,
+    placed,
     value,
     verb,
 )
@@ -27,16 +27,6 @@ LIMITS = {
     "running jobs": {"max_running_jobs": 1},
     "submitter": {"submitter_maximum": {"jobs": 1}},
 }
-
-
-def placed(conn: Connection) -> int:
-    """Jobs on workers, and places that wait for one."""
-    row = conn.execute(
-        "select (select count(*) from gangq.live_jobs where incarnation is not null) "
-        "+ (select count(*) from gangq.places where job_id is null) as n"
-    ).fetchone()
-    assert row is not None
-    return int(row["n"])
 
 
 def opens(incarnation: int, job: int) -> Verb:
@@ -150,34 +140,7 @@ def test_8_claimers_are_never_seen_above_a_limit_and_finish_all_the_work(meeting
         call(meeting.db, "set_queue", name=name, submitter_maximum={"jobs": 2})
     incarnations = [meeting.worker(f"w{n}", queues=["a.x", "a.y"], slots=4) for n in range(8)]
     jobs = {meeting.job(queue=("a.x", "a.y")[n % 2]) for n in range(60)}
-    done: set[int] = set()
-    seen: list[int] = []
-    faults: list[str] = []
-    together = threading.Barrier(8)
-
-    def work(incarnation: int) -> None:
-        conn = meeting.connect()
-        try:
-            together.wait(10)
-            while len(done) < len(jobs):
-                place(conn)
-                rows = call(conn, "claim", incarnation=incarnation, max_jobs=2)
-                seen.append(placed(conn))
-                if rows:
-                    ids = [row["job_id"] for row in rows]
-                    call(conn, "complete", job_ids=ids, tokens=[row["token"] for row in rows])
-                    done.update(ids)
-        except psycopg.Error as e:
-            faults.append(repr(e))
-
-    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in incarnations]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not faults
-    assert done == jobs
-    assert max(seen) <= 3
+    assert claim_all(meeting, incarnations, jobs) <= 3
     assert meeting.violations() == []
 
 
