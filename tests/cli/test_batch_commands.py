@@ -106,6 +106,22 @@ def test_an_array_is_run_as_slurm_does(served: str, tmp_path: Path) -> None:
     assert left.stdout.startswith("b")
 
 
+def test_events_of_a_batch_are_those_of_its_jobs(dsn: str, client: Client) -> None:
+    batch = ok(dsn, "submit", "train", "--name", "sweep", "--count", "2").strip()
+    other = ok(dsn, "submit", "train").strip()
+    assert answers(dsn, "events", batch) == []
+    for id in (batch, other):
+        ok(dsn, "cancel", id)
+    first = int(batch[1:])
+    assert [(e["kind"], e["job_id"]) for e in answers(dsn, "events", batch)] == [
+        ("cancel", first),
+        ("cancel", first + 1),
+    ]
+    assert [event.job_id for event in client.events(batch_id=first, limit=1)] == [first]
+    missing = gangq(dsn, "events", "b999999")
+    assert (missing.exit_code != 0, "batch b999999 does not exist" in missing.stderr) == (True, True)
+
+
 def test_explain_of_a_batch_is_that_of_its_first_job_that_waits(dsn: str, client: Client) -> None:
     batch = ok(dsn, "submit", "train", "--name", "sweep", "--count", "3").strip()
     jobs = [job.id for job in client.jobs(name="sweep")][::-1]

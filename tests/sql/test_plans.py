@@ -283,6 +283,7 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("gangq logs 100 --follow", Verbs.job_states(ids=[100, 1000000100]), 50),
     ("gangq logs g5 --follow", Verbs.gang_states(ids=[5, 1000000100]), 50),
     ("gangq events", queries.newest_events(50), 50),
+    ("gangq events b5", Verbs.events(batch_id=5), 200),
     ("gangq events --follow", Verbs.events(after_id=MANY - 10), 150),
     ("events of one kind", Verbs.events(kind="drain", limit=50), 60),
     ("gangq explain 100", Verbs.explain_job(job_id=100), 800),

@@ -139,9 +139,9 @@ def _fields(row: LogRow) -> dict[str, object]:
 
 
 @click.command()
-@takes_one(optional=True)
+@takes_one(optional=True, batches=True)
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on: of a job or gang until it has ended, else until Ctrl-C."
+    "-f", "--follow", is_flag=True, help="Go on: of what is named until it has ended, else until Ctrl-C."
 )
 @click.option(
     "--limit",
@@ -155,7 +155,8 @@ def _fields(row: LogRow) -> dict[str, object]:
 def events(session: Session, target: Which | None, follow: bool, limit: int) -> None:
     """Print what happened: to one, or everywhere.
 
-    Only what is out of the ordinary. With --json one object per event: the columns of gangq.events.
+    Only what is out of the ordinary; of a batch, what its jobs have. With --json one object per
+    event: the columns of gangq.events.
     """
     client = session.client()
     batches = _all_events(client, limit) if target is None else _events_of(client, target)

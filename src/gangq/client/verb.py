@@ -187,6 +187,9 @@ Until = Annotated[datetime, Sql("timestamptz", aware, "at <= {}")]
 Tag = Annotated[str, Sql("text", None, "{} = any (tags)")]
 _OF_BATCHES = "batch_id = any (array(select b.id from gangq.batches b where {}))"
 BatchName = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "b.name = {}"))]
+OfBatch = Annotated[
+    int, Sql("bigint", None, "job_id = any (array(select j.id from gangq.jobs j where j.batch_id = {}))")
+]
 BatchTag = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "{} = any (b.tags)"))]
 
 _PLAIN = {int: "integer", str: "text", bool: "boolean", bytes: "bytea", UUID: "uuid"}

@@ -17,6 +17,7 @@ from gangq.client.verb import (
     BigInt,
     Device,
     Ids,
+    OfBatch,
     Since,
     State,
     Steps,
@@ -152,11 +153,14 @@ class Views:
         *,
         job_id: BigInt | None = None,
         gang_id: BigInt | None = None,
+        batch_id: OfBatch | None = None,
         kind: str | None = None,
         after_id: AfterId | None = None,
         limit: int | None = _LIMIT,
     ) -> list[rows.EventRow]:
-        """Events in order of writing; `after_id` for following them. `limit`: at most so many, None for all."""
+        """Events in order of writing; `after_id` for following them, `batch_id`: of its jobs. `limit`: at most so
+        many, None for all.
+        """
 
     @verb(view="passes", order="at")
     def passes(self, *, since: Since | None = None, until: Until | None = None) -> list[rows.PassRow]:
