@@ -151,7 +151,7 @@ def test_a_command_of_no_array_has_no_index(served: str) -> None:
         (["retry", "--failed", "5"], "--failed stands in place of ids"),
         (["ls", "gangs", "--tag", "x"], "select jobs"),
         (["ls", "batches", "--state", "done"], "select jobs"),
-        (["events", "b5"], "a job is written 12, a gang g12"),
+        (["events", "x5"], "a job is written 12, a gang g12, a batch b12"),
         (["ls", "--batch", "g5"], "a batch is written b12"),
     ],
 )
