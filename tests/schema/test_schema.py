@@ -36,17 +36,6 @@ def migrate(database: str) -> schema.MigrationReport:
     return schema.migrate(database, log=quietly)
 
 
-@pytest.fixture
-def lib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of sql/ that this library then reads: tests may change it."""
-    root = tmp_path / "sql"
-    (root / "migrations").mkdir(parents=True)
-    for file in schema.sql_files():
-        (root / ("migrations" if file.migration else ".") / f"{file.name}.sql").write_text(file.text)
-    monkeypatch.setattr(schema, "_sql_root", lambda: root)
-    return root
-
-
 def run(dsn: str, statement: str) -> list[Any]:
     with psycopg.connect(dsn, autocommit=True) as conn:
         cursor = conn.execute(statement.encode())

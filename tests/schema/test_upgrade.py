@@ -166,23 +166,18 @@ class Flow:
 
 
 @pytest.fixture
-def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This library's sql/, with a migration more and a function changed."""
-    root = tmp_path / "sql"
-    (root / "migrations").mkdir(parents=True)
-    for file in schema.sql_files():
-        (root / ("migrations" if file.migration else ".") / f"{file.name}.sql").write_text(file.text)
+def next_release(lib: Path) -> Path:
+    """This library's sql/, with a migration more and a function more."""
     newest = len(schema.migrations()) + 1
-    (root / "migrations" / f"{newest:04}_more.sql").write_text(
+    (lib / "migrations" / f"{newest:04}_more.sql").write_text(
         "alter table gangq.live_jobs add column note text;\n"
         "create table gangq.more (id bigint primary key, at timestamptz not null);\n"
     )
-    (root / "151_more.sql").write_text(
+    (lib / "151_more.sql").write_text(
         "create function gangq.count_notes() returns bigint language sql stable\n"
         "return (select count(j.note) from gangq.live_jobs j);\n"
     )
-    monkeypatch.setattr(schema, "_sql_root", lambda: root)
-    return root
+    return lib
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name.removesuffix(".sql.gz"))
