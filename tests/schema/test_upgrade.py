@@ -215,3 +215,10 @@ def test_an_upgraded_schema_equals_a_fresh_one(
         server.drop_database("fresh")
     for what, rows in made.items():
         assert upgraded[what] == rows, what
+
+
+def test_a_call_that_a_migration_overtakes_may_be_made_again(empty_dsn: str) -> None:
+    said = "cache lookup failed for function 1"
+    with pytest.raises(psycopg.Error) as told:
+        run(empty_dsn, f"do $$ begin raise exception '{said}' using errcode = 'XX000'; end $$")
+    assert isinstance(translate(told.value), Busy)
