@@ -85,8 +85,6 @@ class Live:
         await conn.execute("listen gangq_wake")
         await conn.execute("listen gangq_tick")
         known: set[int] = set()
-        self._listening = True
-        self._tell()
         while True:
             workers = await self._client.workers()
             live = {row.incarnation for row in workers if row.state in ("live", "draining", "silent")}
@@ -94,6 +92,10 @@ class Live:
                 await conn.execute(f'listen "gangq_{incarnation:d}"'.encode())
             for incarnation in known - live:
                 await conn.execute(f'unlisten "gangq_{incarnation:d}"'.encode())
+            if not self._listening or live != known:
+                # What was said before somebody listened was heard by nobody.
+                self._listening = True
+                self._tell()
             known = live
             async for _ in conn.notifies(timeout=_ALL_THE_SAME_S):
                 self._tell()
