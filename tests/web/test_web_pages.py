@@ -142,3 +142,18 @@ def test_who_comes_as_the_last_one_leaves_is_told_too(dsn: str) -> None:
             await live.close()
 
     asyncio.run(hear())
+
+
+def test_it_listens_to_every_worker_before_it_says_that_it_listens(dsn: str) -> None:
+    async def hear() -> None:
+        async with AsyncClient(dsn) as client, await psycopg.AsyncConnection.connect(dsn) as other:
+            await other.execute("lock table gangq.incarnations")  # It cannot see yet which workers there are.
+            changes = Live(client).changes()
+            told = asyncio.ensure_future(anext(changes))
+            await asyncio.sleep(1)
+            assert not told.done()
+            await other.rollback()
+            await asyncio.wait_for(told, 3)
+            await changes.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(hear())
