@@ -22,10 +22,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.rows import dict_row
 
 import gangq
-from databases import Clock, Connection, Databases, Kept
+from databases import Clock, Connection, Databases, Kept, connect
 from gangq import schema
 from gangq.client import Client
 from gangq.embedded import Binaries, Server, find_binaries
@@ -252,11 +251,8 @@ def dsn(database: Database) -> str:
 @pytest.fixture
 def db(database: Database) -> Iterator[Connection]:
     """An autocommit connection of the schema's owner; rows are dicts."""
-    if database.kept is not None:
-        yield database.kept.connection()
-    else:
-        with psycopg.connect(database.dsn, autocommit=True, row_factory=dict_row) as conn:
-            yield conn
+    with connect(database.dsn) as conn:
+        yield conn
 
 
 @pytest.fixture
@@ -269,4 +265,8 @@ def client(dsn: str) -> Iterator[Client]:
 @pytest.fixture
 def clock(database: Database, db: Connection) -> Clock:
     """Replaces gangq.now(), as the schema's owner, by a clock that the test moves."""
-    return Clock.install(db) if database.kept is None else database.kept.clock()
+    if database.kept is None:
+        return Clock.install(db)
+    clock = Clock(db)
+    clock.set_to_now()
+    return clock

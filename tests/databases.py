@@ -1,22 +1,28 @@
 """The databases of the tests: a copy of the template for one test, or one that many tests use in turn.
 
 Most of what an SQL test costs is a new backend: it compiles and plans each function of the schema again, 100 of
-160 ms. So most SQL tests get a *kept* database, and a connection into it that stays open. There is one with a test's
-clock and one without. After each test `Kept.put_back` puts the template's rows back. A change that it cannot put back
-it notices: then the database is dropped, and the next test gets a new one.
+160 ms. So most SQL tests get a *kept* database, whose backends outlive the connections to them (`Backends`). There is
+one with a test's clock and one without. After each test `Kept.put_back` puts the template's rows back. A change that
+it cannot put back it notices: then the database is dropped, and the next test gets a new one.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGconn
 from psycopg.rows import dict_row
 
 from gangq.embedded import Server
@@ -28,6 +34,11 @@ TESTS_IN_A_DATABASE = 100
 _OTHERS_LEAVE_WITHIN_S = 0.2
 
 _numbers = itertools.count(1)
+
+
+def connect(dsn: str) -> Connection:
+    """An autocommit connection whose rows are dicts."""
+    return psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
 
 
 class Clock:
@@ -104,7 +115,8 @@ class Databases:
         if clock not in self._kept:
             name = self.make(template)
             self._kept[clock] = Kept(name, self._server.dsn(name), clock)
-        yield self._kept[clock]
+        with self._kept[clock].backends.lent():
+            yield self._kept[clock]
         if self._kept[clock].put_back() is not None:
             self._drop_kept(clock)
 
@@ -119,6 +131,109 @@ class Databases:
         self._open.close()
 
 
+_BEGUN_WITH = "_begun_with"
+
+
+class Backends:
+    """The superuser's backends of one database. While they are lent, psycopg's `connect` takes a free one that was
+    begun with the same parameters; `close` rolls back, resets all of the session but its plans, and gives it back.
+    """
+
+    MOST = 4
+    """So many are kept; a plan takes memory."""
+
+    def __init__(self, name: str, user: str) -> None:
+        self._whose = {"dbname": name, "user": user}
+        self._free: defaultdict[str, list[PGconn]] = defaultdict(list)
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Until the end of the block. Connections of asyncio are their own."""
+        begin, end = psycopg.Connection._connect_gen, psycopg.Connection.close
+
+        def begin_or_take(
+            cls: type[psycopg.Connection[Any]], conninfo: str = "", **more: Any
+        ) -> Generator[Any, Any, psycopg.Connection[Any]]:
+            if not self._are_of(conninfo):
+                return (yield from begin.__func__(cls, conninfo, **more))  # type: ignore[attr-defined]
+            kept = self._take(conninfo)
+            if kept is None:
+                made = yield from begin.__func__(cls, conninfo, **more)  # type: ignore[attr-defined]
+            else:
+                made = cls(kept)
+            setattr(made, _BEGUN_WITH, conninfo)
+            return made
+
+        def give_back(conn: psycopg.Connection[Any]) -> None:
+            conninfo, pgconn = getattr(conn, _BEGUN_WITH, None), conn.pgconn
+            if conninfo is None or conn.closed or not self._are_of(conninfo) or not _reset(pgconn):
+                end(conn)
+                return
+            conn._closed, conn.pgconn = True, _finished()
+            with self._lock:
+                free = self._free[conninfo]
+                free.append(pgconn)
+                if len(free) > self.MOST:
+                    free.pop().finish()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(psycopg.Connection, "_connect_gen", classmethod(begin_or_take))
+            patch.setattr(psycopg.Connection, "close", give_back)
+            yield
+
+    def _are_of(self, conninfo: str) -> bool:
+        """A process that was forked has sockets that are not its own."""
+        return os.getpid() == self._process and self._whose.items() <= conninfo_to_dict(conninfo).items()
+
+    def _take(self, conninfo: str) -> PGconn | None:
+        with self._lock:
+            while self._free[conninfo]:
+                pgconn = self._free[conninfo].pop()
+                if pgconn.exec_(b"").status == ExecStatus.EMPTY_QUERY:
+                    while pgconn.notifies():
+                        pass
+                    return pgconn
+                pgconn.finish()  # Somebody has terminated it.
+        return None
+
+    def pids(self) -> list[int]:
+        """Those that nobody has."""
+        return [pgconn.backend_pid for free in self._free.values() for pgconn in free]
+
+    def close(self) -> None:
+        """End those that nobody has."""
+        for free in self._free.values():
+            while free:
+                free.pop().finish()
+
+
+_RESET = (
+    "reset session authorization; reset all; reset role; close all; deallocate all; unlisten *; "
+    "discard temp; discard sequences; select pg_advisory_unlock_all()"
+)
+
+
+def _reset(pgconn: PGconn) -> bool:
+    """Undo what a session may have set; False where that cannot be done."""
+    if pgconn.pipeline_status != PipelineStatus.OFF:
+        return False
+    if pgconn.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+        pgconn.exec_(b"rollback")
+    return (
+        pgconn.transaction_status == TransactionStatus.IDLE
+        and pgconn.exec_(_RESET.encode()).status == ExecStatus.TUPLES_OK
+    )
+
+
+def _finished() -> PGconn:
+    """What a closed connection has."""
+    made = psycopg.pq.PGconn.connect_start(b"host=/nowhere")
+    made.finish()
+    return made
+
+
 class Kept:
     """A copy of the template that many tests use in turn, with a test's clock or without."""
 
@@ -126,25 +241,12 @@ class Kept:
         self.name = name
         self.dsn = dsn
         self._tests = 0
-        self._lent: Connection | None = None
         # Of its own: setting session_replication_role throws all plans of a session away.
-        self._keeper: Connection = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
+        self._keeper = connect(dsn)
+        self.backends = Backends(name, self._keeper.info.user)
         if clock:
             Clock.install(self._keeper)
         _install(self._keeper)
-
-    def connection(self) -> Connection:
-        """The kept connection, as a new one would be; the plans of functions stay with it."""
-        if self._lent is None:
-            self._lent = psycopg.connect(self.dsn, autocommit=True, row_factory=dict_row)
-            self._before = _settings_of(self._lent)
-        return self._lent
-
-    def clock(self) -> Clock:
-        """Its clock, at the true time."""
-        made = Clock(self.connection())
-        made.set_to_now()
-        return made
 
     def restore(self) -> None:
         """Put the template's rows and sequences back."""
@@ -156,9 +258,6 @@ class Kept:
         if self._tests >= TESTS_IN_A_DATABASE:
             return "many tests have used it"
         try:
-            if self._lent is not None and not self._is_as_new(self._lent):
-                self._lent.close()
-                self._lent = None
             reason = self._differs()
         except psycopg.OperationalError:
             return "a test has cut its connections"
@@ -172,47 +271,15 @@ class Kept:
         return reason
 
     def _differs(self) -> str | None:
-        lent = None if self._lent is None else self._lent.info.backend_pid
-        row = self._keeper.execute("select kept.differs(%s) as reason", [lent]).fetchone()
+        row = self._keeper.execute("select kept.differs(%s) as reason", [self.backends.pids()]).fetchone()
         assert row is not None
         reason: str | None = row["reason"]
         return reason
 
-    def _is_as_new(self, lent: Connection) -> bool:
-        """Undo what a session may have set; False where it is closed, or something of it cannot be undone."""
-        if lent.closed or lent.broken or _settings_of(lent) != self._before:
-            return False
-        if lent.info.transaction_status != TransactionStatus.IDLE:
-            return False
-        lent.execute("reset session authorization")
-        if lent.execute("select from pg_listening_channels()").fetchall():
-            return False
-        lent.execute(_RESET, prepare=False)
-        return True
-
     def close(self) -> None:
         """Close its connections."""
-        for conn in (self._lent, self._keeper):
-            if conn is not None:
-                conn.close()
-
-
-_RESET = "reset all; reset role; close all; discard temp; discard sequences; select pg_advisory_unlock_all()"
-
-
-def _settings_of(conn: Connection) -> tuple[object, ...]:
-    """What a test may set on a connection of psycopg."""
-    return (
-        conn.autocommit,
-        conn.isolation_level,
-        conn.read_only,
-        conn.deferrable,
-        conn.prepare_threshold,
-        conn.row_factory,
-        conn.cursor_factory,
-        tuple(conn._notice_handlers),
-        tuple(conn._notify_handlers),
-    )
+        self.backends.close()
+        self._keeper.close()
 
 
 _TABLES = """
@@ -251,14 +318,14 @@ begin
   {steps}
 end $f$;
 -- Why the rows alone are not enough.
-create function kept.differs(lent integer) returns text language plpgsql as $f$
+create function kept.differs(kept integer[]) returns text language plpgsql as $f$
 begin
   if exists (select from kept.ddl) then
     return 'a test has changed the schema';
   elsif exists (
     select from pg_stat_activity a
     where a.datname = current_database() and a.backend_type = 'client backend'
-      and a.pid <> pg_backend_pid() and a.pid is distinct from lent) then
+      and a.pid <> pg_backend_pid() and a.pid <> all (differs.kept)) then
     return 'others are connected';
   elsif exists (select from pg_prepared_xacts x where x.database = current_database()) then
     return 'a transaction is prepared';

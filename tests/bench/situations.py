@@ -15,7 +15,7 @@ import psycopg
 from drive import INVALID, Gang, Q, gpus
 from explained import Seen, confirm
 
-from databases import Kept
+from databases import Clock, Kept, connect
 
 RECOMPUTED = frozenset(
     ("room", "fragmented", "hosts", "one_host", "quota", "running_limit", "submitter_limit", "paused", "apart",
@@ -112,8 +112,11 @@ def _restrict(q: Q, dice: random.Random, workers: int) -> None:
 def confirmed(kept: Kept, wanted: int, seed: int) -> Confirmed:
     """Ask for so many explanations, each in a situation of its own that its seed makes again."""
     found = Confirmed()
+    db = connect(kept.dsn)
+    clock = Clock(db)
     while found.asked.total() < wanted:
-        q = Q(kept.connection(), kept.clock())
+        clock.set_to_now()
+        q = Q(db, clock)
         gang = draw(q, random.Random(seed))
         q.place()
         if gang is None:
@@ -131,4 +134,5 @@ def confirmed(kept: Kept, wanted: int, seed: int) -> Confirmed:
             found.started += 1
         kept.restore()
         seed += 1
+    db.close()
     return found

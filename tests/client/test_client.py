@@ -849,6 +849,7 @@ def test_a_client_that_is_closed_while_a_call_waits_for_a_connection_says_so(dsn
     client.close()
 
 
+@pytest.mark.own_database  # A kept one's backends outlive the connections to them.
 def test_those_that_were_idle_when_a_connection_fell_silent_are_not_lent_again(dsn: str) -> None:
     with Client(dsn, min_size=2, max_size=2, timeout_s=2) as client:
         with client.connection() as one, client.connection() as other:

@@ -10,9 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 from drive import Q, gpus
-from psycopg.rows import dict_row, tuple_row
 
-from databases import Connection, Databases
+from databases import Clock, Connection, Databases, connect
 from gangq.embedded import Server
 
 TABLES = "select relname from pg_class where relnamespace = 'gangq'::regnamespace and relkind = %s"
@@ -33,7 +32,7 @@ def contents(db: Connection) -> dict[str, list[str]]:
 
 
 def dump(dsn: str) -> dict[str, list[str]]:
-    with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as db:
+    with connect(dsn) as db:
         return contents(db)
 
 
@@ -75,9 +74,9 @@ def test_after_a_test_that_touched_everything_every_row_and_sequence_is_as_in_th
     with databases.own(template) as dsn:
         fresh = dump(dsn)
     with databases.kept(template) as kept:
-        db = kept.connection()
-        touch_everything(Q(db, kept.clock()))
-        used = dump(kept.dsn)
+        db = connect(kept.dsn)
+        touch_everything(Q(db, Clock(db)))
+        used = contents(db)
         assert len([name for name in fresh if used[name] and not fresh[name]]) > 20
         # What has rows in the template loses them, and every sequence goes on.
         db.execute("set session_replication_role = replica")
@@ -85,6 +84,7 @@ def test_after_a_test_that_touched_everything_every_row_and_sequence_is_as_in_th
             if fresh[row["relname"]]:
                 db.execute(f"delete from gangq.{row['relname']}")
         db.execute("select setval(oid::regclass, 5000) from pg_class where relkind = 'S'")
+        db.close()
     with databases.kept(template) as again:
         assert again is kept
         assert dump(kept.dsn) == fresh
@@ -134,13 +134,12 @@ def test_what_cannot_be_put_back_makes_a_new_database(
     databases: Databases, template: str, change: Callable[[Connection], None]
 ) -> None:
     with databases.kept(template) as kept:
-        change(kept.connection())
+        with connect(kept.dsn) as db:
+            change(db)
     with databases.kept(template) as other:
         assert other is not kept
-        assert (
-            other.connection().execute("select current_database() as name").fetchall()[0]["name"]
-            == other.name
-        )
+        with connect(other.dsn) as db:
+            assert db.info.dbname == other.name
 
 
 def test_a_connection_that_a_test_leaves_open_makes_a_new_database(
@@ -164,43 +163,67 @@ def test_what_was_rolled_back_and_a_connection_that_is_closed_keep_the_database(
         assert again is kept
 
 
-def test_a_session_is_as_a_new_one_and_has_kept_its_plans(databases: Databases, template: str) -> None:
-    with databases.kept(template) as kept:
-        db = kept.connection()
-        backend = db.info.backend_pid
-        db.execute("set statement_timeout = '5s'; set role gangq_viewer; select pg_advisory_lock(7)")
-    with databases.kept(template):
-        db = kept.connection()
-        assert db.info.backend_pid == backend
-        (row,) = db.execute(
-            "select current_setting('statement_timeout') as timeout, current_user = session_user as self, "
-            "(select count(*) from pg_locks where locktype = 'advisory') as locks"
-        ).fetchall()
-        assert row == {"timeout": "0", "self": True, "locks": 0}
-
-
-def listens(db: Connection) -> None:
-    db.execute("listen gangq_tick")
-
-
-def is_in_a_transaction(db: Connection) -> None:
+def leave_something_of_everything(db: psycopg.Connection[Any]) -> None:
+    db.execute("set statement_timeout = '5s'; set role gangq_viewer; select pg_advisory_lock(7)")
+    db.execute("listen gangq_tick; notify gangq_tick", prepare=False)
+    db.execute("select 1", prepare=True)
     db.execute("begin")
 
 
-def rows_are_tuples(db: Any) -> None:
-    db.row_factory = tuple_row
-
-
-@pytest.mark.parametrize("left", [listens, is_in_a_transaction, rows_are_tuples])
-def test_a_session_that_is_not_as_a_new_one_is_replaced(
-    databases: Databases, template: str, left: Callable[[Connection], None]
+@pytest.mark.parametrize("ends", [psycopg.Connection.__exit__, lambda db, *_: db.close()])
+def test_a_session_is_as_a_new_one_and_has_kept_its_plans(
+    databases: Databases, template: str, ends: Callable[..., object]
 ) -> None:
     with databases.kept(template) as kept:
-        backend = kept.connection().info.backend_pid
-        left(kept.connection())
+        db = connect(kept.dsn)
+        backend = db.info.backend_pid
+        leave_something_of_everything(db)
+        ends(db, None, None, None)
+        assert db.closed
+        with pytest.raises(psycopg.OperationalError, match="closed"):
+            db.execute("select 1")
     with databases.kept(template) as again:
         assert again is kept
-        assert again.connection().info.backend_pid != backend
+        with connect(kept.dsn) as db:
+            assert db.info.backend_pid == backend
+            (row,) = db.execute(
+                "select current_setting('statement_timeout') as timeout, current_user = session_user as self, "
+                "(select count(*) from pg_locks where locktype = 'advisory') as locks, "
+                "(select count(*) from pg_prepared_statements) as prepared, "
+                "(select count(*) from pg_listening_channels()) as channels"
+            ).fetchall()
+            assert row == {"timeout": "0", "self": True, "locks": 0, "prepared": 0, "channels": 0}
+            assert list(db.notifies(timeout=0.1)) == []
+
+
+def test_two_connections_never_share_a_backend_and_a_login_has_its_own(
+    databases: Databases, template: str
+) -> None:
+    with databases.kept(template) as kept:
+        with connect(kept.dsn) as one, connect(kept.dsn) as two:
+            pids = {one.info.backend_pid, two.info.backend_pid}
+            assert len(pids) == 2
+            one.execute("create role kept_login login")
+        try:
+            with psycopg.connect(kept.dsn, user="kept_login") as own:
+                assert own.info.backend_pid not in pids
+                assert own.execute("select session_user::text").fetchone() == ("kept_login",)
+        finally:
+            with connect(kept.dsn) as one:
+                one.execute("drop role kept_login")
+
+
+def test_a_backend_that_was_terminated_is_not_lent_again(databases: Databases, template: str) -> None:
+    with databases.kept(template) as kept:
+        with connect(kept.dsn) as one, connect(kept.dsn) as two:
+            ended = two.info.backend_pid
+        with connect(kept.dsn) as other:
+            if other.info.backend_pid == ended:
+                ended = one.info.backend_pid
+            other.execute("select pg_terminate_backend(%s, 5000)", [ended])
+            with connect(kept.dsn) as again:
+                assert again.info.backend_pid != ended
+                assert again.execute("select 1 as n").fetchall() == [{"n": 1}]
 
 
 def test_a_verb_that_does_not_exist_is_named(q: Q) -> None:
