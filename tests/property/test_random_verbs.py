@@ -38,9 +38,9 @@ SOAK = os.environ.get("GANGQ_SOAK") == "1"
 PROFILE: dict[str, Any] = (
     {"max_examples": 1500, "stateful_step_count": 120}
     if SOAK
-    else {"max_examples": 20, "stateful_step_count": 60, "derandomize": True}
+    else {"max_examples": 10, "stateful_step_count": 60, "derandomize": True}
 )
-ROUNDS = 1 if SOAK else 5
+ROUNDS = 1 if SOAK else 10
 LEASE_S = 120
 STALE = ("GQ002", "GQ003", "GQ004", "GQ005")
 WAIT_S = 900  # longer than anything backs off, or waits for one that will not come
