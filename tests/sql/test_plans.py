@@ -98,17 +98,26 @@ def cost(dsn: str, sql: str) -> tuple[int, dict[str, int]]:
 
 
 def measured(dsn: str, sql: str) -> tuple[int, dict[str, int]]:
-    """Buffers touched by a warm run of `sql`, and rows it reads by scanning tables that must not be scanned."""
+    """Buffers touched by a warm run of `sql`, and rows it reads by scanning tables that must not be scanned.
+
+    Of two runs the one disturbed least: where some session changes many catalogue rows, be it in another database
+    (a tick that makes partitions, a migration), all sessions of the server forget their catalogue caches. The next
+    statement reads the catalogue anew: a retry of 188 buffers touched 573 to 982.
+    """
     with psycopg.connect(dsn, autocommit=True) as counted:
         # The first run warms catalogue caches and plans: a worker's connection is as warm.
         with counted.transaction(force_rollback=True):
             counted.execute(sql.encode())
-        with counted.transaction(force_rollback=True):
-            before = _scans(counted)
-            row = counted.execute(("explain (analyze, buffers, format json) " + sql).encode()).fetchone()
-            assert row is not None
-            plan: dict[str, Any] = row[0][0]["Plan"]
-            scanned = {table: n - before.get(table, 0) for table, n in _scans(counted).items()}
+        return min((_run(counted, sql) for _ in range(2)), key=lambda run: run[0])
+
+
+def _run(counted: psycopg.Connection[Any], sql: str) -> tuple[int, dict[str, int]]:
+    with counted.transaction(force_rollback=True):
+        before = _scans(counted)
+        row = counted.execute(("explain (analyze, buffers, format json) " + sql).encode()).fetchone()
+        assert row is not None
+        plan: dict[str, Any] = row[0][0]["Plan"]
+        scanned = {table: n - before.get(table, 0) for table, n in _scans(counted).items()}
     buffers = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     return buffers, {table: n for table, n in scanned.items() if n > 100 and table not in MAY_BE_SCANNED}
 
