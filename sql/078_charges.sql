@@ -3,7 +3,8 @@
 -- (100).
 -- Takes no locks and changes nothing.
 --
---   event   what the end of a single job is written as; retry instead of fail while it has attempts
+--   event   what the end of a single job is written as; retry instead of fail while it has
+--           attempts; none: it has no event here
 --   member  what a member or a single job pays. When the end was asked for, each member that runs
 --           pays it; otherwise only the payers do (100). An attempt is counted at the claim:
 --             attempt              it stays counted
@@ -14,7 +15,8 @@
 --   ending  loss: it takes a member from a gang that did not want to stop, and the failure policy
 --           says whether the others run on. fault: a loss that also counts as the member's fault:
 --           the policy fail ends the gang. asked: anything but a loss
---   hours   wasted: it failed or was lost, and is repeated at best. displaced: it had to make way
+--   hours   wasted: it failed or was lost, and is repeated at best. displaced: it had to make way.
+--           used: neither
 --   words   what is said of a member
 --
 -- The cause of a lost host is crash, with an error of type WorkerLost: the database cannot tell a
@@ -22,7 +24,7 @@
 --
 -- Why an attempt ends, and who is charged for it: a member or single job, and its gang. event: what
 -- the end of a single job is written as. ending: fault, loss or asked. hours: what gangq.usage
--- counts the time of such attempts as, besides used.
+-- counts the time of such attempts as.
 create view gangq.causes as
 select *
 from (values
@@ -32,22 +34,22 @@ from (values
     'lost its worker'),
   ('trip',           'trip',    'trip',    'trip',           'fault', 'wasted',
     'tripped a watchdog'),
-  ('never_started',  null,      'nothing', 'never_started',  'loss',  'wasted',
+  ('never_started',  'none',    'nothing', 'never_started',  'loss',  'wasted',
     'ended before it began'),
   ('other_job',      'release', 'nothing', 'nothing',        'loss',  'wasted',
     'stopped over another job'),
   ('release',        'release', 'stop',    'nothing',        'asked', 'displaced',
     'was handed back'),
   ('preempt',        'release', 'stop',    'preemption',     'asked', 'displaced', 'was displaced'),
-  ('snoozed',        'snooze',  'snooze',  'nothing',        'asked', null,        'was snoozed'),
+  ('snoozed',        'snooze',  'snooze',  'nothing',        'asked', 'used',      'was snoozed'),
   ('move',           'release', 'nothing', 'nothing',        'asked', 'displaced',
     'was moved off its host'),
-  ('cancel',         null,      'nothing', 'nothing',        'asked', null,        'was cancelled'),
-  ('completed',      null,      'nothing', 'nothing',        'asked', null,
+  ('cancel',         'none',    'nothing', 'nothing',        'asked', 'used',      'was cancelled'),
+  ('completed',      'none',    'nothing', 'nothing',        'asked', 'used',
     'was not needed any more'),
-  ('no_replacement', null,      'nothing', 'nothing',        'asked', 'wasted',
+  ('no_replacement', 'none',    'nothing', 'nothing',        'asked', 'wasted',
     'waited for a lost one'),
-  ('placement_miss', null,      'nothing', 'placement_miss', 'asked', 'wasted',
+  ('placement_miss', 'none',    'nothing', 'placement_miss', 'asked', 'wasted',
     'was not claimed')
 ) as c(cause, event, member, gang, ending, hours, words);
 

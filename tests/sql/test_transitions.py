@@ -151,6 +151,8 @@ def test_a_cause_charges_only_what_is_counted(q: Q) -> None:
     own = {"never_started", "placement_miss", "preemption"}
     assert {c["gang"] for c in causes} == {"attempt", "crash", "trip", "nothing"} | own
     assert {c["ending"] for c in causes} == {"fault", "loss", "asked"}
+    assert {c["hours"] for c in causes} == {"wasted", "displaced", "used"}
+    assert all(c["event"] for c in causes)
 
 
 @pytest.mark.parametrize("state", STATES)
