@@ -22,8 +22,7 @@ $$;
 -- login: on whose behalf this is submitted. Raises GQ001, GQ003, GQ008, 42501, 55P03.
 create function gangq.hold_key(
   unique_key text, task text, queue text, of_gang boolean, options jsonb, keep_s real,
-  request_id uuid, out k gangq.unique_keys, out existed boolean, out submitter text,
-  out login text
+  out k gangq.unique_keys, out existed boolean, out submitter text, out login text
 ) language plpgsql as $$
 declare
   owner text;
@@ -128,7 +127,7 @@ create function gangq.submit_unique(
 declare
   held record;
 begin
-  held := gangq.hold_key(unique_key, task, queue, false, options, keep_s, request_id);
+  held := gangq.hold_key(unique_key, task, queue, false, options, keep_s);
   replaced := false;
   if held.existed then
     job_id := (held.k).job_ids[1];
@@ -160,7 +159,7 @@ declare
   held record;
   request_id uuid := options ->> 'request_id';
 begin
-  held := gangq.hold_key(unique_key, task, queue, true, options, keep_s, request_id);
+  held := gangq.hold_key(unique_key, task, queue, true, options, keep_s);
   if held.existed then
     gang_id := (held.k).gang_id;
     job_ids := (held.k).job_ids;

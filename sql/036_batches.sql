@@ -216,10 +216,55 @@ left join lateral (
       select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)) j
   ) n on true;
 
+-- Internal, for retry_failed. The batch of this id, those of this name and those with this tag: all
+-- that is given must hold. Null: nothing is given. Raises GQ002.
+create function gangq.batches_named(batch_id bigint, name text, tag text) returns bigint[]
+language plpgsql stable as $$
+declare
+  ids bigint[];
+begin
+  if num_nonnulls(batch_id, name, tag) = 0 then
+    return null;
+  end if;
+  ids := array(
+    select b.id from gangq.batches_table b
+    where b.id = coalesce(batches_named.batch_id, b.id)
+      and b.name = coalesce(batches_named.name, b.name)
+      and (batches_named.tag is null or batches_named.tag = any (b.tags)));
+  if ids = '{}' and batch_id is not null then
+    perform gangq.refuse('GQ002', format('batch b%s does not exist', batch_id),
+      'Look in gangq.batches; a batch is kept as long as its jobs.');
+  end if;
+  return ids;
+end $$;
+
 -- A job whose ending another transaction holds is being retried there, or its history read for
 -- update. Which ending no retry has started from is read in a later statement than the lock: see
 -- retry.
 --
+-- Internal, for retry_failed. Retries those of these failed jobs that no other transaction holds;
+-- the others are returned with the state left.
+create function gangq.retry_free(job_ids bigint[])
+returns table (job_id bigint, gang_id bigint, state text) language plpgsql
+set plan_cache_mode = force_custom_plan as $$
+declare
+  free bigint[] := array(
+    select h.job_id from gangq.history h
+    where h.job_id = any (retry_free.job_ids) and h.state = 'failed' and not exists (
+      select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by h.job_id for update of h skip locked);
+begin
+  return query
+  select p.id, null::bigint, 'left' from unnest(retry_free.job_ids) as p(id)
+  where p.id <> all (free);
+  free := array(
+    select f.id from unnest(free) as f(id)
+    where not exists (select from gangq.live_jobs j where j.id = f.id) order by f.id);
+  if free <> '{}' then
+    return query select r.* from gangq.retry(job_ids => free) r;
+  end if;
+end $$;
+
 -- Retries single jobs that have failed, as retry does, of those that the caller may retry: of this
 -- batch, or of batches with this name or tag; of this queue, task, submitter; that failed at since
 -- or later, and at until or before. All that is given must hold. Returns at most so many, those of
@@ -238,26 +283,15 @@ declare
   admin boolean := gangq.is_admin();
   roles text[] := gangq.roles_of(gangq.caller());
   shared text[] := gangq.shared_queues();
-  batches bigint[];
+  batches bigint[] := gangq.batches_named(
+    retry_failed.batch_id, retry_failed.name, retry_failed.tag);
   page bigint[];
-  free bigint[];
 begin
   perform gangq.check_moment('since', retry_failed.since);
   perform gangq.check_moment('until', retry_failed.until);
   if (most between 1 and 500) is not true then
     perform gangq.refuse('GQ001', format('most is %s', coalesce(most::text, 'null')),
       'So many jobs are retried in one call: 1 to 500.');
-  end if;
-  if num_nonnulls(retry_failed.batch_id, retry_failed.name, retry_failed.tag) > 0 then
-    batches := array(
-      select b.id from gangq.batches_table b
-      where b.id = coalesce(retry_failed.batch_id, b.id)
-        and b.name = coalesce(retry_failed.name, b.name)
-        and (retry_failed.tag is null or retry_failed.tag = any (b.tags)));
-    if batches = '{}' and retry_failed.batch_id is not null then
-      perform gangq.refuse('GQ002', format('batch b%s does not exist', retry_failed.batch_id),
-        'Look in gangq.batches; a batch is kept as long as its jobs.');
-    end if;
   end if;
   page := array(
     select h.job_id
@@ -276,19 +310,7 @@ begin
     order by h.job_id limit most);
   if dry_run then
     return query select p.id, null::bigint, 'failed' from unnest(page) as p(id);
-    return;
-  end if;
-  free := array(
-    select h.job_id from gangq.history h
-    where h.job_id = any (page) and h.state = 'failed' and not exists (
-      select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
-    order by h.job_id for update of h skip locked);
-  return query
-  select p.id, null::bigint, 'left' from unnest(page) as p(id) where p.id <> all (free);
-  free := array(
-    select f.id from unnest(free) as f(id)
-    where not exists (select from gangq.live_jobs j where j.id = f.id) order by f.id);
-  if free <> '{}' then
-    return query select r.* from gangq.retry(job_ids => free) r;
+  else
+    return query select r.* from gangq.retry_free(page) r;
   end if;
 end $$;

@@ -60,10 +60,12 @@ language sql stable as $$
   where s.due_at <= t - interval '60 s' and s.cron is not null and gangq.is_stale(s, t)
 $$;
 
--- Internal. A schedule whose due times count from t on, or from the end of its pause.
-create function gangq.reckon(s gangq.schedules_table, t timestamptz) returns gangq.schedules_table
-language plpgsql immutable as $$
+-- Internal. A schedule whose due times count from t on, or from the end of its pause. anew: so do
+-- the intervals of every; otherwise they go on from where they were counted.
+create function gangq.reckon(s gangq.schedules_table, t timestamptz, anew boolean default false)
+returns gangq.schedules_table language plpgsql immutable as $$
 begin
+  s.counts_from := case when anew then t else s.counts_from end;
   -- Whatever the clock has done since, what was settled stays settled.
   s.after_at := greatest(t, s.last_due, s.passed_over);
   s.planned_at := null;
@@ -309,8 +311,7 @@ begin
     exit when old.name is not null;
     perform gangq.check_new('schedule');
     -- Another session may make it at this moment: then it is changed here.
-    s.counts_from := t;
-    s := gangq.reckon(s, t);
+    s := gangq.reckon(s, t, anew => true);
     insert into gangq.schedules_table values (s.*) on conflict do nothing;
     exit when found;
   end loop;
@@ -324,8 +325,7 @@ begin
     perform gangq.check_keeper('change', 'schedule', old.name, old.submitter, old.login,
       gangq.schedule_queue(old));
     if (s.cron, s.every, s.tz) is distinct from (old.cron, old.every, old.tz) then
-      s.counts_from := t;
-      s := gangq.reckon(s, t);
+      s := gangq.reckon(s, t, anew => true);
     end if;
     perform gangq.keep_schedule(s);
   end if;
