@@ -254,7 +254,7 @@ end $$;
 
 -- What is known of a submission. shape: null if nobody asked for it before. fits: a worker that
 -- could run it has been known. light: its jobs are known to be light. special: the shape, the queue
--- or the payloads want more checks (check_submission). Then what its rows have: priority, limits,
+-- or the payloads want more checks (check_special). Then what its rows have: priority, limits,
 -- state, what they wait for (see gangq.await), their ids if those are drawn already (base: see
 -- gangq.id_base), their batch. asked: what its jobs need.
 create type gangq.submission as (
@@ -314,8 +314,25 @@ create function gangq.read_submission(
       or pg_column_size(read_submission.payloads) > x.max_payload_bytes as special) v
 $$;
 
--- Internal. The checks of a submission that is special; stores its shape if that is new.
+-- Internal, for submit. A submission, checked, whose jobs wait for others or for due_at.
 create function gangq.check_submission(
+  s gangq.submission, payloads jsonb[], o gangq.job_options, due_at timestamptz, after bigint[],
+  submitter text, login text, t timestamptz
+) returns gangq.submission language plpgsql as $$
+begin
+  perform gangq.check_moment('due_at', due_at);
+  if s.special is not false then
+    s := gangq.check_special(s, payloads, o, submitter, login);
+  end if;
+  select a.awaited, a.wants, a.waits_on into s.awaited, s.wants, s.waits_on
+  from gangq.await(after, o.after_any, o.after_failed) a;
+  s.state := case when s.waits_on > 0 then 'waiting' when due_at > t then 'scheduled'
+    else 'pending' end;
+  return s;
+end $$;
+
+-- Internal. The checks of a submission that is special; stores its shape if that is new.
+create function gangq.check_special(
   s gangq.submission, payloads jsonb[], o gangq.job_options, submitter text, login text
 ) returns gangq.submission language plpgsql as $$
 declare
@@ -357,6 +374,19 @@ create function gangq.add_dependencies(
   from unnest(job_ids) as i(id)
   cross join unnest(awaited[: waits_on], wants[: waits_on]) as a(id, wants)
 $$;
+
+-- Internal, for submit. Wakes who can take these jobs, or the tick if they are due before the next
+-- one.
+create function gangq.wake_submitted(
+  s gangq.submission, jobs bigint, wake text, due_at timestamptz, t timestamptz
+) returns void language plpgsql as $$
+begin
+  if s.state = 'pending' then
+    perform gangq.wake_lane(s.shape, jobs, coalesce(wake, 'commit'));
+  elsif due_at < t + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c) then
+    perform gangq.wake_tick(true);
+  end if;
+end $$;
 
 -- 1. Options and arguments. What every submission runs is written out or inlined: a call of a
 --    function costs up to 4 us, and the whole of submit 60.
@@ -427,14 +457,7 @@ begin
     if found then
       return;
     end if;
-    perform gangq.check_moment('due_at', due_at);
-    if s.special is not false then
-      s := gangq.check_submission(s, payloads, o, submitter, login);
-    end if;
-    select a.awaited, a.wants, a.waits_on into s.awaited, s.wants, s.waits_on
-    from gangq.await(after, o.after_any, o.after_failed) a;
-    s.state := case when s.waits_on > 0 then 'waiting' when due_at > t then 'scheduled'
-      else 'pending' end;
+    s := gangq.check_submission(s, payloads, o, due_at, after, submitter, login, t);
   end if;
   if not (s.special or s.fits or coalesce(o.wait_for_hardware, false)) then
     raise notice using errcode = 'GQ100', message = gangq.unserved(s.queue);
@@ -481,19 +504,12 @@ begin
   -- 7.
   if s.waits_on > 0 then
     perform gangq.add_dependencies(s.ids, s.awaited, s.wants, s.waits_on);
-  elsif s.state = 'scheduled' then
-    -- It may be due before the next tick.
-    if o.wake is distinct from 'never'
-      and due_at < t + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c)
-    then
-      perform gangq.wake_tick(true);
-    end if;
-  elsif o.wake = 'sleepers' and s.light then
+  elsif s.state = 'pending' and s.light and o.wake = 'sleepers' then
     if exists (select from gangq.sleepers z where z.queues @> array[s.queue]) then
       perform gangq.wake_sleepers(s.queue, cardinality(payloads), o.wake);
     end if;
   elsif o.wake is distinct from 'never' then
-    perform gangq.wake_lane(s.shape, cardinality(payloads), coalesce(o.wake, 'commit'));
+    perform gangq.wake_submitted(s, cardinality(payloads), o.wake, due_at, t);
   end if;
 end $$;
 

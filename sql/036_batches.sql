@@ -14,7 +14,7 @@
 -- A tag of a batch, where it is checked like an option.
 create type gangq.batch_tag as (tag gangq.role_name);
 
--- Internal, for check_submission. Checks the options of a batch, and draws the ids of its jobs:
+-- Internal, for check_special. Checks the options of a batch, and draws the ids of its jobs:
 -- that of the first one is its own, so whoever submits it knows it. With at_most, makes its limit
 -- key. Raises GQ001.
 create function gangq.draw_batch(

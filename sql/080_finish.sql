@@ -206,8 +206,11 @@ begin
     others := gangq.lock_free(finish.job_ids, look.gang_ids);
     outcomes := array_fill('busy'::text, array[cardinality(others)]);
     if others <> '{}' then
-      select r.* into finish.job_ids, finish.tokens, finish.results
-      from gangq.reports_without(finish.job_ids, finish.tokens, finish.results, others) r;
+      select coalesce(array_agg(c.id), '{}'), coalesce(array_agg(c.token), '{}'),
+        coalesce(array_agg(c.result), '{}')
+      into finish.job_ids, finish.tokens, finish.results
+      from unnest(finish.job_ids, finish.tokens, finish.results) as c(id, token, result)
+      where (c.id = any (others)) is not true;
     end if;
   elsif look.gang_ids <> '{}' then
     perform gangq.lock_jobs(finish.job_ids, look.gang_ids);
@@ -223,16 +226,6 @@ begin
   -- A light job leaves room for light jobs alone, a vacant place for the next of its kind.
   waited_for := look.placed > gone.vacant and gangq.placed_waits();
 end $$;
-
--- Internal, for finish. These reports without those of busy jobs.
-create function gangq.reports_without(
-  inout job_ids bigint[], inout tokens bigint[], inout results jsonb[], busy bigint[]
-) language sql immutable as $$
-  select coalesce(array_agg(c.id), '{}'), coalesce(array_agg(c.token), '{}'),
-    coalesce(array_agg(c.result), '{}')
-  from unnest(job_ids, tokens, results) as c(id, token, result)
-  where (c.id = any (busy)) is not true
-$$;
 
 -- Internal, for finish. Raises GQ001 for arrays of different lengths, GQ007 for a result larger
 -- than its queue takes.

@@ -77,27 +77,25 @@ create function gangq.tick(
 ) language plpgsql as $$
 declare
   t timestamptz := gangq.now();
-  every real;
-  last_at timestamptz;
-  runs bigint;
+  last record;
   ago_s real;
   just_ran boolean;
   work record;
   turn_in_s real;
 begin
   perform gangq.require_read_committed('tick');
-  select s.tick_s, x.last_at, l.runs into every, last_at, runs
+  select s.tick_s, x.last_at, l.runs into last
   from gangq.settings s cross join gangq.tick_state x cross join gangq.lock_rows l
   where l.name = 'tick';
-  ago_s := extract(epoch from t - last_at);
+  ago_s := extract(epoch from t - last.last_at);
   just_ran := coalesce(
-    (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8
+    (not force or last.runs >= tick.turn) and ago_s >= 0 and ago_s < last.tick_s * 0.8
       and gangq.rate_opens_at() > t is not false, false);
   ran := false;
   again := false;
   decide := false;
   unplanned := 0;
-  next_in_s := every - case when just_ran then ago_s else 0 end;
+  next_in_s := last.tick_s - case when just_ran then ago_s else 0 end;
   -- What is due does not wait for the next safety tick, and does not make all of the tick run.
   if just_ran and not exists (select from gangq.tick_steps(t) s where s.due) then
     return next;
@@ -106,7 +104,7 @@ begin
   perform from gangq.lock_rows l where l.name = 'tick' for update skip locked;
   if not found then
     next_in_s := 0.02;
-    next_turn := case when tick.turn > runs then tick.turn else runs + 2 end;
+    next_turn := case when tick.turn > last.runs then tick.turn else last.runs + 2 end;
     return next;
     return;
   end if;
@@ -118,13 +116,10 @@ begin
   again := work.again;
   ran := true;
   -- What is due before the next safety tick is served on time. What was due by now and is left is
-  -- more than one step takes (again), or another transaction holds it.
-  next_in_s := greatest(0.01,
-    least(next_in_s, extract(epoch from gangq.next_due(t) - gangq.now())));
-  if again then
-    -- What another transaction holds may stay locked: asking at once would be asking all the time.
-    next_in_s := least(next_in_s, case when work.busy then 0.05 else 0 end);
-  end if;
+  -- more than one step takes (again), or another transaction holds it (busy). That may stay locked:
+  -- asking at once would be asking all the time.
+  next_in_s := least(case when work.busy then 0.05 when again then 0 end,
+    greatest(0.01, least(next_in_s, extract(epoch from gangq.next_due(t) - gangq.now()))));
   unplanned := (select count(*) from gangq.unplanned(gangq.now()));
   -- Last, because the decider waits for this row at the end of its pass.
   if tick.decides and not just_ran then

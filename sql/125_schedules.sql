@@ -443,7 +443,7 @@ begin
   o := gangq.read_options('submit', w.options, o);
   select r.* into x
   from gangq.read_submission(s.task, a.queue, array[payload], a.priority, a.gpus, o) r;
-  x := gangq.check_submission(x, array[payload], o, s.submitter, s.login);
+  x := gangq.check_special(x, array[payload], o, s.submitter, s.login);
   -- Places are drawn by transactions that have their number already: see gangq.lows.
   perform pg_current_xact_id();
   insert into gangq.live_jobs as j (id, order_key, submitted_at, due_at, shape_id, budget_s,

@@ -85,11 +85,6 @@ $$;
 
 -- Set, stopped, rolled back, deleted --------------------------------------------------------------
 
--- Internal. How many replicas are wanted now.
-create function gangq.wanted(s gangq.services_table) returns integer language sql immutable as $$
-  select case when (s).stopped or (s).deleting then 0 else (s).replicas end
-$$;
-
 -- Internal. The service, without what was held against its revision.
 create function gangq.try_again(s gangq.services_table) returns gangq.services_table
 language plpgsql immutable as $$
@@ -510,9 +505,10 @@ begin
   where k.service = (s).name;
 end $$;
 
--- Replicas of a service, counted. made_of: the revision that gangs are made of now, one_gang: the
--- size of those. replicas: of all gangs; present: of those that are to stay; ready: that take
--- requests and have not left; starting, waiting, outdated, leaving: whether there is such a gang.
+-- Replicas of a service, counted. want: how many there should be now. made_of: the revision that
+-- gangs are made of now, one_gang: the size of those. replicas: of all gangs; present: of those
+-- that are to stay; ready: that take requests and have not left; starting, waiting, outdated,
+-- leaving: whether there is such a gang.
 create type gangq.service_counts as (
   want integer, made_of integer, one_gang integer, replicas bigint, present bigint, ready bigint,
   ready_of_revision bigint, starting boolean, waiting boolean, outdated boolean, leaving boolean
@@ -521,7 +517,7 @@ create type gangq.service_counts as (
 -- Internal. The counts of a service that has these gangs.
 create function gangq.count_gangs(s gangq.services_table, f gangq.service_fact[])
 returns gangq.service_counts language sql stable as $$
-  select gangq.wanted(s), m.made_of, (
+  select case when (s).stopped or (s).deleting then 0 else (s).replicas end, m.made_of, (
       select r.gang_size from gangq.service_revisions r
       where r.service = (s).name and r.revision = m.made_of),
     coalesce(sum(x.size), 0),
