@@ -4,7 +4,7 @@
 -- Takes no locks and changes nothing.
 --
 --   event   what the end of a single job is written as; retry instead of fail while it has
---           attempts; none: it has no event here
+--           attempts. none: no attempt of a single job ends by it (a cancelled job just leaves)
 --   member  what a member or a single job pays. When the end was asked for, each member that runs
 --           pays it; otherwise only the payers do (100). An attempt is counted at the claim:
 --             attempt              it stays counted

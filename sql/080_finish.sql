@@ -475,8 +475,7 @@ begin
     when spent and charge = 'snooze' then jsonb_build_object('type', 'SnoozedTooOften', 'message',
       format('snoozed %s; max_snoozes is %s', gangq.counted(j.snoozes + 1, 'time'), j.max_snoozes))
     else error end;
-  -- The event trip has more to tell, and is written before.
-  if c.event not in ('trip', 'none') then
+  if c.event <> 'trip' then  -- its event has more to tell, and is written before
     perform gangq.log_job(t, coalesce(kind,
         case when c.event = 'fail' and not spent then 'retry' else c.event end),
       j, reason, case when cause = 'fail' then jsonb_strip_nulls(jsonb_build_object(
