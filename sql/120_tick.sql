@@ -77,49 +77,64 @@ create function gangq.tick(
 ) language plpgsql as $$
 declare
   t timestamptz := gangq.now();
-  last record;
+  every real;
+  last_at timestamptz;
+  runs bigint;
   ago_s real;
   just_ran boolean;
-  work record;
+  steps text[];
+  step text;
+  done integer;
+  busy boolean := false;
   turn_in_s real;
 begin
   perform gangq.require_read_committed('tick');
-  select s.tick_s, x.last_at, l.runs into last
+  select s.tick_s, x.last_at, l.runs into every, last_at, runs
   from gangq.settings s cross join gangq.tick_state x cross join gangq.lock_rows l
   where l.name = 'tick';
-  ago_s := extract(epoch from t - last.last_at);
+  ago_s := extract(epoch from t - last_at);
   just_ran := coalesce(
-    (not force or last.runs >= tick.turn) and ago_s >= 0 and ago_s < last.tick_s * 0.8
+    (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8
       and gangq.rate_opens_at() > t is not false, false);
   ran := false;
   again := false;
   decide := false;
   unplanned := 0;
-  next_in_s := last.tick_s - case when just_ran then ago_s else 0 end;
+  next_in_s := every - case when just_ran then ago_s else 0 end;
   -- What is due does not wait for the next safety tick, and does not make all of the tick run.
-  if just_ran and not exists (select from gangq.tick_steps(t) s where s.due) then
-    return next;
-    return;
+  if just_ran then
+    if not exists (select from gangq.tick_steps(t) s where s.due) then
+      return next;
+      return;
+    end if;
   end if;
   perform from gangq.lock_rows l where l.name = 'tick' for update skip locked;
   if not found then
     next_in_s := 0.02;
-    next_turn := case when tick.turn > last.runs then tick.turn else last.runs + 2 end;
+    next_turn := case when tick.turn > runs then tick.turn else runs + 2 end;
     return next;
     return;
   end if;
   -- After the lock: run n + 2 must see what was committed before run n + 1 has.
-  work := gangq.take_steps(array(
-    select s.name from gangq.tick_steps(t) s where s.due or s.at_work and not just_ran),
-    coalesce(tick.decides, false));
-  detail := work.detail;
-  again := work.again;
+  steps := array(
+    select s.name from gangq.tick_steps(t) s where s.due or s.at_work and not just_ran);
+  update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick';
+  perform gangq.hang_up_soon();
+  foreach step in array steps loop
+    done := gangq.tick_step(step, coalesce(tick.decides, false));
+    detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
+    busy := busy or done = -1;
+    again := again or done < 0 or done >= 200;
+  end loop;
   ran := true;
   -- What is due before the next safety tick is served on time. What was due by now and is left is
-  -- more than one step takes (again), or another transaction holds it (busy). That may stay locked:
-  -- asking at once would be asking all the time.
-  next_in_s := least(case when work.busy then 0.05 when again then 0 end,
-    greatest(0.01, least(next_in_s, extract(epoch from gangq.next_due(t) - gangq.now()))));
+  -- more than one step takes (again), or another transaction holds it.
+  next_in_s := greatest(0.01,
+    least(next_in_s, extract(epoch from gangq.next_due(t) - gangq.now())));
+  if again then
+    -- What another transaction holds may stay locked: asking at once would be asking all the time.
+    next_in_s := least(next_in_s, case when busy then 0.05 else 0 end);
+  end if;
   unplanned := (select count(*) from gangq.unplanned(gangq.now()));
   -- Last, because the decider waits for this row at the end of its pass.
   if tick.decides and not just_ran then
@@ -128,27 +143,6 @@ begin
     next_in_s := least(next_in_s, nullif(turn_in_s, 0));
   end if;
   return next;
-end $$;
-
--- Internal, for tick. Counts this run and takes its steps. again: there was more to do, or (busy)
--- another transaction held something. detail: how much each step did; null: there was none.
-create function gangq.take_steps(
-  steps text[], decides boolean, out detail jsonb, out again boolean, out busy boolean
-) language plpgsql as $$
-declare
-  step text;
-  done integer;
-begin
-  again := false;
-  busy := false;
-  update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick';
-  perform gangq.hang_up_soon();
-  foreach step in array steps loop
-    done := gangq.tick_step(step, decides);
-    detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
-    busy := busy or done = -1;
-    again := again or done < 0 or done >= 200;
-  end loop;
 end $$;
 
 -- Internal. When the first rate that holds something back allows it; null: none does.
