@@ -11,6 +11,7 @@ from browsing import HOSTILE, UNREADABLE, Serve, Shown, Tab
 from lives import displaced_and_back
 from playwright.sync_api import Route, expect
 
+from gangq import schema
 from gangq.client import Client
 from gangq.embedded import Server
 from sql.drive import Q, gpus
@@ -48,6 +49,38 @@ def test_a_page_is_live_however_slowly_its_scripts_come(serve: Serve, shown: Sho
     tab.page.route("**/hx-sse.min.js", late)
     with tab.page.expect_request(f"{at}/live", timeout=5_000):
         tab.page.goto(at)
+
+
+def test_a_change_leaves_the_focus_on_what_had_it(
+    serve: Serve, shown: Shown, tab: Tab, client: Client
+) -> None:
+    waiting = [
+        client.submit_gang(task="late", size=9, gpus=1, wait_for_hardware=True).gang_id for _ in range(3)
+    ]
+    client.tick(force=True)
+    tab.page.goto(serve())
+    focused = f'td a[href="/gangs/{waiting[2]}"]'
+    tab.page.locator(focused).focus()
+    # Its row changes and moves up, another row goes, and a table comes above it.
+    client.pause_task(task="late")
+    client.cancel(gang_ids=[waiting[0]])
+    client.set_priority(gang_ids=[waiting[2]], priority=3)
+    expect(tab.page.locator(f'td a[href="/gangs/{waiting[0]}"]')).to_have_count(0)
+    expect(tab.page.get_by_role("heading", name="Paused tasks")).to_be_visible()
+    expect(tab.page.locator(focused)).to_be_focused()
+    assert tab.problems == []
+
+
+def test_a_page_that_was_open_while_the_database_was_away_comes_back(serve: Serve, tab: Tab) -> None:
+    heading = tab.page.locator("h1")
+    with Server.temporary() as own:
+        schema.migrate(own.dsn())
+        tab.page.goto(serve(own.dsn()))
+        expect(heading).to_have_text("Fleet")
+        own.stop()
+        expect(heading).to_have_text("Not shown", timeout=30_000)
+        own.start()
+        expect(heading).to_have_text("Fleet", timeout=30_000)
 
 
 def test_behind_a_base_path_links_styles_and_live_changes_work(

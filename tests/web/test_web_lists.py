@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from browsing import HOSTILE, fetch
+from browsing import HOSTILE, cells, fetch
 
 from sql.drive import Q, gpus
 from sql.services import put
@@ -29,12 +29,12 @@ def test_services_show_how_many_are_ready_and_their_gangs(dsn: str, q: Q) -> Non
     q.tick()
     (page,) = fetch(dsn, "/services")
     state = '<span class="state blue">starting</span>'
-    assert (
-        f"<td>chat</td><td>serve</td><td>default</td><td>{state}</td><td>1 of 2</td><td>2</td>" in page.text
+    assert f"<td>chat</td><td>serve</td><td>default</td><td>{state}</td><td>1 of 2</td><td>2</td>" in cells(
+        page.text
     )
     assert (
         f'href="/gangs/{first["gang_id"]}">g{first["gang_id"]}</a></td><td>1</td><td><span class="state cyan">'
-        in page.text
+        in cells(page.text)
     )
     assert "waits to be placed" in page.text
     (page,) = fetch(dsn, f"/gangs/{first['gang_id']}")
@@ -51,7 +51,7 @@ def test_a_batch_shows_its_counts_and_the_jobs_that_failed_first(dsn: str, q: Q)
     batches, batch, job = fetch(dsn, "/batches", f"/batches/{jobs[0]}", f"/jobs/{jobs[1]}")
     assert f'<a href="/batches/{jobs[0]}">b{jobs[0]}</a>' in batches.text
     assert "<small>lr</small>" in batches.text
-    assert "<td>4</td><td>1</td><td>1</td><td>1</td><td>1</td><td>0</td>" in batches.text
+    assert "<td>4</td><td>1</td><td>1</td><td>1</td><td>1</td><td>0</td>" in cells(batches.text)
     assert "1 waiting, 1 running, 1 done, 1 failed, 0 cancelled" in batch.text
     assert "3 at once at most" in batch.text
     assert batch.text.index(f"/jobs/{jobs[1]}") < batch.text.index(f"/jobs/{jobs[0]}")
@@ -67,7 +67,7 @@ def test_a_paused_task_is_on_the_fleet_page_with_who_and_why(dsn: str, q: Q) -> 
     assert "Paused tasks" not in before.text
     q.call("pause_task", task="train", reason="new data")
     (page,) = fetch(dsn, "/")
-    assert page.text.count("<td>train</td><td>resumed</td><td>postgres</td><td>new data</td>") == 1
+    assert cells(page.text).count("<td>train</td><td>resumed</td><td>postgres</td><td>new data</td>") == 1
 
 
 def test_usage_trips_and_quarantines_are_shown(dsn: str, q: Q) -> None:
@@ -80,9 +80,9 @@ def test_usage_trips_and_quarantines_are_shown(dsn: str, q: Q) -> None:
     free = q.value("select uuid from gangq.devices where state = 'free' limit 1")
     q.call("quarantine", device_uuid=free, reason="xid 79")
     (page,) = fetch(dsn, "/usage")
-    assert "<td>postgres</td><td>default</td><td>1</td><td>1.00</td><td>1.00</td>" in page.text
-    assert f'<td><a href="/jobs/{job}">{job}</a></td><td>host-w1</td>' in page.text
-    assert f"<td>host-w1</td><td>{free}</td>" in page.text
+    assert "<td>postgres</td><td>default</td><td>1</td><td>1.00</td><td>1.00</td>" in cells(page.text)
+    assert f'<td><a href="/jobs/{job}">{job}</a></td><td>host-w1</td>' in cells(page.text)
+    assert f"<td>host-w1</td><td>{free}</td>" in cells(page.text)
     assert "xid 79" in page.text
 
 
@@ -98,4 +98,4 @@ def test_the_largest_gang_that_could_start_is_said_by_kind(
     if cordon:
         q.call("cordon", host="host-w1")
     (page,) = fetch(dsn, "/")
-    assert f"<td>test 78 GiB</td>{most}" in page.text
+    assert f"<td>test 78 GiB</td>{most}" in cells(page.text)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,7 +20,7 @@ from urllib.parse import urlencode
 import httpx
 import psycopg
 import pytest
-from browsing import UNREADABLE, UNSEEN, Shown, Tab, serving
+from browsing import UNREADABLE, UNSEEN, Shown, Tab, cells, serving
 from playwright.sync_api import expect
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
@@ -32,7 +33,8 @@ from gangq.web import asgi
 from gangq.web.sessions import Attempts
 
 PASSWORD = "pass <b>&\"'word"
-LOGINS = {"ada": "gangq_admin", "sam": "gangq_submitter", "vera": "gangq_viewer"}
+LOGINS = {"ada": "gangq_admin", "sam": "gangq_submitter", "vera": "gangq_viewer", "wim": "gangq_worker",
+          "hal": "gangq_host"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,11 @@ class Visitor:
     def log_in(self, login: str, password: str = PASSWORD) -> httpx.Response:
         return self.send("/login", "/login", login=login, password=password)
 
-    def do(self, action: str, what: object) -> httpx.Response:
+    def do(self, action: str, what: object, **fields: str) -> httpx.Response:
         asked = self.get(f"/do/{action}?{urlencode({'what': what})}")
-        return (
-            asked if asked.status_code != 200 else self.send(str(asked.url), f"/do/{action}", what=str(what))
-        )
+        if asked.status_code != 200:
+            return asked
+        return self.send(str(asked.url), f"/do/{action}", what=str(what), **fields)
 
 
 Visit = Callable[..., Visitor]
@@ -136,7 +138,7 @@ def connections(dsn: str, login: str) -> int:
     return int(row[0])
 
 
-def test_without_a_session_nothing_is_shown_or_done(visit: Visit, shown: Shown) -> None:
+def test_without_a_session_nothing_is_shown_or_done(visit: Visit, shown: Shown, client: Client) -> None:
     visitor = visit()
     for path in ("/", "/usage", "/services", "/batches",
                  f"/gangs/{shown.gang}", f"/jobs/{shown.job}", f"/do/cancel-job?what={shown.job}",
@@ -151,8 +153,11 @@ def test_without_a_session_nothing_is_shown_or_done(visit: Visit, shown: Shown) 
             assert answer.status_code in (303, 307, 401, 404), path
             assert "hostile" not in answer.text
     assert visitor.get("/live").status_code == 401
-    assert visitor.http.post("/do/cancel-job", data={"what": shown.job}).status_code == 401
-    assert visitor.http.post("/logout").status_code == 401
+    for path in ("/do/cancel-job", "/logout"):
+        assert visitor.http.post(path, data={"what": shown.job}).headers["location"] == "/login?ended"
+        live = visitor.http.post(path, data={"what": shown.job}, headers={"hx-request": "true"})
+        assert live.status_code == 401
+    assert client.jobs(ids=[shown.job])[0].state == "pending"
 
 
 def test_a_viewer_sees_the_fleet_and_is_offered_nothing(visit: Visit, shown: Shown, client: Client) -> None:
@@ -173,10 +178,15 @@ def test_a_viewer_sees_the_fleet_and_is_offered_nothing(visit: Visit, shown: Sho
         page = visitor.get(path)
         assert page.status_code == 200, path
         assert "/do/" not in page.text
-    for path in (f"/do/cancel-gang?what={shown.gang}", "/do/pause-queue?what=later"):
+    for path in (
+        f"/do/cancel-gang?what={shown.gang}",
+        "/do/pause-queue?what=later",
+        "/do/pause-task?what=train",
+    ):
         assert visitor.get(path).status_code == 403, "it is not even asked"
     token = visitor.token("/")
-    for action, what in (("cancel-gang", shown.gang), ("pause-queue", "later"), ("cordon-host", "alpha")):
+    for action, what in (("cancel-gang", shown.gang), ("pause-queue", "later"), ("pause-task", "train"),
+                         ("resume-task", "train"), ("cordon-host", "alpha")):  # fmt: skip
         answer = visitor.http.post(f"/do/{action}", data={"token": token, "what": what})
         assert answer.status_code == 403, action
     assert client.gangs(ids=[shown.gang])[0].state == "running"
@@ -215,6 +225,52 @@ def test_an_admin_cancels_pauses_and_cordons(visit: Visit, shown: Shown, client:
     assert visitor.do("cancel-gang", shown.gang).status_code == 303
     assert client.gangs(ids=[shown.gang])[0].state == "draining"
     assert visitor.do("retry-gang", shown.gang).status_code == 409
+
+
+def test_a_task_is_paused_from_the_page_of_a_job_and_resumed_from_that_of_the_fleet(
+    visit: Visit, shown: Shown, client: Client
+) -> None:
+    visitor = visit("ada")
+    for path in (f"/jobs/{shown.job}", f"/gangs/{shown.gang}"):
+        assert "/do/pause-task?what=" in visitor.get(path).text, path
+    assert visitor.do("pause-task", "hostile", reason="<i>new data</i>").headers["location"] == "/"
+    (task,) = client.tasks(task="hostile")
+    assert (task.paused, task.paused_until, task.paused_by) == (True, None, "ada")
+    fleet = visitor.get("/").text
+    assert "/do/resume-task?what=hostile" in fleet
+    assert "&lt;i&gt;new data&lt;/i&gt;" in fleet
+    assert visitor.do("resume-task", "hostile").status_code == 303
+    assert not client.tasks(task="hostile")
+
+
+def test_a_pause_ends_so_long_from_now_as_its_form_said(visit: Visit, shown: Shown, client: Client) -> None:
+    client.set_schedule(name="nightly", task="report", every="1h")
+    visitor = visit("ada")
+    for kind, name in (("queue", "later"), ("task", "hostile"), ("schedule", "nightly")):
+        before = datetime.now(UTC)
+        assert visitor.do(f"pause-{kind}", name, after=" 1h30m ").status_code == 303
+        (row,) = {
+            "queue": client.queues(name=name),
+            "task": client.tasks(task=name),
+            "schedule": client.schedules(),
+        }[kind]
+        assert row.paused_until is not None
+        assert timedelta(minutes=89) < row.paused_until - before < timedelta(minutes=91), kind
+    fleet = visitor.get("/").text
+    assert "later (paused until 20" in fleet
+    assert "<td>hostile</td><td>20" in cells(fleet)
+
+
+@pytest.mark.parametrize("after", ["tomorrow", "-1h", "0", "9999w", "1e9", "2h; drop"])
+def test_a_pause_of_no_length_is_asked_again_and_what_was_written_is_kept(
+    visit: Visit, shown: Shown, client: Client, after: str
+) -> None:
+    again = visit("ada").do("pause-task", "hostile", after=after, reason='say "why"')
+    assert again.status_code == 400
+    assert "is no length of a pause" in again.text
+    assert f'value="{after}"' in again.text
+    assert 'value="say &#34;why&#34;"' in again.text
+    assert not client.tasks(task="hostile")
 
 
 def test_a_batch_is_cancelled_and_its_failed_jobs_are_retried(
@@ -289,9 +345,57 @@ def test_what_does_not_exist_is_neither_changed_nor_made(visit: Visit, client: C
     visitor = visit("ada")
     for action, what in (("pause-queue", "nowhere"), ("cordon-host", "nowhere"), ("cancel-job", "9" * 30),
                          ("cancel-job", "1 or true"), ("cancel-gang", ""), ("drop", "x"), ("cancel-batch", "7"),
-                         ("pause-schedule", "nowhere"), ("start-service", "nowhere")):  # fmt: skip
+                         ("pause-schedule", "nowhere"), ("start-service", "nowhere"), ("pause-task", "nowhere"),
+                         ("resume-task", "nowhere")):  # fmt: skip
         assert visitor.do(action, what).status_code == 404, action
     assert "nowhere" not in {queue.name for queue in client.queues()}
+    assert client.tasks() == []
+
+
+@pytest.mark.parametrize("login", ["wim", "hal"])
+def test_a_login_of_a_program_is_shown_what_it_may_read_or_told_that_it_may_not(
+    visit: Visit, shown: Shown, login: str
+) -> None:
+    visitor = visit()
+    if visitor.log_in(login).status_code == 303:
+        for path in ("/", "/services", "/batches", "/schedules", "/limits", "/usage", f"/gangs/{shown.gang}",
+                     f"/jobs/{shown.job}", "/do/cancel-job?what=1"):  # fmt: skip
+            answer = visitor.get(path)
+            assert answer.status_code in (200, 403), path
+            assert "/do/" not in answer.text, path
+
+
+def test_what_is_sent_after_its_session_has_ended_is_not_done_and_says_so(
+    visit: Visit, shown: Shown, client: Client
+) -> None:
+    visitor = visit("ada")
+    token = visitor.token(f"/do/cancel-gang?what={shown.gang}")
+    visitor.send("/", "/logout")
+    late = visitor.http.post(
+        "/do/cancel-gang", data={"token": token, "what": shown.gang}, follow_redirects=True
+    )
+    assert "Your session has ended, and nothing was done." in late.text
+    assert 'name="password"' in late.text
+    assert visitor.log_in("ada").status_code == 303
+    # In another tab the form of the former session is still open.
+    assert visitor.http.post("/do/cancel-gang", data={"token": token, "what": shown.gang}).status_code == 403
+    assert client.gangs(ids=[shown.gang])[0].state == "running"
+
+
+def test_each_of_two_tabs_that_ask_for_a_login_takes_it(visit: Visit) -> None:
+    visitor = visit()
+    first, second = visitor.token("/login"), visitor.token("/login")
+    for token in (first, second):
+        answer = visitor.http.post("/login", data={"token": token, "login": "vera", "password": PASSWORD})
+        assert answer.status_code == 303
+
+
+def test_a_planted_cookie_of_the_form_is_not_adopted(visit: Visit) -> None:
+    visitor = visit()
+    for planted in ("planted", '"><script>', "a" * 44):
+        visitor.http.cookies.clear()
+        visitor.http.cookies.set("gangq_form", planted)
+        assert planted not in visitor.get("/login").text
 
 
 def test_a_wrong_password_and_an_unknown_login_get_the_same_answer(visit: Visit, dsn: str) -> None:
@@ -341,6 +445,7 @@ def test_a_form_that_another_page_or_session_made_is_refused(
 ) -> None:
     visitor, other = visit("ada"), visit("ada")
     to, what = "/do/cancel-job", str(shown.job)
+    pause = {"what": "hostile"}
     token, foreign = visitor.token("/"), other.token("/")
     for sent in (
         {},
@@ -350,6 +455,7 @@ def test_a_form_that_another_page_or_session_made_is_refused(
         {"token": "\N{SNOWMAN}"},
     ):
         assert visitor.http.post(to, data={"what": what, **sent}).status_code == 403
+        assert visitor.http.post("/do/pause-task", data={**pause, **sent}).status_code == 403
         assert visitor.http.post("/logout", data=sent).status_code == 403
     right = {"what": what, "token": token}
     for headers in (
@@ -360,6 +466,7 @@ def test_a_form_that_another_page_or_session_made_is_refused(
     assert visitor.http.post(to, data={**right, "x": "y" * 20_000}).status_code == 413
     assert visitor.http.get(to, params=right).status_code == 200, "it only asks"
     assert client.jobs(ids=[shown.job])[0].state == "pending"
+    assert client.tasks() == []
     assert visitor.http.post(to, data=right).status_code == 303
 
 
@@ -520,7 +627,7 @@ def test_in_a_browser_a_gang_is_cancelled_after_a_question_by_keyboard_alone(
         pytest.fail(f"Tab does not lead to {selector}")
 
     page.goto(f"{at}/gangs/{shown.gang}")
-    # The form has the focus.
+    expect(page.get_by_label("Login")).to_be_focused()
     page.keyboard.type("ada")
     press("Tab")
     page.keyboard.type(PASSWORD)
@@ -547,6 +654,9 @@ def test_in_a_browser_a_gang_is_cancelled_after_a_question_by_keyboard_alone(
     assert tab.problems == []
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_role("button", name="Log in")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()
+    assert "asked for" not in page.content()
 
 
 def test_in_a_browser_an_open_page_asks_for_a_login_when_its_session_has_ended(

@@ -48,6 +48,15 @@ def test_an_unknown_host_and_an_unknown_job_are_refused(dsn: str) -> None:
     assert fetch(dsn, "/jobs/99999999")[0].status_code == 404
 
 
+def test_what_is_no_id_or_no_page_is_answered_by_a_page_that_leads_on(dsn: str) -> None:
+    numbers = ("99999999", "9" * 19, "9" * 5000, "-1", "1e3", "%00", "7%00", "x" * 300, "\u0663", "1 or true")
+    paths = [f"/{kind}/{id}" for kind in ("jobs", "gangs", "batches") for id in numbers]
+    for page in fetch(dsn, *paths, "/nowhere", "/jobs", "/jobs/1/2", "/static/nothing.css"):
+        assert page.status_code == 404, page.url
+        assert 'href="/usage"' in page.text
+        assert len(page.text) < 5_000
+
+
 def test_links_have_the_base_path(dsn: str, shown: Shown) -> None:
     stripped, kept = fetch(dsn, f"/jobs/{shown.job}", f"/q/jobs/{shown.job}", base_path="/q")
     for page in (stripped, kept):

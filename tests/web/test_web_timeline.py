@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from browsing import fetch
+from browsing import cells, fetch
 from lives import displaced_and_back
 
 from gangq.placement import gates
@@ -48,7 +48,7 @@ def test_a_gang_that_was_displaced_shows_each_part_of_its_life(dsn: str, q: Q) -
     assert page.text.count("<title>checkpoint of step 7") == 2
     assert "40 s ago, step 9; beats of its task have stayed away for 20 s without harm" in page.text
     assert "epoch 2 on w1 (node1): runs" in page.text
-    assert f'<td><a href="/q/gangs/{life.high.id}">g{life.high.id}</a></td><td>620</td>' in page.text
+    assert f'<td><a href="/q/gangs/{life.high.id}">g{life.high.id}</a></td><td>620</td>' in cells(page.text)
     assert "quota 30.0, unjudged 10.0" in page.text
     assert "restores step 7" in page.text
 
@@ -73,7 +73,7 @@ def test_a_single_job_that_was_displaced_says_by_whom(dsn: str, q: Q) -> None:
     high = q.submit_gang(1, priority=5)
     q.tick()
     (page,) = fetch(dsn, f"/jobs/{low}")
-    assert f'<td><a href="/gangs/{high.id}">g{high.id}</a></td>' in page.text
+    assert f'<td><a href="/gangs/{high.id}">g{high.id}</a></td>' in cells(page.text)
 
 
 def test_the_member_whose_end_began_a_drain_is_the_first_to_stop(dsn: str, q: Q) -> None:

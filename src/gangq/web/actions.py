@@ -2,109 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 from gangq.client import AsyncClient
-from gangq.errors import NotFound
+from gangq.durations import parse_seconds
+from gangq.errors import InvalidInput, NotFound
 from gangq.web.queries import Row, reading
 from gangq.web.viewer import Viewer
 
-On = Literal["gang", "job", "batch", "schedule", "service", "queue", "host"]
+On = Literal["gang", "job", "batch", "schedule", "service", "queue", "task", "host"]
+
+
+_LONGEST_PAUSE_S = 1e9
+
+
+class Said(NamedTuple):
+    """What the form said. `until`: when a pause ends; None: when somebody resumes it."""
+
+    reason: str | None = None
+    until: datetime | None = None
 
 
 @dataclass(frozen=True)
 class Action:
-    """`verb`: the right that it needs. `effect`: what it does, said before it is done."""
+    """`word`: what is done, to what it is `on`. `verb`: the right that it needs. `effect`: said before it is done.
+    `asks`: the fields of `Said` that its form has.
+    """
 
-    name: str
-    verb: str
+    word: str
     on: On
-    label: str
+    verb: str
     effect: str
-    call: Callable[[AsyncClient, Any, str | None], Awaitable[object]]
-    takes_reason: bool = False
+    call: Callable[[AsyncClient, Any, Said], Awaitable[object]]
+    asks: tuple[Literal["reason", "until"], ...] = ()
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or self.word.capitalize())
+
+    @property
+    def name(self) -> str:
+        """Its name in a path."""
+        return f"{self.word}-{self.on}"
 
 
-async def _cancel_batch(client: AsyncClient, id: int, reason: str | None) -> None:
+async def _cancel_batch(client: AsyncClient, id: int, said: Said) -> None:
     async with reading(client) as read:
         jobs = await read.live_jobs_of_batch(id)
-    await client.cancel(job_ids=jobs, reason=reason)
+    await client.cancel(job_ids=jobs, reason=said.reason)
 
 
 _EACH = (
     Action(
-        "cancel-gang", "cancel", "gang", "Cancel",
-        "Members that run are told to stop, and lose what they have not saved.",
-        lambda client, id, reason: client.cancel(gang_ids=[id], reason=reason), takes_reason=True,
+        "cancel", "gang", "cancel", "Members that run are told to stop, and lose what they have not saved.",
+        lambda client, id, said: client.cancel(gang_ids=[id], reason=said.reason), asks=("reason",),
     ),
     Action(
-        "retry-gang", "retry", "gang", "Retry",
-        "It runs once more under its id, from its last complete checkpoint.",
+        "retry", "gang", "retry", "It runs once more under its id, from its last complete checkpoint.",
         lambda client, id, _: client.retry(gang_ids=[id]),
     ),
     Action(
-        "cancel-job", "cancel", "job", "Cancel",
-        "If it runs it is told to stop, and loses what it has not saved.",
-        lambda client, id, reason: client.cancel(job_ids=[id], reason=reason), takes_reason=True,
+        "cancel", "job", "cancel", "If it runs it is told to stop, and loses what it has not saved.",
+        lambda client, id, said: client.cancel(job_ids=[id], reason=said.reason), asks=("reason",),
     ),
     Action(
-        "retry-job", "retry", "job", "Retry", "It runs once more under its id.",
+        "retry", "job", "retry", "It runs once more under its id.",
         lambda client, id, _: client.retry(job_ids=[id]),
     ),
     Action(
-        "cancel-batch", "cancel", "batch", "Cancel",
+        "cancel", "batch", "cancel",
         "Its jobs that have not ended are cancelled. Those that run are told to stop, and lose what they have not "
         "saved.",
-        _cancel_batch, takes_reason=True,
+        _cancel_batch, asks=("reason",),
     ),
     Action(
-        "retry-batch", "retry", "batch", "Retry the failed jobs of",
-        "Its jobs that have failed run once more under their ids.",
-        lambda client, id, _: client.retry_failed(batch_id=id),
+        "retry", "batch", "retry", "Its jobs that have failed run once more under their ids.",
+        lambda client, id, _: client.retry_failed(batch_id=id), label="Retry the failed jobs of",
     ),
     Action(
-        "pause-schedule", "schedule", "schedule", "Pause",
+        "pause", "schedule", "schedule",
         "Nothing more of it is submitted until it is resumed, and what comes due meanwhile is not caught up. "
         "What it has submitted goes on.",
-        lambda client, name, _: client.pause_schedule(name=name),
+        lambda client, name, said: client.pause_schedule(name=name, until=said.until), asks=("until",),
     ),
     Action(
-        "resume-schedule", "schedule", "schedule", "Resume", "Its due times count again, from now on.",
+        "resume", "schedule", "schedule", "Its due times count again, from now on.",
         lambda client, name, _: client.resume_schedule(name=name),
     ),
     Action(
-        "run-schedule", "schedule", "schedule", "Run",
+        "run", "schedule", "schedule",
         "Its work is submitted once, now, for whoever stored it. Its due times stay as they are.",
         lambda client, name, _: client.run_schedule_now(name=name),
     ),
     Action(
-        "stop-service", "service", "service", "Stop",
+        "stop", "service", "service",
         "No replica of it is wanted any more. Its gangs leave the endpoints, and are told to stop.",
         lambda client, name, _: client.stop_service(name=name),
     ),
     Action(
-        "start-service", "service", "service", "Start",
+        "start", "service", "service",
         "Its replicas are wanted again. From now on they are submitted with your rights.",
         lambda client, name, _: client.set_service(name=name, stopped=False),
     ),
     Action(
-        "pause-queue", "pause", "queue", "Pause",
+        "pause", "queue", "pause queues",
         "Nothing new of it and its children starts until it is resumed. What runs goes on.",
-        lambda client, name, _: client.set_queue(name=name, paused=True, paused_until=None),
+        lambda client, name, said: client.set_queue(name=name, paused=True, paused_until=said.until),
+        asks=("until",),
     ),
     Action(
-        "resume-queue", "pause", "queue", "Resume", "What waits in it may start.",
+        "resume", "queue", "pause queues", "What waits in it may start.",
         lambda client, name, _: client.set_queue(name=name, paused=False),
     ),
     Action(
-        "cordon-host", "cordon", "host", "Cordon",
-        "It is given nothing new until it is uncordoned. What runs there goes on.",
-        lambda client, name, reason: client.cordon(host=name, reason=reason), takes_reason=True,
+        "pause", "task", "pause tasks",
+        "Nothing new of it starts in any queue until it is resumed. What runs goes on.",
+        lambda client, name, said: client.pause_task(task=name, until=said.until, reason=said.reason),
+        asks=("until", "reason"),
     ),
     Action(
-        "uncordon-host", "cordon", "host", "Uncordon", "It is given work again; a drain of it ends.",
+        "resume", "task", "pause tasks", "What waits of it may start.",
+        lambda client, name, _: client.resume_task(task=name),
+    ),
+    Action(
+        "cordon", "host", "cordon", "It is given nothing new until it is uncordoned. What runs there goes on.",
+        lambda client, name, said: client.cordon(host=name, reason=said.reason), asks=("reason",),
+    ),
+    Action(
+        "uncordon", "host", "cordon", "It is given work again; a drain of it ends.",
         lambda client, name, _: client.uncordon(host=name),
     ),
 )  # fmt: skip
@@ -137,22 +165,41 @@ _NUMBERED = {
 }
 
 
+def number(text: str) -> int:
+    """The number of a gang, job or batch that a path or a form names. Raises `NotFound`."""
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise NotFound(f"there is no {text[:100]!r}")
+    return int(text)
+
+
 async def find_target(viewer: Viewer, action: Action, what: str) -> Target:
-    """Look up what is named; set_queue would make a queue that does not exist. Raises `NotFound`."""
+    """Look up what is named; the verbs of queues and tasks would make what does not exist. Raises `NotFound`."""
+    none = NotFound(f"there is no {action.on} {what[:100]!r}")
     async with viewer.reading() as read:
         if found := _NUMBERED.get(action.on):
-            number = int(what) if what.isascii() and what.isdigit() and len(what) < 19 else 0
-            row = await read.one(found.view, number)
-            if row is not None:
-                title = f"{action.on} {found.prefix}{number} ({found.said(row)}, {row['state']})"
-                return Target(number, title, f"/{found.view}/{number}", await viewer.owns(read, row))
-        elif action.on in ("schedule", "service"):
-            view = f"{action.on}s"
-            if row := await read.named(view, what):
-                return Target(what, f"{action.on} {what} ({row['task']})", f"/{view}", row["readable"])
-        elif action.on == "queue":
-            if await read.rows("select from gangq.queues where name = %(name)s", name=what):
-                return Target(what, f"queue {what}", "/")
-        elif await read.rows("select from gangq.fleet where host = %(host)s limit 1", host=what):
-            return Target(what, f"host {what}", "/")
-    raise NotFound(f"there is no {action.on} {what[:100]!r}")
+            id = number(what)
+            row = await read.one(found.view, id)
+            if row is None:
+                raise none
+            title = f"{action.on} {found.prefix}{id} ({found.said(row)}, {row['state']})"
+            return Target(id, title, f"/{found.view}/{id}", await viewer.owns(read, row))
+        if action.on in ("schedule", "service"):
+            row = await read.named(f"{action.on}s", what)
+            if row is None:
+                raise none
+            return Target(what, f"{action.on} {what} ({row['task']})", f"/{action.on}s", row["readable"])
+        if not await read.exists(action.on, what):
+            raise none
+    return Target(what, f"{action.on} {what}", "/")
+
+
+async def read_said(viewer: Viewer, form: Mapping[str, str]) -> Said:
+    """Read what the form said; a pause ends so long from now by the database's clock. Raises `InvalidInput`."""
+    after = form.get("after", "").strip()
+    if not after:
+        return Said(form.get("reason") or None)
+    length = parse_seconds(after)
+    if length is None or not 1 <= length <= _LONGEST_PAUSE_S:
+        raise InvalidInput(f"{after[:100]!r} is no length of a pause: write 90s, 15m, 2h or 3d")
+    async with viewer.reading() as read:
+        return Said(form.get("reason") or None, await read.now() + timedelta(seconds=length))

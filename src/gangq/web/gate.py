@@ -82,7 +82,8 @@ class Gate:
                 message["headers"] = [*message["headers"], *_SECURITY.items()]
             await send(message)
 
-        scope = {**scope, "root_path": scope.get("root_path", "") + self._base_path}
+        base = scope.get("root_path", "") + self._base_path
+        scope = {**scope, "root_path": base, "gangq.base": base}
         request = Request(scope, receive)
         if _name(request.headers.get("host", "")) not in self._hosts:
             await PlainTextResponse("unknown host\n", 400)(scope, receive, with_headers)
@@ -116,9 +117,10 @@ def _is_open(request: Request) -> bool:
 
 def _to_login(request: Request) -> Response:
     login: str = request.scope["root_path"] + "/login"
-    if request.method == "GET" and request.headers.get("hx-request") != "true" and _path(request) != "/live":
-        return RedirectResponse(login, 303)
-    return PlainTextResponse("log in first\n", 401, {"hx-redirect": login})
+    if request.headers.get("hx-request") == "true" or _path(request) == "/live":
+        return PlainTextResponse("log in first\n", 401, {"hx-redirect": login})
+    # A form that comes too late is not sent again: who pressed its button is told so.
+    return RedirectResponse(login if request.method in ("GET", "HEAD") else f"{login}?ended", 303)
 
 
 def cookie_path(request: Request) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import re
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -13,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
@@ -22,7 +25,7 @@ from gangq.cli.output import seconds
 from gangq.client import AsyncClient
 from gangq.colours import colour_of
 from gangq.errors import Busy, GangqError, InvalidInput, NotAllowed, NotFound, WrongState
-from gangq.web.actions import ACTIONS, Action, Target, find_target
+from gangq.web.actions import ACTIONS, Action, Target, find_target, number, read_said
 from gangq.web.gate import (
     FORM_COOKIE,
     SESSION_COOKIE,
@@ -42,6 +45,7 @@ log = logging.getLogger("gangq.web")
 
 _HERE = Path(__file__).parent
 _MEMBERS = (1, 2, 4, 8)
+_TOKEN = re.compile(r"[\w-]{43}", re.ASCII)
 _STATUS = ((NotFound, 404), (NotAllowed, 403), (InvalidInput, 400), (WrongState, 409), (Busy, 409))
 
 
@@ -71,10 +75,10 @@ def asgi(
         Route("/schedules", web.schedules),
         Route("/limits", web.limits),
         Route("/batches", web.batches),
-        Route("/batches/{id:int}", web.batch),
+        Route("/batches/{id}", web.batch),
         Route("/usage", web.usage),
-        Route("/gangs/{id:int}", web.gang),
-        Route("/jobs/{id:int}", web.job),
+        Route("/gangs/{id}", web.gang),
+        Route("/jobs/{id}", web.job),
         Route("/live", web.live),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
@@ -86,7 +90,7 @@ def asgi(
             Route("/do/{action}", web.ask_action, methods=["GET"]),
             Route("/do/{action}", web.act, methods=["POST"]),
         ]
-    handlers = {GangqError: web.failed, NotFound: web.failed, Refused: web.failed, LoginRefused: web.failed}
+    handlers = {GangqError: web.failed, Refused: web.failed, HTTPException: web.unknown}
     inner = Starlette(routes=routes, exception_handlers=handlers)
     return Gate(inner, base_path.rstrip("/"), hosts, sessions=sessions, viewer=viewer)
 
@@ -111,20 +115,29 @@ class _Web:
     def _page(
         self, request: Request, name: str, status: int = 200, *, live: bool = False, **values: Any
     ) -> Response:
-        base = request.scope.get("root_path", "")
+        base = request.scope["gangq.base"]
         here = base + request.url.path.removeprefix(base)
         partial = request.headers.get("hx-request") == "true"
         viewer: Viewer | None = request.scope["gangq.viewer"]
         text = self._templates.get_template(name).render(
             base=base, here=here, partial=partial, viewer=viewer, live=live, **values
         )
-        return HTMLResponse(text, status)
+        return HTMLResponse(labelled(text), status)
 
     async def failed(self, request: Request, problem: Exception) -> Response:
         status = next((status for kind, status in _STATUS if isinstance(problem, kind)), 503)
         if isinstance(problem, Refused | LoginRefused):
             status = problem.status
-        return self._page(request, "problem.html", status, said=str(problem))
+        # Once the database is back the open page is, too.
+        live = status == 503 and request.method == "GET"
+        return self._page(request, "problem.html", status, live=live, said=str(problem))
+
+    async def unknown(self, request: Request, problem: Exception) -> Response:
+        """No route has this path, or not with this method."""
+        assert isinstance(problem, HTTPException)
+        return self._page(
+            request, "problem.html", problem.status_code, said=f"{problem.detail}: {request.url.path[:100]}"
+        )
 
     async def fleet(self, request: Request) -> Response:
         async with viewer_of(request).reading() as read:
@@ -147,14 +160,14 @@ class _Web:
         return self._page(request, "usage.html", live=True, used=used, trips=trips, quarantined=quarantined)
 
     async def gang(self, request: Request) -> Response:
-        id, viewer = request.path_params["id"], viewer_of(request)
+        id, viewer = number(request.path_params["id"]), viewer_of(request)
         async with viewer.reading() as read:
             gang = _found(await read.one("gangs", id), f"gang g{id}")
             parts = await read.gang_parts(id)
             why, owns = await read.explained("explain_gang", id), await viewer.owns(read, gang)
         end = gang["finished_at"] or parts.now
         waited = waits(parts.steps, gang["waited"], end) if parts.steps else []
-        base = request.scope.get("root_path", "")
+        base = request.scope["gangq.base"]
         life = Life(
             parts.steps, parts.attempts, parts.beats, parts.displaced, waited, gang["epoch"], end, base=base
         )
@@ -164,7 +177,7 @@ class _Web:
         )  # fmt: skip
 
     async def job(self, request: Request) -> Response:
-        id, viewer = request.path_params["id"], viewer_of(request)
+        id, viewer = number(request.path_params["id"]), viewer_of(request)
         async with viewer.reading() as read:
             job = _found(await read.one("jobs", id), f"job {id}")
             parts = await read.job_parts(id)
@@ -184,8 +197,8 @@ class _Web:
     async def limits(self, request: Request) -> Response:
         async with viewer_of(request).reading() as read:
             keys, queues = await read.limits()
-            (now,) = await read.rows("select gangq.now() as at")
-        return self._page(request, "limits.html", live=True, keys=keys, queues=queues, now=now["at"])
+            now = await read.now()
+        return self._page(request, "limits.html", live=True, keys=keys, queues=queues, now=now)
 
     async def batches(self, request: Request) -> Response:
         async with viewer_of(request).reading() as read:
@@ -193,7 +206,7 @@ class _Web:
         return self._page(request, "batches.html", live=True, batches=batches)
 
     async def batch(self, request: Request) -> Response:
-        id, viewer = request.path_params["id"], viewer_of(request)
+        id, viewer = number(request.path_params["id"]), viewer_of(request)
         async with viewer.reading() as read:
             batch = _found(await read.one("batches", id), f"batch b{id}")
             jobs, owns = await read.batch_jobs(id), await viewer.owns(read, batch)
@@ -212,10 +225,14 @@ class _Web:
     # With --login
 
     async def ask_login(self, request: Request) -> Response:
-        return self._login_page(request, 200, "")
+        said = "Your session has ended, and nothing was done" if "ended" in request.query_params else ""
+        return self._login_page(request, 200, said)
 
     def _login_page(self, request: Request, status: int, said: str) -> Response:
-        token = secrets.token_urlsafe(32)
+        # One token for all tabs: when a session ends, each of them asks for a login.
+        token = request.cookies.get(FORM_COOKIE, "")
+        if not _TOKEN.fullmatch(token):
+            token = secrets.token_urlsafe(32)
         page = self._page(request, "login.html", status, said=said, token=token)
         set_cookie(request, page, FORM_COOKIE, token)
         return page
@@ -229,7 +246,7 @@ class _Web:
         except LoginRefused as refused:
             return self._login_page(request, refused.status, str(refused))
         await self._sessions.end(request.cookies.get(SESSION_COOKIE, ""))
-        answer = RedirectResponse(request.scope.get("root_path", "") + "/", 303)
+        answer = RedirectResponse(request.scope["gangq.base"] + "/", 303)
         set_cookie(request, answer, SESSION_COOKIE, name)
         return answer
 
@@ -237,21 +254,26 @@ class _Web:
         assert self._sessions is not None
         await read_form(request, viewer_of(request).form_token)
         await self._sessions.end(request.cookies.get(SESSION_COOKIE, ""))
-        answer = RedirectResponse(request.scope.get("root_path", "") + "/login", 303)
+        answer = RedirectResponse(request.scope["gangq.base"] + "/login", 303)
         answer.delete_cookie(SESSION_COOKIE, path=cookie_path(request))
         return answer
 
     async def ask_action(self, request: Request) -> Response:
         action, target = await self._asked(request, request.query_params.get("what", ""))
-        return self._page(request, "confirm.html", action=action, target=target)
+        return self._page(request, "confirm.html", action=action, target=target, form={}, said="")
 
     async def act(self, request: Request) -> Response:
         viewer = viewer_of(request)
         form = await read_form(request, viewer.form_token)
         action, target = await self._asked(request, form.get("what", ""))
-        await action.call(viewer.client, target.key, form.get("reason") or None)
+        try:
+            await action.call(viewer.client, target.key, await read_said(viewer, form))
+        except InvalidInput as wrong:
+            return self._page(
+                request, "confirm.html", 400, action=action, target=target, form=form, said=str(wrong)
+            )
         log.info("action", extra={"action": action.name, "target": target.key, "login": viewer.login})
-        return RedirectResponse(request.scope.get("root_path", "") + target.path, 303)
+        return RedirectResponse(request.scope["gangq.base"] + target.path, 303)
 
     async def _asked(self, request: Request, what: str) -> tuple[Action, Target]:
         viewer = viewer_of(request)
@@ -264,6 +286,18 @@ class _Web:
         if not target.allowed:
             raise NotAllowed(f"{viewer.login} may not {action.verb} {target.title}")
         return action, target
+
+
+def labelled(page: str) -> str:
+    """Write the heading of its column into each cell: where the screen is narrow, a row is shown as a card. Texts of
+    others are escaped by now, so each `<td` is one of the templates.
+    """
+
+    def with_headings(table: re.Match[str]) -> str:
+        heading = itertools.cycle(re.findall("<th>(.*?)</th>", table[0]))
+        return re.sub("<td", lambda _: f'<td data-label="{next(heading)}"', table[0])
+
+    return re.sub("<table>.*?</table>", with_headings, page, flags=re.DOTALL)
 
 
 def _found(row: Row | None, what: str) -> Row:

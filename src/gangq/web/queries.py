@@ -46,6 +46,14 @@ _WAITING = """
     where x.place <= 20 order by x.queue, x.place"""
 
 
+_EXISTS = {
+    "queue": "select from gangq.queues where name = %(name)s",
+    "task": "(select from gangq.tasks where task = %(name)s limit 1) union all "
+    "(select from gangq.jobs where task = %(name)s limit 1)",
+    "host": "select from gangq.fleet where host = %(name)s limit 1",
+}
+
+
 class Reader:
     """Queries on one connection, in one transaction."""
 
@@ -58,6 +66,12 @@ class Reader:
             await cursor.execute(text.encode(), values or None)
             return await cursor.fetchall()
 
+    async def now(self) -> datetime:
+        """The database's time."""
+        (row,) = await self.rows("select gangq.now() as at")
+        at: datetime = row["at"]
+        return at
+
     async def fleet(self) -> list[Row]:
         """A row for each device, and one for each worker without devices. Of thousands of rows each column costs."""
         return await self.rows(
@@ -68,8 +82,8 @@ class Reader:
     async def queues(self) -> list[Row]:
         """Queues with what they hold and have waiting."""
         return await self.rows(
-            "select name, depth, paused, paused_by, running_gangs, running_jobs, used_gpus, maximum, waiting_gangs, "
-            "waiting_jobs from gangq.queues"
+            "select name, depth, paused, paused_by, paused_until, running_gangs, running_jobs, used_gpus, maximum, "
+            "waiting_gangs, waiting_jobs from gangq.queues"
         )
 
     async def running(self) -> list[Row]:
@@ -125,8 +139,7 @@ class Reader:
         displaced = await self.rows(
             "select * from gangq.preemptions where gang_id = %(id)s order by at", id=id
         )
-        now = (await self.rows("select gangq.now() as at"))[0]["at"]
-        return GangParts(members, steps, tried, beats, displaced, now)
+        return GangParts(members, steps, tried, beats, displaced, await self.now())
 
     async def job_parts(self, id: int) -> JobParts:
         """What belongs to a job, and the end of its output."""
@@ -155,6 +168,10 @@ class Reader:
         """The row of the view `schedules` or `services` with this name."""
         found = await self.rows(f"select * from gangq.{view} where name = %(name)s", name=name)  # noqa: S608 - of this module
         return found[0] if found else None
+
+    async def exists(self, kind: str, name: str) -> bool:
+        """Whether there is a queue, task or host of this name."""
+        return bool(await self.rows(_EXISTS[kind], name=name))
 
     async def schedules(self) -> list[Row]:
         """What is submitted again and again."""

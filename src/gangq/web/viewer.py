@@ -16,8 +16,8 @@ from gangq.web.queries import Reader, Row, reading
 _MAY = """
   select session_user::text as login, gangq.is_admin() as admin, array(
     select v.verb
-    from (values ('cancel', 'gangq.cancel'), ('retry', 'gangq.retry'), ('pause', 'gangq.set_queue'),
-      ('cordon', 'gangq.cordon'), ('schedule', 'gangq.pause_schedule'),
+    from (values ('cancel', 'gangq.cancel'), ('retry', 'gangq.retry'), ('pause queues', 'gangq.set_queue'),
+      ('pause tasks', 'gangq.pause_task'), ('cordon', 'gangq.cordon'), ('schedule', 'gangq.pause_schedule'),
       ('service', 'gangq.stop_service')) as v(verb, f)
     where has_function_privilege(v.f::regproc, 'execute')) as verbs"""
 _OWNS = """
