@@ -18,6 +18,7 @@ from playwright.sync_api import Page
 from gangq.web import asgi
 
 HOSTILE = "<script>alert(1)</script>\"'"
+LONG = "a-name-without-a-place-to-break".replace("-", "_") * 6
 Serve = Callable[..., str]
 _CONTRAST = """
   const light = color => {

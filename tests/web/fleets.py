@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from browsing import HOSTILE
+from browsing import HOSTILE, LONG
 from lives import displaced_and_back
 
 from sql.drive import Claim, Q, Worker, gpus
@@ -127,6 +127,9 @@ def broken(q: Q) -> Paths:
     q.call("pause_task", task="render", reason="see the trips of today")
     put(q, "chat", task="serve", replicas=2, work={"gpus": 1, "queue": "serving"})
     q.call("set_schedule", name="nightly-eval", task="evaluate", cron="0 0 30 2 *", tz="Europe/Oslo")
+    q.call("set_limit", key=LONG[:100], most=0, rate="1/1h")
+    q.call("set_queue", name=f"long.{LONG[:90]}", maximum={"gpus": 99})
+    q.submit_gang(9, LONG[:90], queue=f"long.{LONG[:90]}", gpus=8, name=LONG, budget_s=3600)
     q.live_on(120, *workers[1:], *life.workers, step=30, tick=False)
     q.submit_gang(2, "pretrain", gpus=8, name="llm-13b", vram_mb=80000)
     q.tick()

@@ -22,8 +22,8 @@ STYLE = Path(gangq.web.__file__).parent / "static" / "style.css"
 SCREENS = {
     "light": ("light", 1280),
     "dark": ("dark", 1280),
-    "phone": ("light", 390),
-    "dark phone": ("dark", 390),
+    "phone": ("light", 360),
+    "dark phone": ("dark", 360),
 }
 IN_THE_MANUAL = {
     ("busy", "fleet", "light"): "web.png",
@@ -32,6 +32,10 @@ IN_THE_MANUAL = {
     ("broken", "life", "light"): "web-gang.png",
 }
 """The pictures of the manual: of which fleet, page and screen each is."""
+SIDEWAYS = """() => [...document.querySelectorAll("body *")].filter(
+    e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth && !e.closest(".wide")
+      && /auto|scroll/.test(getComputedStyle(e).overflowX)).map(e => e.outerHTML.slice(0, 100))"""
+"""What is to be scrolled sideways to be read, but for the picture of a timeline."""
 _MADE_OF = b"Made of"
 
 
@@ -49,6 +53,8 @@ def test_every_page_of_a_fleet_is_readable_on_every_screen_and_is_as_the_manual_
             tab.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             tab.page.set_viewport_size({"width": width, "height": 800})
             assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, (path, screen)
+            if width < 1280:
+                assert tab.page.evaluate(SIDEWAYS) == [], (path, screen)
             assert tab.page.evaluate(UNREADABLE) == [], (path, screen)
             if width == 1280:
                 assert tab.page.evaluate(UNSEEN) == [], (path, screen)
