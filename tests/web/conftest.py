@@ -10,12 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 from browsing import HOSTILE, Serve, Shown, Tab, serving
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from gangq.client import Client
 from gangq.web import asgi
 from sql.drive import Q
 
+# Pages are told of everything within 5 s: what is expected of them has longer.
+expect.set_options(timeout=10_000)
 CHROMIUM = shutil.which("chromium")
 
 

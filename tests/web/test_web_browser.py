@@ -47,7 +47,7 @@ def test_a_page_is_live_however_slowly_its_scripts_come(serve: Serve, shown: Sho
 
     at = serve()
     tab.page.route("**/hx-sse.min.js", late)
-    with tab.page.expect_request(f"{at}/live", timeout=5_000):
+    with tab.page.expect_request(f"{at}/live"):
         tab.page.goto(at)
 
 
@@ -124,11 +124,11 @@ def test_output_follows_while_its_end_is_shown_and_stays_where_one_reads(
     expect(output).to_contain_text("first 199")
     assert output.evaluate(end) == 0, "at the end"
     prints(1, "second")
-    expect(output).to_contain_text("second 199", timeout=10_000)
+    expect(output).to_contain_text("second 199")
     assert output.evaluate(end) == 0, "at the new end"
     output.evaluate("e => { e.scrollTop = -2000; }")
     prints(2, "third")
-    expect(output).to_contain_text("third 199", timeout=10_000)
+    expect(output).to_contain_text("third 199")
     assert output.evaluate(end) < -1000, "it is still read further up"
     assert tab.problems == []
 

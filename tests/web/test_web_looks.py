@@ -61,6 +61,7 @@ def test_every_page_of_a_fleet_is_readable_on_every_screen_and_is_as_the_manual_
             if picture := IN_THE_MANUAL.get((name, page, screen)):
                 made_of = digest(at + path)
                 if os.environ.get("GANGQ_WRITE_PICTURES") == "1":
+                    tab.page.evaluate("scrollTo(0, 0)")  # Where the focus was looked for last.
                     (MANUAL / picture).write_bytes(signed(tab.page.screenshot(), made_of))
                 assert made_of in (MANUAL / picture).read_bytes(), f"{picture} is not of this page any more"
     assert tab.problems == []
