@@ -57,6 +57,22 @@ def test_what_is_no_id_or_no_page_is_answered_by_a_page_that_leads_on(dsn: str) 
         assert len(page.text) < 5_000
 
 
+def test_no_page_says_where_the_database_is_or_who_asks_it(caplog: pytest.LogCaptureFixture) -> None:
+    (page,) = fetch("postgresql://harry:hidden@127.0.0.1:1/fleet", "/")
+    assert page.status_code == 503
+    assert "the database is not reached, or did not answer" in page.text
+    for said in ("harry", "hidden", "127.0.0.1"):
+        assert said not in page.text
+    (told,) = [record for record in caplog.records if record.message == "page_failed"]
+    assert "harry" in vars(told)["error"]
+    assert "hidden" not in str(vars(told))
+
+
+def test_a_slash_too_many_leads_nowhere_else(dsn: str) -> None:
+    for page in fetch(dsn, "/usage/", "/q/usage/", "/jobs/1/", base_path="/q"):
+        assert page.status_code == 404, page.headers.get("location")
+
+
 def test_links_have_the_base_path(dsn: str, shown: Shown) -> None:
     stripped, kept = fetch(dsn, f"/jobs/{shown.job}", f"/q/jobs/{shown.job}", base_path="/q")
     for page in (stripped, kept):

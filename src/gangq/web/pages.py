@@ -92,6 +92,8 @@ def asgi(
         ]
     handlers = {GangqError: web.failed, Refused: web.failed, HTTPException: web.unknown}
     inner = Starlette(routes=routes, exception_handlers=handlers)
+    # Such a redirect would not know the base path of a proxy that strips it.
+    inner.router.redirect_slashes = False
     return Gate(inner, base_path.rstrip("/"), hosts, sessions=sessions, viewer=viewer)
 
 
@@ -128,9 +130,13 @@ class _Web:
         status = next((status for kind, status in _STATUS if isinstance(problem, kind)), 503)
         if isinstance(problem, Refused | LoginRefused):
             status = problem.status
+        if status != 503:
+            return self._page(request, "problem.html", status, said=str(problem))
+        # The error names the server and the login of the DSN.
+        log.warning("page_failed", extra={"path": request.url.path, "error": str(problem)})
+        said = "the database is not reached, or did not answer: the log of gangq web says more"
         # Once the database is back the open page is, too.
-        live = status == 503 and request.method == "GET"
-        return self._page(request, "problem.html", status, live=live, said=str(problem))
+        return self._page(request, "problem.html", status, live=request.method == "GET", said=said)
 
     async def unknown(self, request: Request, problem: Exception) -> Response:
         """No route has this path, or not with this method."""
