@@ -134,7 +134,7 @@ class _Web:
             return self._page(request, "problem.html", status, said=str(problem))
         # The error names the server and the login of the DSN.
         log.warning("page_failed", extra={"path": request.url.path, "error": str(problem)})
-        said = "the database is not reached, or did not answer: the log of gangq web says more"
+        said = "the database did not answer as it should: the log of gangq web says why"
         # Once the database is back the open page is, too.
         return self._page(request, "problem.html", status, live=request.method == "GET", said=said)
 
