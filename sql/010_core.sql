@@ -205,6 +205,13 @@ language sql stable rows 1 as $$
       as timeline offset 0) n
 $$;
 
+-- Internal, for gangq migrate --restored. What is given from now on is larger than all that was
+-- given before, also after the backup that this database was restored from.
+create function gangq.step_over() returns void language sql as $$
+  update gangq.sequence_base s set base = b.base + 33554432, timeline = b.timeline
+  from gangq.id_base() b
+$$;
+
 -- Internal. A position behind all others; they start in the middle, with room in front.
 create function gangq.next_pos(base bigint) returns bigint language sql volatile as $$
   select 562949953421312 + (base + nextval('gangq.positions'::regclass))

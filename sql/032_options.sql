@@ -16,18 +16,19 @@
 -- after_failed: as the argument after, but jobs that must have ended, whatever came of them, or
 -- that must have failed (if one is done or cancelled, this job is cancelled; a member of a gang has
 -- failed when its gang has). name: these jobs are a batch of this name (gangq.batches). tags: marks
--- of the batch. at_most: of its jobs at most so many are placed at once. wake: commit (notify at
--- commit; right in a transaction, the default), sleepers (only if a worker sleeps; right in
--- autocommit), never. parent, parent_token: the claim that a worker submits for. trace: the
--- span in which it is submitted, which its attempts continue (W3C traceparent). What is absent or
--- null is as the workers declare the task, then the queue's default or no need.
+-- of the batch. at_most: of its jobs at most so many are placed at once. indexes: of each job its
+-- number in the batch (array_index), in place of 0, 1, 2. wake: commit (notify at commit; right in
+-- a transaction, the default), sleepers (only if a worker sleeps; right in autocommit), never.
+-- parent, parent_token: the claim that a worker submits for. trace: the span in which it is
+-- submitted, which its attempts continue (W3C traceparent). What is absent or null is as the
+-- workers declare the task, then the queue's default or no need.
 create type gangq.job_options as (
   vram_mb gangq.vram_mb, memory_mb gangq.memory_mb, cpus gangq.cpus, labels gangq.object,
   selector jsonb, tolerates text[], model gangq.name, limit_key gangq.name, "limit" gangq.count,
   rate gangq.rate, wait_for_hardware boolean, budget_s gangq.budget, max_attempts gangq.few,
   max_crashes gangq.few, max_trips gangq.few, max_snoozes gangq.few,
   after_any bigint[], after_failed bigint[], name gangq.name, tags text[], at_most gangq.members,
-  wake gangq.wake, parent bigint, parent_token bigint, trace gangq.traceparent
+  indexes integer[], wake gangq.wake, parent bigint, parent_token bigint, trace gangq.traceparent
 );
 
 -- The options of submit_gang. payloads: an array, one for each rank, in place of payload. roles, in

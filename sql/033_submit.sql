@@ -272,7 +272,7 @@ create function gangq.read_submission(
 ) returns setof gangq.submission language sql stable as $$
   select x.name, z.id, z.fits, z.light and not v.special,
     v.special or z.id is null or (n.asked).limit_key is not null or (o)."limit" is not null
-      or (o).rate is not null or num_nonnulls((o).name, (o).tags, (o).at_most) > 0
+      or (o).rate is not null or num_nonnulls((o).name, (o).tags, (o).at_most, (o).indexes) > 0
       or not (z.fits or coalesce((o).wait_for_hardware, false)
         or not gangq.known_workers(x.name)),
     coalesce(read_submission.priority, d.priority, 0),
@@ -349,7 +349,7 @@ begin
   from (select 1) as one
   left join gangq.task_options d
     on d.task = (s.asked).task and d.limit_key = (s.asked).limit_key;
-  if num_nonnulls(o.name, o.tags, o.at_most) > 0 then
+  if num_nonnulls(o.name, o.tags, o.at_most, o.indexes) > 0 then
     s := gangq.draw_batch(s, o, cardinality(payloads), login);
   end if;
   if s.shape is null then
@@ -498,7 +498,7 @@ begin
     gangq.order_key(s.priority, gangq.next_pos(s.base)), t, submit.due_at, s.shape, s.budget_s,
     s.waits_on, s.priority, s.max_attempts, s.max_crashes, s.max_trips, s.max_snoozes, s.state,
     submitter, login, o.parent, s.awaited, s.wants, s.batch_id,
-    case when s.batch_id is not null then p.n - 1 end, p.payload, o.trace
+    case when s.batch_id is not null then coalesce(o.indexes[p.n], p.n - 1) end, p.payload, o.trace
   from unnest(payloads) with ordinality as p(payload, n)
   returning id;
   -- 7.

@@ -23,11 +23,17 @@ create function gangq.draw_batch(
 begin
   if o.name is null then
     perform gangq.refuse('GQ001',
-      case when o.at_most is null then 'tags are' else 'at_most is' end || ' given without name',
+      case when o.at_most is not null then 'at_most is' when o.tags is not null then 'tags are'
+        else 'indexes are' end || ' given without name',
       'These are of a batch: pass its name, too.');
   elsif cardinality(o.tags) > 20 then
     perform gangq.refuse('GQ001', format('tags are %s', cardinality(o.tags)),
       'A batch has 20 tags at most.');
+  elsif cardinality(o.indexes) <> draw_batch.size or 0 > any (o.indexes)
+    or (select count(distinct x.i) from unnest(o.indexes) as x(i)) <> cardinality(o.indexes)
+  then
+    perform gangq.refuse('GQ001', 'indexes are not a number of its own for each job',
+      format('Pass %s different numbers from 0 on, or leave indexes out.', draw_batch.size));
   elsif o.at_most is not null and (s.asked).limit_key is not null then
     perform gangq.refuse('GQ001',
       format('at_most is given, and limit key %L limits these jobs already', (s.asked).limit_key),

@@ -220,9 +220,13 @@ begin
     where e.key = any (own)), a);
   options := work - own;
   select e.key into wrong from jsonb_object_keys(options) as e(key)
-  where e.key = any ('{after_any,after_failed,parent,parent_token,request_id,wake}') limit 1;
+  where e.key = any (
+    '{after,after_any,after_failed,at_most,due_at,indexes,parent,parent_token,request_id,wake}')
+  limit 1;
   if found then
-    perform gangq.refuse('GQ001', format('a %s submits without %s', what, wrong), 'Leave it out.');
+    perform gangq.refuse('GQ001', format('a %s submits without %s', what, wrong),
+      case wrong when 'at_most' then 'Pass limit_key and limit: of all its jobs so many run at once.'
+        else 'Leave it out.' end);
   end if;
   if of_gang then
     perform gangq.read_options('submit_gang', options, null::gangq.gang_options);
@@ -446,12 +450,16 @@ begin
   x := gangq.check_special(x, array[payload], o, s.submitter, s.login);
   -- Places are drawn by transactions that have their number already: see gangq.lows.
   perform pg_current_xact_id();
+  if x.batch_id is not null then
+    perform gangq.add_batch(x, o, 1, s.submitter, s.login, t);
+  end if;
   insert into gangq.live_jobs as j (id, order_key, submitted_at, due_at, shape_id, budget_s,
-    priority, max_attempts, max_crashes, max_trips, max_snoozes, state, submitter, login, payload)
-  values (x.base + nextval('gangq.job_ids'::regclass),
+    priority, max_attempts, max_crashes, max_trips, max_snoozes, state, submitter, login, batch_id,
+    array_index, payload)
+  values (coalesce(x.ids[1], x.base + nextval('gangq.job_ids'::regclass)),
     gangq.order_key(x.priority, gangq.next_pos(x.base)), t, due, x.shape, x.budget_s, x.priority,
     x.max_attempts, x.max_crashes, x.max_trips, x.max_snoozes, 'pending', s.submitter, s.login,
-    payload)
+    x.batch_id, case when x.batch_id is not null then 0 end, payload)
   returning j.id into job_id;
   perform gangq.wake_lane(x.shape, 1, wake);
 end $$;

@@ -99,14 +99,18 @@ def code_checksum() -> str:
 
 
 def migrate(
-    database: str | psycopg.Connection[Any] | None = None, *, log: Callable[[str], object] | None = None
+    database: str | psycopg.Connection[Any] | None = None,
+    *,
+    restored: bool = False,
+    log: Callable[[str], object] | None = None,
 ) -> MigrationReport:
     """Bring the schema in `database` (a DSN, or a connection that is not in a transaction) up to this
     library.
 
     One transaction under an advisory lock, so processes that start together may all call it: the others wait up
-    to 60 s for the first. Repeating it does nothing. `log` receives each step as a line; default: this module's
-    logger.
+    to 60 s for the first. Repeating it does nothing. `restored`: the database comes from a dump, so ids and tokens
+    go on above all that may have been given after it was taken. `log` receives each step as a line; default: this
+    module's logger.
 
     Raises `SchemaMismatch` when the database is newer than the library, an applied migration's file has
     changed, or something outside of schema gangq depends on a view or function of it; `NotAllowed` when this
@@ -119,6 +123,9 @@ def migrate(
             done: list[str] = []
             with conn.transaction():
                 report = _migrate(conn, where, say, done.append)
+                if restored:
+                    conn.execute("select gangq.step_over()")
+                    done.append("ids and tokens go on above all that were given before")
         except psycopg.Error as e:
             raise _explained(e, where) from e
         # Not before: until the commit all of it may still be rolled back.

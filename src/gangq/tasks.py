@@ -97,6 +97,7 @@ class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
         name: str,
         tags: Sequence[str] = (),
         at_most: int | None = None,
+        indexes: Sequence[int] | None = None,
     ) -> B: ...
     def submit_many(
         self,
@@ -106,13 +107,15 @@ class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
         name: str | None = None,
         tags: Sequence[str] = (),
         at_most: int | None = None,
+        indexes: Sequence[int] | None = None,
     ) -> Any:
         """Submit one job per payload in one statement; return their handles in order. Raises `InvalidInput`.
 
         With `name` they are a batch of this name, and its handle is returned: see `gangq.Batch`. `tags`: up to 20
-        marks of it. `at_most`: of its jobs at most so many are placed at once.
+        marks of it. `at_most`: of its jobs at most so many are placed at once. `indexes`: of each its `ctx.index`
+        [0, 1, 2, ...].
         """
-        of_batch = {"name": name, "tags": list(tags) or None, "at_most": at_most}
+        of_batch = {"name": name, "tags": list(tags) or None, "at_most": at_most, "indexes": indexes}
         given = {key: value for key, value in of_batch.items() if value is not None}
         return self._run(self._submit_many(self._payloads(payloads), given))
 

@@ -370,6 +370,7 @@ def test_migrate_check_says_what_would_be_done_and_does_nothing(empty_dsn: str) 
             conn.execute("drop role only_looks")
     assert (result.exit_code, result.stdout) == (1, "rebuild functions, views, triggers and grants\n")
     assert gangq(None, "migrate", "--check", "--dump-sql").exit_code == 2
+    assert gangq(None, "migrate", "--check", "--restored").exit_code == 2
 
 
 def test_a_dumped_schema_is_what_migrate_would_install(empty_dsn: str) -> None:

@@ -106,6 +106,30 @@ def test_an_array_is_run_as_slurm_does(served: str, tmp_path: Path) -> None:
     assert left.stdout.startswith("b")
 
 
+@pytest.mark.parametrize(
+    ("array", "indexes", "at_most"),
+    [
+        ("5-8%2", [5, 6, 7, 8], 2),
+        ("7,1,3", [7, 1, 3], None),
+        ("0-20:10", [0, 10, 20], None),
+        ("4,10-12", [4, 10, 11, 12], None),
+        ("9", [9], None),
+    ],
+)
+def test_an_array_has_the_indexes_that_sbatch_would_give_it(
+    dsn: str, client: Client, array: str, indexes: list[int], at_most: int | None
+) -> None:
+    batch = int(ok(dsn, "run", "-d", "--array", array, "--", "true").strip()[1:])
+    assert [job.array_index for job in sorted(client.jobs(batch_id=batch))] == indexes
+    assert client.batch(id=batch).at_most == at_most
+
+
+def test_a_command_finds_the_index_that_was_asked_for(served: str) -> None:
+    done = finished(served, "run", "--array", "5,11", "--", "sh", "-c", "echo index $GANGQ_ARRAY_INDEX")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[11] index 11", "[5] index 5"]
+
+
 def test_events_of_a_batch_are_those_of_its_jobs(dsn: str, client: Client) -> None:
     batch = ok(dsn, "submit", "train", "--name", "sweep", "--count", "2").strip()
     other = ok(dsn, "submit", "train").strip()
@@ -142,8 +166,13 @@ def test_a_command_of_no_array_has_no_index(served: str) -> None:
     [
         (["submit", "t", "--at-most", "2"], "at_most is given without name"),
         (["submit", "t", "--gang", "2", "--tag", "x"], "a gang is no batch"),
-        (["run", "--array", "1-9", "--", "true"], "the first index is 0"),
         (["run", "--array", "0-9%0", "--", "true"], "is no array"),
+        (["run", "--array", "0-9%", "--", "true"], "is no array"),
+        (["run", "--array", "1,,2", "--", "true"], "is no array"),
+        (["run", "--array", "-1-2", "--", "true"], "is no array"),
+        (["run", "--array", "0-9:0", "--", "true"], "is no array"),
+        (["run", "--array", "9-1", "--", "true"], "9-1 ends before it begins"),
+        (["run", "--array", "1-5,3", "--", "true"], "an index twice"),
         (["run", "--array", "0-9", "--gang", "2", "--", "true"], "exclude each other"),
         (["run", "--array", "0-9%2", "--at-most", "2", "--", "true"], "say the same"),
         (["retry"], "name at least one"),

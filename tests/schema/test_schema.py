@@ -60,6 +60,26 @@ def test_a_fresh_database_is_migrated_once_and_then_left_alone(empty_dsn: str) -
     assert f"is up to date ({NEWEST})" in said[0]
 
 
+def test_after_a_dump_was_restored_nothing_is_numbered_as_something_was_that_the_dump_lacks(dsn: str) -> None:
+    with Client(dsn) as client:
+        worker = client.register_worker(name="w1", host="h1", queues=["default"], light=4)
+
+        def numbers() -> tuple[int, int]:
+            (job,) = client.submit(task="work")
+            (claim,) = client.claim(incarnation=worker.incarnation)
+            assert claim.job_id == job
+            client.complete(job_ids=[job], tokens=[claim.token])
+            return job, claim.token
+
+        dumped = numbers()
+        said: list[str] = []
+        schema.migrate(dsn, restored=True, log=said.append)
+        assert said[-1] == "ids and tokens go on above all that were given before"
+        job, token = numbers()
+    assert job - dumped[0] > 1 << 25, "so many ids may have been given after the dump"
+    assert token - dumped[1] > 1 << 25 << 15
+
+
 def test_it_takes_a_connection_too_and_leaves_its_settings_alone(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         before = conn.execute("show search_path").fetchone()

@@ -44,6 +44,15 @@ def test_a_submission_with_a_name_is_a_batch_and_tells_each_job_its_place(q: Q) 
     assert [claim.row["array_index"] for claim in claims(q.worker(light=4))] == [0, 1, 2, None]
 
 
+def test_its_jobs_have_the_indexes_that_are_given(q: Q) -> None:
+    jobs = q.submit(count=3, **ARRAY, indexes=[7, 0, 5])
+    assert [q.job(job)["array_index"] for job in jobs] == [7, 0, 5]
+    (claim, *_) = claims(q.worker(light=4))
+    assert claim.row["array_index"] == 7
+    claim.complete()
+    assert q.job(jobs[0])["array_index"] == 7
+
+
 def test_how_far_it_is_is_counted_by_the_latest_ending_of_each_job(q: Q) -> None:
     worker = q.worker(light=2)
     jobs = q.submit(count=4, **ARRAY, max_attempts=1)
@@ -139,6 +148,11 @@ def test_a_job_with_at_most_is_placed_and_one_without_stays_light(q: Q) -> None:
         ({"at_most": 2}, "at_most is given without name"),
         ({"name": ""}, "name"),
         ({"name": "x", "at_most": 0}, "at_most"),
+        ({"indexes": [5]}, "indexes are given without name"),
+        ({"name": "x", "indexes": []}, "indexes are not a number of its own for each job"),
+        ({"name": "x", "indexes": [1, 2]}, "indexes are not a number of its own for each job"),
+        ({"name": "x", "indexes": [-1]}, "indexes are not a number of its own for each job"),
+        ({"name": "x", "indexes": [None]}, "indexes"),
         ({"name": "x", "tags": [""]}, "tag"),
         ({"name": "x", "tags": [None]}, "tag"),
         ({"name": "x", "tags": ["t" * 101]}, "tag"),

@@ -136,10 +136,11 @@ def test_a_job_is_waited_for_with_one_outcome(q: Q) -> None:
     assert q.state(q.submit(after_any=[first, first])) == "waiting"
 
 
-@pytest.mark.parametrize("option", ["after_any", "after_failed"])
-def test_a_schedule_refuses_to_wait(q: Q, option: str) -> None:
+@pytest.mark.parametrize("size", [{}, {"size": 2}])
+@pytest.mark.parametrize("option", ["after", "after_any", "after_failed"])
+def test_a_schedule_refuses_to_wait(q: Q, option: str, size: dict[str, int]) -> None:
     with refused("GQ001", f"a schedule submits without {option}"):
-        q.call("set_schedule", name="nightly", task="a", every="1 hour", work={option: [1]})
+        q.call("set_schedule", name="nightly", task="a", every="1 hour", work={option: [1], **size})
 
 
 @pytest.mark.parametrize("option", list(AS_ASKED))

@@ -252,6 +252,35 @@ def test_a_schedule_may_submit_a_gang(q: Q, noon: datetime) -> None:
     }
 
 
+def test_what_it_submits_is_found_by_the_name_and_tags_of_its_batch(q: Q, noon: datetime) -> None:
+    put(q, work={"name": "nightly", "tags": ["report", "eu"]})
+    q.tick()
+    for _ in range(2):
+        to(q, noon)
+        q.tick()
+        noon += timedelta(minutes=1)
+    found = q.sql(
+        "select b.id, b.name, b.tags, b.size, b.submitter, j.id as job, j.array_index "
+        "from gangq.batches b join gangq.jobs j on j.batch_id = b.id order by 1"
+    )
+    ids = [job["id"] for job in jobs(q)]
+    assert found == [
+        {
+            "id": job, "name": "nightly", "tags": ["eu", "report"], "size": 1, "submitter": "postgres", "job": job,
+            "array_index": 0,
+        }
+        for job in ids
+    ]  # fmt: skip
+    assert len(ids) == 2
+    assert row(q)["last_job"] == ids[-1]
+
+
+def test_a_schedule_submits_one_job_of_which_at_most_says_nothing(q: Q) -> None:
+    with refused("GQ001", "a schedule submits without at_most") as caught:
+        put(q, work={"name": "nightly", "at_most": 1})
+    assert "limit_key and limit" in (caught.value.diag.message_hint or "")
+
+
 def test_the_due_time_goes_into_the_payload_where_the_schedule_names_a_key(q: Q, noon: datetime) -> None:
     q.sql("set timezone = 'Asia/Kolkata'")
     put(q, payload={"n": 1}, due_as="day")

@@ -176,3 +176,117 @@ def task(ctx, how):
     assert client.trips(job_id=job)[0].code == 75
     if not isolate:
         assert worker.exit_code() == 75
+
+
+RACES = """
+def note(text):
+    with open(HERE / "seen", "a") as file:
+        file.write(f"{os.getpid()} {text}\\n")
+
+@app.on_end
+def ends(ctx, outcome):
+    note(f"ends {outcome.state}")
+
+@app.HOOK
+def held(ctx, outcome=None):
+    note(f"held {ctx.attempt}")
+    while ctx.attempt == 1 and not ctx.stopping:
+        time.sleep(0.02)
+
+@app.task(isolate=ISOLATED)
+def task(ctx, how):
+    note("handler")
+    return ctx.attempt
+"""
+in_both_lanes = pytest.mark.parametrize("isolate", [False, True], ids=["inline", "in a child"])
+
+
+def texts(place: Path) -> list[str]:
+    return [text for _, text in seen(place)]
+
+
+def held(place: Path) -> None:
+    eventually(lambda: "held 1" in texts(place), "the hook runs")
+
+
+@in_both_lanes
+def test_a_cancel_in_a_start_hook_is_seen_there_and_by_the_handler(
+    client: Client, fleet: Fleet, tmp_path: Path, isolate: bool
+) -> None:
+    fleet.define(RACES.replace("HOOK", "on_start").replace("ISOLATED", str(isolate)))
+    worker = fleet.start(slots=0, light=1)
+    job = submit(client, "returns")
+    held(tmp_path)
+    client.cancel(job_ids=[job])
+    until_state(client, job, "cancelled")
+    assert texts(tmp_path) == ["held 1", "handler", "ends stopped"]
+    assert worker.process.poll() is None
+
+
+@in_both_lanes
+def test_a_cancel_in_an_end_hook_leaves_the_outcome_as_the_handler_made_it(
+    client: Client, fleet: Fleet, tmp_path: Path, isolate: bool
+) -> None:
+    fleet.define(RACES.replace("HOOK", "on_end").replace("ISOLATED", str(isolate)))
+    worker = fleet.start(slots=0, light=1)
+    job = submit(client, "returns")
+    held(tmp_path)
+    client.cancel(job_ids=[job])
+    ended = until_state(client, job, "cancelled", "done")
+    assert (ended.state, ended.result) == ("done", 1)
+    assert texts(tmp_path) == ["handler", "held 1", "ends done"]
+    assert worker.process.poll() is None
+
+
+@in_both_lanes
+def test_a_gang_that_makes_way_in_a_hook_runs_again(
+    client: Client, fleet: Fleet, tmp_path: Path, isolate: bool
+) -> None:
+    fleet.define(RACES.replace("HOOK", "on_start").replace("ISOLATED", str(isolate)))
+    fleet.start(slots=1)
+    gang = client.submit_gang(task="task", size=1, payload={"how": "returns"}, wait_for_hardware=True)
+    held(tmp_path)
+    client.call("preempt_gang", gang_id=gang.gang_id, reason="another's turn")
+    assert until_state(client, gang.job_ids[0], "done").result == 2
+    assert texts(tmp_path) == ["held 1", "handler", "ends stopped", "held 2", "handler", "ends done"]
+
+
+@in_both_lanes
+def test_a_worker_that_was_given_up_in_a_hook_changes_nothing_any_more(
+    client: Client, fleet: Fleet, tmp_path: Path, isolate: bool
+) -> None:
+    fleet.define(RACES.replace("HOOK", "on_end").replace("ISOLATED", str(isolate)))
+    lost = fleet.start(slots=0, light=1)
+    job = client.submit(task="task", payloads=[{"how": "returns"}])[0]
+    held(tmp_path)
+    (row,) = client.workers()
+    client.report_dead(worker="w1", incarnation=row.incarnation, evidence={"by": "test"})
+    assert lost.exit_code() != 0
+    fleet.start("w2", slots=0, light=1)
+    ended = until_state(client, job, "done")
+    assert (ended.result, ended.attempts, ended.crashes) == (2, 2, 1)
+    assert texts(tmp_path) == ["handler", "held 1", "handler", "held 2", "ends done"]
+
+
+@in_both_lanes
+def test_a_hook_submits_on_behalf_of_the_job(client: Client, fleet: Fleet, isolate: bool) -> None:
+    fleet.define(f"""
+@app.on_end
+def reports(ctx, outcome):
+    if ctx.job.task == "task":
+        report.submit(of=ctx.job.id)
+
+@app.task
+def report(ctx, of):
+    return of
+
+@app.task(isolate={isolate})
+def task(ctx, how):
+    return how
+""")
+    fleet.start(slots=0, light=1)
+    job = submit(client, "returns")
+    until_state(client, job, "done")
+    (told,) = [row for row in client.jobs() if row.task == "report"]
+    assert until_state(client, told.id, "done").result == job
+    assert client.job(id=told.id).parent == job

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--check", is_flag=True, help="Only say what would be done; exit code 1 if there is anything.")
+@click.option(
+    "--restored", is_flag=True, help="The database was restored from a dump: give no id or token twice."
+)
 @click.option("--dump-sql", is_flag=True, help="Print a fresh installation as SQL, and touch nothing.")
 @common_options
 @pass_session
-def migrate(session: Session, check: bool, dump_sql: bool) -> None:
+def migrate(session: Session, check: bool, restored: bool, dump_sql: bool) -> None:
     """Bring the schema up to this library's.
 
     In one transaction, as the schema's owner. Repeating it does nothing. --check needs no more than a login that
@@ -29,6 +32,8 @@ def migrate(session: Session, check: bool, dump_sql: bool) -> None:
     """
     if check and dump_sql:
         raise click.UsageError("--check looks at a database, and --dump-sql at none: give one of them")
+    if restored and (check or dump_sql):
+        raise click.UsageError("--restored changes a database, --check and --dump-sql none: give one of them")
     # Not at the top, as below: completion asks this module for options, without a database.
     from gangq import schema
 
@@ -44,7 +49,9 @@ def migrate(session: Session, check: bool, dump_sql: bool) -> None:
         text = schema.dump_sql()
         session.answer({"sql": text}, text.removesuffix("\n"))
         return
-    report = schema.migrate(session.dsn(), log=lambda step: None if session.json else output.write(step))
+    report = schema.migrate(
+        session.dsn(), restored=restored, log=lambda step: None if session.json else output.write(step)
+    )
     session.answer(asdict(report))
 
 

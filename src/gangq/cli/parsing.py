@@ -22,6 +22,7 @@ else:
 MOST_BYTES = 64 << 20
 """Of a file or of standard input: more is somebody's mistake, or /dev/zero."""
 _LONGEST_S = 100 * 365.25 * 86400
+_INDEXES = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::([1-9]\d{0,5}))?)?", re.ASCII)
 _NEW_WORKERS = re.compile(r"(\d+)(?:x(\d+))?x([^,\s]+)((?:,[^,=\s]+=[^,\s]+)*)", re.ASCII)
 
 
@@ -98,24 +99,37 @@ class NewWorkers(ParamType):
 
 
 class ArrayType(ParamType):
-    """0-99%4: 100 of them, at most 4 at once. Becomes their number, and how many at once or None."""
+    """0-99, 5-14%4, 1,3,7, 0-30:10 as sbatch has them. Becomes the indexes, and how many at once or None."""
 
     name = "array"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int | None]:
+    ) -> tuple[list[int], int | None]:
         """Read an array."""
         if isinstance(value, tuple):
             return value[0], value[1]
-        match = re.fullmatch(r"0-(\d{1,6})(?:%([1-9]\d{0,5}))?", str(value), re.ASCII)
-        if match is None:
-            self.fail(
-                f"{value!r} is no array: write 0-99 for 100 of them, 0-99%4 for 4 at once; the first index is 0",
-                param,
-                ctx,
-            )
-        return int(match[1]) + 1, int(match[2]) if match[2] else None
+        text, percent, most = str(value).partition("%")
+        parts = [_INDEXES.fullmatch(part) for part in text.split(",")]
+        if percent and not re.fullmatch(r"[1-9]\d{0,5}", most, re.ASCII):
+            parts = [None]
+        found: list[int] = []
+        for part in parts:
+            if part is None:
+                self.fail(
+                    f"{value!r} is no array: write 0-99 for 100 of them, 0-99%4 for 4 at once, 0-30:10 for "
+                    "0,10,20,30, or 1,3,7",
+                    param,
+                    ctx,
+                )
+            first, last, step = (int(number) if number else None for number in part.groups())
+            assert first is not None
+            if last is not None and last < first:
+                self.fail(f"{value!r} is no array: {part[0]} ends before it begins", param, ctx)
+            found += range(first, (first if last is None else last) + 1, step or 1)
+        if len(set(found)) < len(found):
+            self.fail(f"{value!r} is no array: it has an index twice", param, ctx)
+        return found, int(most) if percent else None
 
 
 class KeyValue(ParamType):

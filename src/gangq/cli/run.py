@@ -69,8 +69,8 @@ _HAPPENED = {
 @click.option(
     "--array",
     type=ArrayType(),
-    metavar="0-N[%M]",
-    help="The command N+1 times, as a batch, each with its GANGQ_ARRAY_INDEX; at most M at once.",
+    metavar="SPEC[%M]",
+    help="As a batch, the command for each index of 0-99, 1,3,7 or 0-30:10, its GANGQ_ARRAY_INDEX; M at once.",
 )
 @click.option("--shell", is_flag=True, help="COMMAND is one string for /bin/sh.")
 @click.option(
@@ -89,7 +89,7 @@ def run(
     session: Session,
     /,
     argv: tuple[str, ...],
-    array: tuple[int, int | None] | None,
+    array: tuple[list[int], int | None] | None,
     shell: bool,
     env: tuple[tuple[str, str], ...],
     cwd: str | None,
@@ -121,7 +121,10 @@ def run(
     if array is not None:
         if is_gang(options):
             raise click.UsageError("--array and --gang exclude each other: an array is of single commands")
-        count, at_most = array
+        indexes, at_most = array
+        count = len(indexes)
+        if indexes != list(range(count)):
+            options["indexes"] = indexes
         if at_most is not None and options["at_most"] is not None:
             raise click.UsageError("--at-most and the %M of --array say the same: leave one of them out")
         options["at_most"] = at_most if options["at_most"] is None else options["at_most"]
@@ -154,7 +157,9 @@ def _submit(session: Session, payload: dict[str, Any], given: dict[str, Any], co
             ids = client.submit(task=COMMAND, payloads=[payload] * count, **given)
         if "name" in given:
             # A batch has the id of its first job.
-            watched = Watched(Which(ids[0], "batch"), {id: index for index, id in enumerate(ids)})
+            watched = Watched(
+                Which(ids[0], "batch"), dict(zip(ids, given.get("indexes") or range(count), strict=True))
+            )
         else:
             watched = Watched(Which(ids[0], "job"), {ids[0]: None})
         note = None

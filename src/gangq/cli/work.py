@@ -62,6 +62,9 @@ recurring_options = chained(
         click.option(
             "--name", help="A name for the gang; of single jobs: for the batch that these jobs are."
         ),
+        click.option(
+            "--tag", "tags", multiple=True, metavar="TAG", help="A mark of the batch; may be repeated."
+        ),
     ),
     section(
         "What it needs",
@@ -191,9 +194,6 @@ work_options = chained(
     ),
     section(
         "Batches",
-        click.option(
-            "--tag", "tags", multiple=True, metavar="TAG", help="A mark of the batch; may be repeated."
-        ),
         click.option(
             "--at-most",
             type=click.IntRange(min=1),

@@ -49,12 +49,14 @@ class SubmitOptions(_Options, total=False):
     """Of jobs, as `gangq.TaskOptions` explains them; `budget_s` is its `budget`. None is as if it were left out.
 
     `name`: the jobs of this call are a batch of this name; several batches may have one name. `tags` are marks of the
-    batch. At most `at_most` of its jobs are placed at once.
+    batch. At most `at_most` of its jobs are placed at once. `indexes`: of each job its number in the batch, from 0 on
+    and each once, in place of 0, 1, 2.
     """
 
     name: str | None
     tags: Sequence[str] | None
     at_most: int | None
+    indexes: Sequence[int] | None
 
 
 class GangOptions(TypedDict, total=False):
