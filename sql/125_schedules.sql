@@ -225,7 +225,7 @@ begin
   limit 1;
   if found then
     perform gangq.refuse('GQ001', format('a %s submits without %s', what, wrong),
-      case wrong when 'at_most' then 'Pass limit_key and limit: of all its jobs so many run at once.'
+      case wrong when 'at_most' then 'Pass limit_key and limit: they hold for all its jobs.'
         else 'Leave it out.' end);
   end if;
   if of_gang then
