@@ -145,6 +145,16 @@ create function gangq.in_s(at timestamptz, t timestamptz) returns numeric
 language sql immutable
 return ceil(extract(epoch from at - t));
 
+-- Internal. So many seconds, short: 12 s, 3m05s, 2h10m, 3d04h.
+create function gangq.in_short(seconds numeric) returns text language sql immutable strict as $$
+  select case
+    when n.s < 60 then n.s || ' s'
+    when n.s < 3600 then format('%sm%ss', n.s / 60, lpad((n.s % 60)::text, 2, '0'))
+    when n.s < 172800 then format('%sh%sm', n.s / 3600, lpad((n.s / 60 % 60)::text, 2, '0'))
+    else format('%sd%sh', n.s / 86400, lpad((n.s / 3600 % 24)::text, 2, '0')) end
+  from (select greatest(0, ceil(in_short.seconds))::bigint as s) n
+$$;
+
 -- Internal. The verdict of the last pass on this ask; without one, that on the first ask of its
 -- kind.
 create function gangq.verdict_of(kind_id integer, ask text) returns gangq.verdicts
@@ -168,12 +178,12 @@ returns setof gangq.reason language sql stable as $$
         then 'of those of its kind before it: ' || coalesce((v).why, (v).gate)
       else 'no pass has judged it' end
     || case when (v).gate in ('planned_start', 'rate') and (v).numbers ? 'at'
-      then format(case (v).gate when 'rate' then '; in %s s it may start' else ', in %s s' end,
-        greatest(0, ceil(((v).numbers ->> 'at')::float8 - gangq.seconds(t)))) else '' end
+      then format(case (v).gate when 'rate' then '; in %s it may start' else ', in %s' end,
+        gangq.in_short((((v).numbers ->> 'at')::float8 - gangq.seconds(t))::numeric)) else '' end
     || case
       when n.fresh then format(' (decided %s s ago)', round(n.ago_s, 1))
       else format(' (nobody has decided %s: is a worker or gangq tick running?)',
-        coalesce('for ' || round(n.ago_s) || ' s', 'yet')) end,
+        coalesce('for ' || gangq.in_short(n.ago_s), 'yet')) end,
     coalesce((v).numbers, '{}')
       || jsonb_build_object('decided_at', n.decided_at, 'since', (v).since)
   from (
@@ -186,9 +196,9 @@ $$;
 -- Internal. For ends that are estimates: from how many runs they come, and how old these are.
 create function gangq.told_by_history(ends jsonb, t timestamptz) returns text
 language sql stable as $$
-  select string_agg(format('; %s: 90%% of %s of task %s took %s s at most, learned %s s ago',
-    x.unit, gangq.counted(r.samples, 'run'), s.task, round(r.p90_s::numeric),
-    round(extract(epoch from t - r.updated_at))), '' order by x.unit)
+  select string_agg(format('; %s: 90%% of %s of task %s took %s at most, learned %s ago',
+    x.unit, gangq.counted(r.samples, 'run'), s.task, gangq.in_short(r.p90_s::numeric),
+    gangq.in_short(extract(epoch from t - r.updated_at))), '' order by x.unit)
   from (
     select distinct e.value ->> 'unit' as unit from jsonb_array_elements(ends) as e(value)
     where e.value ->> 'by' = 'history') x
@@ -204,7 +214,8 @@ create function gangq.explain_start(v gangq.verdicts, ask text, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select 'start', true, case
       when p.starts_at is not null
-        then format('planned in %s s, at %s%s', n.in_s, p.starts_at, ', ' || n.follows)
+        then format('planned in %s, at %s%s', gangq.in_short(n.in_s),
+          date_trunc('second', p.starts_at), ', ' || n.follows)
       when (v).gate = 'stopping' then 'as soon as what was told to stop for it has stopped'
       when (v).gate is null then 'the next pass may start it'
       else format('not planned: the first %s that wait and could start get a planned start',
@@ -219,7 +230,8 @@ returns setof gangq.reason language sql stable as $$
       (v).follows || coalesce(gangq.told_by_history((v).numbers -> 'after', t), '') as follows) n
   union all
   select 'unblock', true, coalesce((v).unblocks || case when (v).numbers ? 'may_stop_at'
-      then format(' (in %s s)', ceil(((v).numbers ->> 'may_stop_at')::float8 - gangq.seconds(t)))
+      then format(' (in %s)', gangq.in_short(
+        (((v).numbers ->> 'may_stop_at')::float8 - gangq.seconds(t))::numeric))
       else '' end, 'the next pass'), null
 $$;
 
@@ -281,7 +293,8 @@ create function gangq.explain_state(g gangq.live_gangs, t timestamptz) returns s
 language sql stable as $$
   select 'state', (g).state = 'running',
     coalesce('of service ' || (g).service || ': ', '') || case (g).state
-      when 'running' then format('runs since %s, epoch %s', (g).go_at, (g).epoch)
+      when 'running' then format('runs for %s, epoch %s', gangq.in_short(gangq.in_s(t, (g).go_at)),
+          (g).epoch)
         || case when (g).world_size < (g).size
           then format(', with %s of %s members: it does not grow while it runs', (g).world_size,
             (g).size) else '' end
@@ -289,11 +302,13 @@ language sql stable as $$
         (g).epoch, n.running, coalesce((g).world_size, (g).size),
         round(extract(epoch from (g).deadline_at - t), 1))
       when 'draining' then format(
-        'draining since %s (%s): waits until %s confirmed to have stopped', (g).drain_started_at,
-        (g).drain_cause, gangq.counted(n.preempting, 'member')
+        'draining for %s (%s): waits until %s confirmed to have stopped',
+        gangq.in_short(gangq.in_s(t, (g).drain_started_at)), (g).drain_cause,
+        gangq.counted(n.preempting, 'member')
           || case when n.preempting = 1 then ' has' else ' have' end)
       when 'waiting' then gangq.explain_awaited(n.waiting)
-      else format('blocked for %s s: waits to be placed', gangq.in_s(t, (g).submitted_at))
+      else format('blocked for %s: waits to be placed',
+          gangq.in_short(gangq.in_s(t, (g).submitted_at)))
         -- With requeue a gang that waits for capacity notices nothing.
         || coalesce(case (g).timeout_style
           when 'hard' then '; fails unless it is placed by '
@@ -338,7 +353,8 @@ create function gangq.explain_backoff(g gangq.live_gangs, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select 'backoff', n.ok,
     case when n.ok then 'not backing off'
-      else format('not before %s (%s s)', (g).not_before, gangq.in_s((g).not_before, t)) end
+      else format('backs off for another %s',
+        gangq.in_short(gangq.in_s((g).not_before, t))) end
     || case when (g).placement_misses > 0 then format('; %s not claimed in time',
       gangq.counted((g).placement_misses, 'reservation')) else '' end
     || case when (g).timeouts > 0 then format('; not placed within its timeout of %s s %s',
@@ -358,15 +374,17 @@ $$;
 create function gangq.explain_missing(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   select 'missing', false,
-    format('has lacked rank %s for %s s; ', h.ranks, gangq.in_s(t, (g).missing_since))
+    format('has lacked rank %s for %s; ', h.ranks,
+      gangq.in_short(gangq.in_s(t, (g).missing_since)))
       || case
         when h.blocked = 0
           then format('reserved, to be claimed within %s s', gangq.in_s(h.deadline_at, t))
         when (g).not_before > t
-          then format('waits for a place, not before %s (%s s)', (g).not_before,
-            gangq.in_s((g).not_before, t))
+          then format('waits for a place, and backs off for another %s',
+            gangq.in_short(gangq.in_s((g).not_before, t)))
         else 'waits for a place' end
-      || format('; the whole gang stops and starts anew if it still does at %s', h.until),
+      || format('; the whole gang stops and starts anew if it still does in %s',
+        gangq.in_short(gangq.in_s(h.until, t))),
     jsonb_build_object('since', (g).missing_since, 'until', h.until, 'blocked', h.blocked,
       'not_before', (g).not_before)
   from (
@@ -384,7 +402,8 @@ language plpgsql stable as $$
 begin
   return query
   select 'state', h.state = 'done',
-    format('it is %s since %s%s', h.state, h.finished_at, coalesce(': ' || h.why, '')),
+    format('it has been %s for %s%s', h.state,
+      gangq.in_short(gangq.in_s(gangq.now(), h.finished_at)), coalesce(': ' || h.why, '')),
     jsonb_build_object('attempts', h.attempts)
   from (
     select g.state, g.finished_at, g.reason as why, g.attempts
@@ -444,7 +463,7 @@ begin
       when 'waiting' then 'once the jobs it waits for have ended as wanted'
       else format('not before %s', g.not_before) end),
     ('unblock', true, case g.state when 'waiting' then 'the end of those jobs'
-      else format('%s s more', gangq.in_s(g.not_before, t)) end)) r;
+      else gangq.in_short(gangq.in_s(g.not_before, t)) || ' more' end)) r;
 end $$;
 
 -- Internal. What a claim of this light job needs: who serves it, free light slots, its place.
@@ -519,11 +538,11 @@ begin
   select x.* into s from gangq.shapes x where x.id = j.shape_id;
   ask := 'k' || j.shape_id || '/' || j.priority;
   return query select 'state', j.state = 'running', case j.state
-      when 'running' then format('runs since %s on %s', j.claimed_at, (
+      when 'running' then format('runs for %s on %s', gangq.in_short(gangq.in_s(t, j.claimed_at)), (
         select i.name from gangq.incarnations i where i.id = j.incarnation))
-      when 'preempting' then format('told to stop (%s) %s s ago', j.stop_reason,
-        round(extract(epoch from t - j.told_at), 1))
-      when 'scheduled' then format('due in %s s%s', round(extract(epoch from j.due_at - t), 1),
+      when 'preempting' then format('told to stop (%s) %s ago', j.stop_reason,
+        gangq.in_short(gangq.in_s(t, j.told_at)))
+      when 'scheduled' then format('due in %s%s', gangq.in_short(gangq.in_s(j.due_at, t)),
         coalesce(', after: ' || (j.error ->> 'type'), ''))
       when 'waiting' then gangq.explain_awaited(j.id)
       else 'pending' end,
@@ -539,7 +558,7 @@ begin
     return query select * from gangq.explain_claim(j, s, t);
   elsif j.state in ('scheduled', 'waiting') then
     return query select 'unblock', true, case j.state when 'waiting' then 'the end of those jobs'
-      else format('%s s more', gangq.in_s(j.due_at, t)) end, null::jsonb;
+      else gangq.in_short(gangq.in_s(j.due_at, t)) || ' more' end, null::jsonb;
   end if;
 end $$;
 
@@ -565,10 +584,10 @@ select 'gang' as kind, g.id, s.queue, s.task, g.priority, g.size, g.state, g.sub
   case
     when g.state = 'waiting' then 'waits for other jobs'
     when g.not_before > c.t
-      then format('backing off for %s s', ceil(extract(epoch from g.not_before - c.t)))
+      then format('backing off for %s', gangq.in_short(gangq.in_s(g.not_before, c.t)))
     when p.starts_at is not null
-      then format('place %s of those with a planned start, in %s s', p.place,
-          ceil(extract(epoch from p.starts_at - c.t)))
+      then format('place %s of those with a planned start, in %s', p.place,
+          gangq.in_short(gangq.in_s(p.starts_at, c.t)))
         || coalesce(', ' || coalesce(o.follows, v.follows), '')
     else coalesce(o.why, v.why, g.note, 'waits to be judged') end as why,
   coalesce(o.gate, v.gate) as gate, p.starts_at

@@ -137,7 +137,7 @@ def test_explain_now_decides_again_without_effects(fleet: str, client: Client) -
     assert rows["verdict"]["detail"] == "nothing holds it (decided now)"
     assert rows["start"]["detail"] == "a pass now starts it on w2: 3"
     assert client.gang(id=2).state == "blocked"
-    assert "runs since" in ok(fleet, "explain", "1", "--now")
+    assert "runs for" in ok(fleet, "explain", "1", "--now")
 
 
 def test_replay_says_whether_each_pass_decides_the_same(dsn: str, client: Client) -> None:

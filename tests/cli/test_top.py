@@ -154,7 +154,7 @@ def test_enter_shows_e_explains_and_c_asks_before_it_cancels(client: Client, dsn
         assert isinstance(app.screen, Pages)
         assert "train" in opened(app)
         await pilot.press("escape", "e")
-        assert "runs since" in opened(app)
+        assert "runs for" in opened(app)
         await pilot.press("escape", "c")
         assert isinstance(app.screen, Question)
         assert f"Cancel {fleet}?" in opened(app)

@@ -130,9 +130,9 @@ def test_backing_off(q: Q) -> None:
     q.sql("update gangq.live_gangs set not_before = gangq.now() + interval '90 s', placement_misses = 3")
     gates = explained(q, gang_id=gang.id)
     assert holding(gates) == {"backoff"}
-    assert "90 s" in gates["backoff"]["detail"]
+    assert "another 1m30s" in gates["backoff"]["detail"]
     assert "3 reservations not claimed" in gates["backoff"]["detail"]
-    assert "90 s more" in gates["unblock"]["detail"]
+    assert "1m30s more" in gates["unblock"]["detail"]
 
 
 @pytest.mark.parametrize("paused", ["research", "research.vision"])
@@ -345,7 +345,7 @@ def test_an_estimate_is_called_one_and_says_how_old_it_is(q: Q) -> None:
     start = explained(q, gang_id=gang.id)["start"]
     assert start["numbers"]["after"] == [{"unit": f"j{job}", "by": "history"}]
     assert "an estimate, from what its task took before" in start["detail"]
-    assert "90% of 34 runs of task learned took 300 s at most, learned 8 s ago" in start["detail"]
+    assert "90% of 34 runs of task learned took 5m00s at most, learned 8 s ago" in start["detail"]
     assert "at the latest" not in start["detail"]
 
 

@@ -77,7 +77,8 @@ def server_facts() -> Query[dict[str, Any]]:
           current_setting('server_version_num')::integer / 10000 as major,
           clock_timestamp() as at, pg_notification_queue_usage()::float8 as notify_usage,
           pg_is_in_recovery() as standby,
-          array(select r.rolname::text from pg_roles r where r.rolname like 'gangq\\_%%'
+          array(select r.rolname::text from pg_roles r where r.rolname = any (
+            '{gangq_viewer,gangq_submitter,gangq_worker,gangq_host,gangq_notifier,gangq_admin}')
             and pg_has_role(current_user, r.oid, 'member') order by 1) as roles"""
     return Query("the server", text, {}, _first)
 
