@@ -59,6 +59,8 @@ LOOKS = {
     "plan": "plan",
     "doctor": "doctor",
     "unknown-id": "show g999",
+    "no-id": "show 12x",
+    "unknown-command": "lss",
     "help": "--help",
     "help-ls": "ls --help",
     "help-submit": "submit --help",

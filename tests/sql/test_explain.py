@@ -43,7 +43,7 @@ def test_the_verdict_says_how_old_it_is_and_that_nobody_has_decided_for_long(q: 
     said = explained(q, gang_id=gang.id)[gate]["detail"]
     assert said.endswith("now 1 of its 2 members would fit (decided 2.4 s ago)")
     q.later(60)
-    assert "nobody has decided for 62 s: is a worker" in explained(q, gang_id=gang.id)[gate]["detail"]
+    assert "nobody has decided for 1m03s: is a worker" in explained(q, gang_id=gang.id)[gate]["detail"]
     other = q.submit_gang(2, wait_for_hardware=True)
     assert explained(q, gang_id=other.id)[gate]["detail"].startswith("of those of its kind before it: ")
 

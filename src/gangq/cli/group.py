@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,14 @@ class LazyGroup(click.Group):
             if any("\ud800" <= c <= "\udfff" for c in arg):
                 raise click.UsageError(f"the argument {output.harmless(arg)!r} is not UTF-8", ctx)
         return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name the one that was most likely meant."""
+        if args[0] not in self._commands_in and (alike := _alike(args[0], self._commands_in)):
+            ctx.fail(f"No such command {args[0]!r}. (Did you mean {alike[0]!r}?)")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order of the sections, not of the alphabet."""
@@ -105,7 +113,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as e:
-            vars(e)["message"] = output.harmless(e.message)  # Final to mypy, and shown as it is
+            vars(e)["message"] = _in_lines(e)  # Final to mypy, and shown as it is
             raise
         except (click.exceptions.Exit, click.Abort):
             raise
@@ -117,6 +125,25 @@ class LazyGroup(click.Group):
                 raise
             output.comment(str(problem))
             ctx.exit(exit_code(problem))
+
+
+def _alike(name: str, names: Iterable[str]) -> list[str]:
+    import difflib  # Not at the top: a name that is spelled right needs it not.
+
+    return difflib.get_close_matches(name, names, 1)
+
+
+def _in_lines(error: click.ClickException) -> str:
+    """The message of an error that click shows, as a terminal can show it."""
+    # What click puts in front of it.
+    begins_at = len("Error: ") + max(0, error.format_message().find(error.message))
+    first, *others = output.harmless(error.message).splitlines() or [""]
+    return "\n".join(
+        [
+            output.wrapped(first, begins_at=begins_at, err=True),
+            *(output.wrapped(line, err=True) for line in others),
+        ]
+    )
 
 
 def _short(command: click.Command, room: int) -> str:
