@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from gangq.cli import output
+from gangq.cli.group import Subgroup
 from gangq.cli.parsing import KeyValue, Seconds, bounded
 from gangq.cli.session import Session, json_option, pass_session
 from gangq.errors import InvalidInput, NotFound
@@ -67,7 +68,7 @@ def beat(
 @json_option
 @pass_session
 def ready(session: Session, port: int | None, not_ready: bool) -> None:
-    """Say that this replica of a service takes requests from now on.
+    """Say that this replica of a service takes requests.
 
     Its gang is among the endpoints once all its members are ready.
     """
@@ -110,7 +111,7 @@ def snooze(session: Session, delay: float) -> None:
     session.answer({"for_s": delay})
 
 
-@click.group()
+@click.group(cls=Subgroup)
 def checkpoint() -> None:
     """Save or load a command's checkpoint."""
 

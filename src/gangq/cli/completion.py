@@ -10,6 +10,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from gangq.cli import output
+from gangq.cli.group import Subgroup
 from gangq.cli.session import say
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -28,7 +29,7 @@ _shell = click.argument(
 )
 
 
-@click.group()
+@click.group(cls=Subgroup)
 def completion() -> None:
     """Complete commands, options, ids, queues, tasks and hosts by TAB.
 

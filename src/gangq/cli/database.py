@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gangq.cli import output
+from gangq.cli.group import Subgroup
 from gangq.cli.session import Session, common_options, json_option, pass_session
 from gangq.errors import EmbeddedError
 
@@ -55,7 +56,7 @@ def migrate(session: Session, check: bool, restored: bool, dump_sql: bool) -> No
     session.answer(asdict(report))
 
 
-@click.group()
+@click.group(cls=Subgroup)
 def db() -> None:
     """Look after the private PostgreSQL.
 

@@ -26,6 +26,21 @@ EXIT_NO_DATABASE = 3
 EXIT_INTERRUPTED = 130
 
 
+class Subgroup(click.Group):
+    """A group of commands of which the help gives whole sentences."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands."""
+        longest = max(map(len, self.commands))
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name.ljust(longest), _short(self.commands[name], formatter.width - longest - 6))
+                    for name in self.list_commands(ctx)
+                ]
+            )
+
+
 class LazyGroup(click.Group):
     """The top-level group. `sections` of its help name for each command the module of this package it is in."""
 

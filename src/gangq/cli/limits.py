@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gangq.cli import stored
+from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.output import when
 from gangq.cli.session import Session, common_options, pass_session
@@ -19,12 +20,12 @@ _COLUMNS = columns(
 )
 
 
-@click.group()
+@click.group(cls=Subgroup)
 def limit() -> None:
-    """See and change how many jobs that name a limit key are placed at once, or started in a period, whatever their
-    queue.
+    """See and set how many jobs of a limit key run at once.
 
-    A key is made by the first job that names it: gangq submit --limit-key licence --limit 2.
+    Or how many of them start in a period; whatever their queue. A key is made by the first job that names it:
+    gangq submit --limit-key licence --limit 2.
     """
 
 
@@ -33,7 +34,7 @@ def limit() -> None:
 @table_options
 @pass_session
 def list_(session: Session, name: str | None) -> None:
-    """List the limit keys: how many jobs that name each are placed, and how many may be."""
+    """List the limit keys: how many jobs of each run, and how many may."""
     session.rows(session.client().limits(name=name), _COLUMNS, "no limit keys")
 
 

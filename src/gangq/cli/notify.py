@@ -10,6 +10,7 @@ import click
 
 from gangq import private
 from gangq.cli import stored
+from gangq.cli.group import Subgroup
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
 from gangq.cli.listing import table_options
@@ -40,7 +41,7 @@ _TARGETS = columns(
 )
 
 
-@click.group()
+@click.group(cls=Subgroup)
 def notify() -> None:
     """Tell people and programs of failures, trips and quarantines.
 

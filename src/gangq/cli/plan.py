@@ -10,6 +10,7 @@ import click
 
 from gangq.cli import queries
 from gangq.cli.group import EXIT_REFUSED
+from gangq.cli.listing import watch_option
 from gangq.cli.output import gang, seconds
 from gangq.cli.parsing import Due, NewWorkers, from_json, read_file, typed
 from gangq.cli.session import Session, common_options, pass_session, say
@@ -72,6 +73,7 @@ def _cell(action: str, starts_at: datetime | None, now: datetime) -> str:
 )
 @click.option("--all", "everything", is_flag=True, help="Also the gangs for which nothing changes.")
 @common_options
+@watch_option
 @pass_session
 def plan(
     session: Session,

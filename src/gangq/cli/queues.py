@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gangq.cli import options, stored
+from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.output import seconds, when
 from gangq.cli.parsing import Ceilings, Due
@@ -135,7 +136,7 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
     )
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Subgroup, invoke_without_command=True)
 @table_options
 @pass_session
 @click.pass_context

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gangq.cli import output, queries, stored
+from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.options import Sectioned
 from gangq.cli.output import ago, when
@@ -54,7 +55,7 @@ def _last(schedule: ScheduleRow) -> object:
     return output.gang(schedule.last_gang) or schedule.last_job or ""
 
 
-@click.group()
+@click.group(cls=Subgroup)
 def schedule() -> None:
     """Submit a task again and again: when a cron expression says, or at an interval.
 

@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from gangq.cli import output, stored
+from gangq.cli.group import Subgroup
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
+from gangq.cli.listing import table_options, watch_option
 from gangq.cli.options import Sectioned
 from gangq.cli.output import ago, when, words
 from gangq.cli.parsing import Seconds, payload_of
@@ -51,7 +53,7 @@ _GANGS = columns(
 _ENDPOINTS = columns("service >gang rank address port host:2 worker:2 revision:1 load:1")
 
 
-@click.group()
+@click.group(cls=Subgroup)
 def service() -> None:
     """Keep replicas of a task running, in whole gangs, and say where they take requests.
 
@@ -158,7 +160,7 @@ def _in_words(found: ServiceRow) -> str:
 
 
 @service.command(name="list")
-@common_options
+@table_options
 @pass_session
 def list_(session: Session) -> None:
     """List the services: how many replicas are wanted and ready, and what is in the way."""
@@ -168,6 +170,7 @@ def list_(session: Session) -> None:
 @service.command()
 @click.argument("name", shell_complete=stored.services)
 @common_options
+@watch_option
 @pass_session
 def show(session: Session, name: str) -> None:
     """Show a service and its gangs; gangq explain says why one waits."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gangq import names, private
+from gangq.cli.group import Subgroup
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, json_option, pass_session, say
 from gangq.errors import DatabaseUnreachable
@@ -24,7 +25,7 @@ _RETRY_LAST_S = 10.0
 _LET_END_S = 8.0
 
 
-@click.group()
+@click.group(cls=Subgroup)
 def systemd() -> None:
     """Run workers, the tick and the bouncer as systemd units."""
 

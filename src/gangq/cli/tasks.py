@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gangq.cli import options, stored
+from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.output import seconds, when
 from gangq.cli.parsing import Due
@@ -64,7 +65,7 @@ def _declared(options: dict[str, Any] | None) -> str:
     return ", ".join(f"{key} {v if isinstance(v, str) else json.dumps(v)}" for key, v in said) or "-"
 
 
-@click.group()
+@click.group(cls=Subgroup)
 def task() -> None:
     """See what workers declare their tasks with, pause them, and change what the watchdogs allow their jobs."""
 
