@@ -68,21 +68,6 @@ SAID = {
         "the roomiest host, h0, has room for 4 of the 5 that share one",
         "room for 1 more on one host",
     ),
-    "h0 AAAA....\nh1 AAAAAA..\nX 7 strict_pack": (
-        "there is room for 4 of its 7 members, the most on h0; for one more the nearest worker, h0, has 0 of 1 slot "
-        "and 0 of 1 GPU free (held by g65)",
-        "room for 3 more: 1 slot and 1 GPU more on h0 would do for one",
-    ),
-    "h0 AA..\nh1 BBBB\nX 3 strict_spread": (
-        "there is room for 1 of its 3 members, the most on h0; for one more the nearest worker, h0, has 0 of 1 slot "
-        "and 0 of 1 GPU free (held by g65)",
-        "room for 2 more: 1 slot and 1 GPU more on h0 would do for one",
-    ),
-    "plans=1\nh0 AAA.\nA ends=50\nX 4 prio=1\nY 2": (
-        "there is room for 0 of its 2 members; for one more the nearest worker, h0, has 0 of 1 slot and 0 of 1 GPU "
-        "free (held by g65; needed before for g88)",
-        "room for 2 more: 1 slot and 1 GPU more on h0 would do for one",
-    ),
     "h0 AA......\nqueue a max_gpus=4\nA queue=a\nX 3 queue=a": (
         "the maximum of queue a, 4 GPUs, leaves 2 GPUs, and it needs 3 GPUs (held by g65)",
         "1 GPU given back in queue a, or a limit of 5 GPUs",

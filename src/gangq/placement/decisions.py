@@ -55,8 +55,6 @@ class Refused:
     """The queue, host or domain that these numbers are of."""
     holders: tuple[str, ...] = ()
     """The units or asks that hold it; of room, on the worker ``nearest``."""
-    needed_for: tuple[str, ...] = ()
-    """The asks with a planned start there, which it would delay."""
     nearest: str = ""
     """The worker that is nearest to having room for one more member."""
     short: tuple[Short, ...] = ()

@@ -230,19 +230,16 @@ class Search:
         found = self._spread_out(role, count, layer, wish, rooms) if total >= count else None
         if found is not None:
             return found
-        most, host = next(rooms.descending(), (0, None))
-        where = "" if host is None else self.free.hosts[host]
-        strategy, of = STRATEGIES[role.strategy], role.name or "members"
-        could = total
-        if strategy.own_hosts:
-            could = sum(1 for _ in rooms.ascending())
-        elif strategy.one_host:
-            could = most
+        best = next(rooms.descending(), None)
+        where = self.free.hosts[best[1]] if best else ""
         if total < count:
-            return Refused(gates.ROOM, need=count, have=could, of=of, where=where)
-        if strategy.own_hosts:
-            return Refused(gates.HOSTS, need=count, have=could, of="hosts")
-        return Refused(gates.ONE_HOST, need=count, have=most, of=of, where=where)
+            return Refused(gates.ROOM, need=count, have=total, of=role.name or "members", where=where)
+        if STRATEGIES[role.strategy].own_hosts:
+            hosts = sum(1 for _ in rooms.ascending())
+            return Refused(gates.HOSTS, need=count, have=hosts, of="hosts")
+        return Refused(
+            gates.ONE_HOST, need=count, have=best[0] if best else 0, of=role.name or "members", where=where
+        )
 
     def _spread_out(
         self, role: Role, count: int, layer: int, wish: Wish, rooms: Rooms | None = None

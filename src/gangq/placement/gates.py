@@ -56,10 +56,8 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
-def _held_by(r: Refused) -> str:
-    said = (("held by ", r.holders), ("needed before for ", r.needed_for))
-    text = "; ".join(what + ", ".join(names) for what, names in said if names)
-    return f" ({text})" if text else ""
+def _held_by(holders: Sequence[str]) -> str:
+    return f" (held by {', '.join(holders)})" if holders else ""
 
 
 # Before any worker is looked at -------------------------------------------------------------------------------
@@ -86,7 +84,8 @@ def _limit(name: str) -> Callable[[Refused], Words]:
         most = f", {number(r.limit, r.of)}," if r.limit is not None else ""
         left, enough = number(max(0, r.have), r.of), number((r.limit or 0) + lacking, r.of)
         return (
-            f"{name} {r.where}{most} leaves {left}, and it needs {number(r.need, r.of)}" + _held_by(r),
+            f"{name} {r.where}{most} leaves {left}, and it needs {number(r.need, r.of)}"
+            + _held_by(r.holders),
             f"{number(lacking, r.of)} given back in {of} {r.where}, or a limit of {enough}",
         )
 
@@ -167,7 +166,7 @@ def _room(r: Refused) -> Words:
     has = _listed([f"{_amount(one.have, one.of)} of {_amount_of(one.need, one.of)}" for one in r.short])
     more = _listed([_amount_of(one.need - one.have, one.of) for one in r.short])
     return (
-        f"{why}{then} the nearest worker, {r.nearest}, has {has} free{_held_by(r)}",
+        f"{why}{then} the nearest worker, {r.nearest}, has {has} free{_held_by(r.holders)}",
         f"{unblocks}: {more} more on {r.nearest} would do" + (" for one" if r.need - r.have > 1 else ""),
     )
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from gangq.placement import gates
-from gangq.placement.board import Ask, Kind, Role
+from gangq.placement.board import Ask, Kind
 from gangq.placement.decisions import HOLDERS, Refused, Short
 from gangq.placement.fit import Search, Wish
 from gangq.placement.free import Taken
-from gangq.placement.room import WorkerState
 
 
 class WhyNot:
@@ -80,7 +79,6 @@ class WhyNot:
             nearest=self._free.workers[number].name,
             short=short,
             holders=self._holders(number, short),
-            needed_for=self._needed_for(number, short, kind.roles[0], layer),
         )
 
     def _holders(self, worker: int, short: Sequence[Short]) -> tuple[str, ...]:
@@ -92,13 +90,6 @@ class WhyNot:
                 names.append(name)
         return tuple(dict.fromkeys(names))[:HOLDERS]
 
-    def _needed_for(self, worker: int, short: Sequence[Short], role: Role, layer: int) -> tuple[str, ...]:
-        """The asks before it for whose planned starts something of what is short there is kept."""
-        now, beside = (self._free.worker_state(worker, n, role.needs.avoid) for n in (0, layer))
-        if all(_amount(now, one.of) == _amount(beside, one.of) for one in short):
-            return ()
-        return tuple(start.ask for start in self._free.starts[:layer] if worker in start.left)[:HOLDERS]
-
     @cached_property
     def _units_on(self) -> dict[int, list[tuple[str, Taken]]]:
         """By worker what the units of the board hold there."""
@@ -107,9 +98,3 @@ class WhyNot:
             for held in seats:
                 there[held.worker].append((unit, held))
         return there
-
-
-def _amount(state: WorkerState, of: str) -> int:
-    """What is free on a worker of something that may be short there."""
-    amounts = {"slots": state.slots, "memory_mb": state.memory_mb, "cpus": state.millicpus}
-    return amounts.get(of, len(state.vrams))
