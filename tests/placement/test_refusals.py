@@ -73,6 +73,19 @@ SAID = {
         "1 GPU given back in queue a, or a limit of 5 GPUs",
     ),
     "h0 AA......\nqueue a paused\nX 3 queue=a": ("queue a is paused", "gangq queue resume a"),
+    "h0 A...\nh1 B\nX 5 strict_spread": (
+        "1 host has room, and each of its 5 members needs another one",
+        "room on 4 hosts more",
+    ),
+    "h0 AAA.\nh1 BBB.\nX 4 strict_pack": (
+        "the roomiest host, h0, has room for 1 of the 4 that share one",
+        "room for 3 more on one host",
+    ),
+    "h0 AAAA\nX 2 strict_spread": (
+        "there is room for 0 of its 2 members; for one more the nearest worker, h0, has 0 of 1 slot and 0 of 1 GPU "
+        "free (held by g65)",
+        "room for 2 more: 1 slot and 1 GPU more on h0 would do for one",
+    ),
     "h0 ..\nh1 ..\nh2 ..\nX 4 strict_spread": (
         "3 hosts have room, and each of its 4 members needs another one",
         "room on 1 host more",
@@ -81,6 +94,11 @@ SAID = {
     "plans=1\nh0 AAAA....\nA ends=600\nX 8 prio=1\nY 2 ends=700": (
         "it may run 700 s, and its room is needed before for g88",
         "a budget short enough to end before g88, or room elsewhere",
+    ),
+    "plans=1\nh0 AAAA..\nA ends=600\nX 6 prio=1\nY 3 ends=700": (
+        "there is room for 2 of its 3 members, the most on h0; for one more the nearest worker, h0, has 0 of 1 slot "
+        "and 0 of 1 GPU free (held by g65); beside the planned start of g88 there is room for 0 of them",
+        "room for 3 more: 1 slot and 1 GPU more on h0 would do for one",
     ),
     "h0 A...\nh1 BB\nA apart=a\nX 3 apart=a": (
         "it is kept apart (a) from g65, and only beside them is there room",

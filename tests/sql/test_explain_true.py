@@ -60,6 +60,27 @@ def host_each(q: Q) -> Gang:
     return q.submit_gang(3, strategy="strict_spread")
 
 
+def never_a_host_each(q: Q) -> Gang:
+    for n in range(2):
+        q.worker(f"w{n}", slots=2, lease_s=1e5)
+    q.submit_gang(2, budget_s=500, strategy="strict_pack").start(Worker(q, "", registered(q)[0]))
+    return q.submit_gang(3, strategy="strict_spread", wait_for_hardware=True)
+
+
+def never_one_host(q: Q) -> Gang:
+    for n in range(2):
+        q.worker(f"w{n}", slots=2, lease_s=1e5)
+    return q.submit_gang(5, strategy="strict_pack", wait_for_hardware=True)
+
+
+def beside_a_plan(q: Q) -> Gang:
+    for n in range(2):
+        q.worker(f"w{n}", slots=3, lease_s=1e5)
+    q.submit_gang(2, budget_s=300, strategy="strict_pack").start(Worker(q, "", registered(q)[0]))
+    q.submit_gang(6, priority=3)
+    return q.submit_gang(5, budget_s=4000)
+
+
 def registered(q: Q) -> list[dict[str, Any]]:
     return [{"incarnation": r["id"]} for r in q.sql("select id from gangq.incarnations order by id")]
 
@@ -224,6 +245,9 @@ SITUATIONS: dict[str, tuple[Situation, str]] = {
     "a victim is told to stop": (stopping, "stopping"),
     "a victim has yet to stop": (stopping_still, "stopping"),
     "it would delay a planned start": (behind_a_plan, "planned_start"),
+    "a planned start keeps what is free": (beside_a_plan, "room"),
+    "never a host for each": (never_a_host_each, "infeasible"),
+    "never on one host": (never_one_host, "infeasible"),
     "not in one rack": (in_a_rack, "one_domain"),
     "second in line": (second_in_line, "room"),
     "behind those with a planned start": (fifth_in_line, "room"),
@@ -252,6 +276,8 @@ def test_what_is_said_is_so(q: Q, name: str) -> None:
         best = max(racks, key=lambda rack: racks[rack])
         assert sum(racks.values()) >= seen.shape["min_members"] > racks[best]
         assert f"the roomiest rack, {best}, has room for {racks[best]} of its {seen.size} members" in detail
+    if name == "a planned start keeps what is free":
+        assert "; beside the planned start of g2 there is room for 0 of them" in detail
     if name == "a victim in its minimum run time":
         began = q.value("select go_at from gangq.live_gangs where id = 1")
         min_run = q.value("select min_run_s from gangq.queues_table where name = 'default'")

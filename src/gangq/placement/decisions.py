@@ -59,6 +59,9 @@ class Refused:
     """The worker that is nearest to having room for one more member."""
     short: tuple[Short, ...] = ()
     """All that one more member lacks there."""
+    plans: tuple[str, ...] = ()
+    """The asks whose planned starts keep some of the room that it has; at most so much is ``left`` for this one."""
+    left: float | None = None
     at: float | None = None
     """The moment of a planned start: of the one that needs the room, or of its own; or when a rate allows it."""
     may_stop: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from typing import Any
 
 from gangq.placement.board import Board
 from gangq.placement.decisions import Decision, Refused
-from gangq.placement.gates import ERROR, Words
+from gangq.placement.gates import ERROR, Words, listed
 
 MOST = 400
 """How long a sentence may be."""
@@ -61,6 +61,8 @@ def follows(decision: Decision) -> str:
 def explain(refused: Refused) -> Words:
     """Why something waits, with its numbers; and what would let it start."""
     why, unblocks = refused.gate.words(refused)
+    if refused.plans:
+        why += f"; beside the planned start of {listed(refused.plans)} there is room for {refused.left:g} of them"
     if refused.may_stop:
         unblocks += f"; it may have {', '.join(refused.may_stop)} stop once their minimum run time is over"
     return why, unblocks

@@ -116,12 +116,6 @@ class Search:
                 return Refused(gates.WORKERS, need=count, of="workers", where=name, holders=closed[:HOLDERS])
         return None
 
-    def room_for_each(self, kind: Kind, counts: Sequence[int]) -> bool:
-        """Whether there is room now for each of its roles by itself, wherever."""
-        return all(
-            self.free.rooms(role, 0).total >= count for role, count in zip(kind.roles, counts, strict=True)
-        )
-
     def seats(
         self,
         ask: Ask,
@@ -232,9 +226,11 @@ class Search:
             return found
         best = next(rooms.descending(), None)
         where = self.free.hosts[best[1]] if best else ""
-        if total < count:
+        strategy = STRATEGIES[role.strategy]
+        anywhere = not (strategy.own_hosts or strategy.one_host) or count == 1
+        if total < count and (anywhere or not total):
             return Refused(gates.ROOM, need=count, have=total, of=role.name or "members", where=where)
-        if STRATEGIES[role.strategy].own_hosts:
+        if strategy.own_hosts:
             hosts = sum(1 for _ in rooms.ascending())
             return Refused(gates.HOSTS, need=count, have=hosts, of="hosts")
         return Refused(

@@ -52,7 +52,8 @@ def number(amount: float, of: str) -> str:
     return f"{amount:.12g} {one}{'' if amount == 1 else 's'}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """``g1, g2 and g3``."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
@@ -154,20 +155,25 @@ def _apart(r: Refused) -> Words:
     )
 
 
+def _more(r: Refused) -> float:
+    """How many more it needs room for."""
+    return r.need - (r.have if r.left is None else r.left)
+
+
 def _room(r: Refused) -> Words:
     if r.need == 1 and r.of == "members":
         why, unblocks, then = "no worker has room for it", "room on one worker", ":"
     else:
         most = f", the most on {r.where}" if r.have else ""
         why = f"there is room for {r.have:g} of its {number(r.need, r.of)}{most}"
-        unblocks, then = f"room for {r.need - r.have:g} more", "; for one more"
+        unblocks, then = f"room for {_more(r):g} more", "; for one more"
     if not r.short:
         return why, unblocks
-    has = _listed([f"{_amount(one.have, one.of)} of {_amount_of(one.need, one.of)}" for one in r.short])
-    more = _listed([_amount_of(one.need - one.have, one.of) for one in r.short])
+    has = listed([f"{_amount(one.have, one.of)} of {_amount_of(one.need, one.of)}" for one in r.short])
+    more = listed([_amount_of(one.need - one.have, one.of) for one in r.short])
     return (
         f"{why}{then} the nearest worker, {r.nearest}, has {has} free{_held_by(r.holders)}",
-        f"{unblocks}: {more} more on {r.nearest} would do" + (" for one" if r.need - r.have > 1 else ""),
+        f"{unblocks}: {more} more on {r.nearest} would do" + (" for one" if _more(r) > 1 else ""),
     )
 
 
@@ -188,21 +194,21 @@ def _hosts(r: Refused) -> Words:
     return (
         f"{number(r.have, 'hosts')} {'has' if r.have == 1 else 'have'} room, "
         f"and each of its {r.need:g} members needs another one",
-        f"room on {number(r.need - r.have, 'hosts')} more",
+        f"room on {number(_more(r), 'hosts')} more",
     )
 
 
 def _one_host(r: Refused) -> Words:
     return (
         f"the roomiest host, {r.where or 'none'}, has room for {r.have:g} of the {r.need:g} that share one",
-        f"room for {r.need - r.have:g} more on one host",
+        f"room for {_more(r):g} more on one host",
     )
 
 
 def _one_domain(r: Refused) -> Words:
     return (
         f"the roomiest {r.of}, {r.where or 'none'}, has room for {r.have:g} of its {r.need:g} members",
-        f"room for {r.need - r.have:g} more in one {r.of}",
+        f"room for {_more(r):g} more in one {r.of}",
     )
 
 

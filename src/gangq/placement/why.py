@@ -33,26 +33,37 @@ class WhyNot:
         """Why there are no seats for an ask: the first of these that is true.
 
         1. ``planned_start``: it would fit, were it not for the planned starts that it would delay.
+           Where some of it would, the numbers below are of all that is free, and it is named what they keep of that.
         2. ``workers``: no worker serves it, or none of those that do takes work.
         3. ``apart``: it would fit, were it not to be kept apart from others.
         4. What the search has ``found``; of room with what is short on the worker that is nearest to having it.
            ``fragmented`` in place of ``room``, where all that is free on its workers together would be enough.
         """
         kind = self._search.kinds[ask.kind]
+        idle = self._search.seats(ask, counts, 0) if layer else found
+        if not isinstance(idle, Refused):
+            return self._planned_before(ask, layer)
         return (
-            self._planned_before(ask, counts, layer)
-            or self._search.unserved(kind, counts)
+            self._search.unserved(kind, counts)
             or self._search.kept_apart(ask, counts, layer)
-            or self._short(ask, kind, counts, layer, found)
+            or self._beside_plans(ask, counts, layer, found, self._short(ask, kind, counts, idle))
         )
 
-    def _planned_before(self, ask: Ask, counts: Sequence[int], layer: int) -> Refused | None:
-        if (
-            not layer
-            or not self._search.room_for_each(self._search.kinds[ask.kind], counts)
-            or isinstance(self._search.seats(ask, counts, 0), Refused)
-        ):
-            return None
+    def _beside_plans(
+        self, ask: Ask, counts: Sequence[int], layer: int, found: Refused, idle: Refused
+    ) -> Refused:
+        """The refusal on all that is ``idle``, and which planned starts keep some of that."""
+        if found.have >= idle.have:
+            return idle
+        keep, have = [], idle.have
+        for n, start in enumerate(self._free.starts[:layer], 1):
+            beside = found if n == layer else self._search.seats(ask, counts, n)
+            if isinstance(beside, Refused) and beside.have < have:
+                keep.append(start.ask)
+                have = beside.have
+        return replace(idle, plans=tuple(keep[:HOLDERS]), left=found.have)
+
+    def _planned_before(self, ask: Ask, layer: int) -> Refused:
         starts = self._free.starts[:layer]
         return Refused(
             gates.PLANNED_START,
@@ -63,16 +74,16 @@ class WhyNot:
             at=starts[0].starts_at,
         )
 
-    def _short(self, ask: Ask, kind: Kind, counts: Sequence[int], layer: int, found: Refused) -> Refused:
+    def _short(self, ask: Ask, kind: Kind, counts: Sequence[int], found: Refused) -> Refused:
         # Of several roles it is not known here what those before the one refused have taken.
         if found.gate != gates.ROOM or len(kind.roles) > 1:
             return found
         wish = self._search.beside_mates(ask, kind, 0, Wish(self._search.hosts_of_others(ask)))
-        nearest = self._free.nearest(kind.roles[0], layer, wish.without, wish.only)
+        nearest = self._free.nearest(kind.roles[0], 0, wish.without, wish.only)
         if nearest is None:
             return found
         number, short = nearest
-        together = self._free.enough_in_all(kind.roles[0], counts[0], layer, wish.without, wish.only)
+        together = self._free.enough_in_all(kind.roles[0], counts[0], 0, wish.without, wish.only)
         return replace(
             found,
             gate=gates.FRAGMENTED if together else found.gate,
