@@ -83,8 +83,9 @@ class _Declare(Protocol):
 class App:
     """One database and the tasks that run in it.
 
-    `dsn` None: GANGQ_DSN; "embedded": a private PostgreSQL on this machine, started if need be. Nothing is
-    resolved, started or connected before the first use. `client`: use this one instead.
+    `dsn` None: GANGQ_DSN; "embedded": a private PostgreSQL on this machine, started if need be, with the
+    schema made where it has none. Nothing is resolved, started or connected before the first use. `client`: use this
+    one instead.
 
     Inside a job an App without a dsn submits through the job's worker, on behalf of whoever submitted the job,
     and can do nothing else. A child process that has set GANGQ_DSN itself uses that.
@@ -131,9 +132,9 @@ class App:
         with self._lock:
             if self._dsn is None:
                 # Here and below: not what a worker has to carry about.
-                from gangq import embedded
+                from gangq import schema
 
-                self._dsn = embedded.resolve_dsn(self.given_dsn)
+                self._dsn = schema.resolve_dsn(self.given_dsn)
             return self._dsn
 
     @property

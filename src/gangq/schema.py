@@ -22,6 +22,7 @@ import psycopg
 from psycopg import sql
 
 import gangq
+from gangq import private
 from gangq.client import Client, core
 from gangq.errors import Busy, DatabaseUnreachable, GangqError, NotAllowed, SchemaMismatch, translate
 
@@ -227,6 +228,29 @@ def dump_sql() -> str:
             parts.append(_record(file.name, file.checksum))
     parts += [_record("code", code_checksum()), "commit;"]
     return "\n\n".join(parts) + "\n"
+
+
+def resolve_dsn(given: str | None) -> str:
+    """The database to use, as `gangq.embedded.resolve_dsn` says. The private server gets the schema where it has
+    none: it is this user's own.
+
+    Raises `SchemaMismatch` where the private server's schema is older or newer than this library, and as there.
+    """
+    # Not at the top: most processes have no private server.
+    from gangq import embedded
+
+    dsn = embedded.resolve_dsn(given)
+    if (given or private.given_dsn()) == private.EMBEDDED:
+        with _connected(dsn) as (conn, where):
+            recorded = _recorded(conn)
+            if recorded and _outstanding(recorded, where)[0]:
+                raise SchemaMismatch(
+                    f"the private server's schema is older than this library ({_version()}, "
+                    f"{migrations()[-1].name}): run `gangq migrate --embedded`, then start again"
+                )
+        if not recorded:
+            migrate(dsn)
+    return dsn
 
 
 def check_version(client: Client) -> None:

@@ -338,7 +338,7 @@ def run_worker(
         conninfo = dsn or (app.given_dsn if app is not None else None) or private.given_dsn()
         if conninfo is None or conninfo == private.EMBEDDED:
             # Not at the top: most workers have no private server.
-            from gangq.embedded import resolve_dsn
+            from gangq.schema import resolve_dsn
 
             conninfo = resolve_dsn(conninfo)
         # A call that waits long for a connection is a heartbeat that comes late: rather ask again.
