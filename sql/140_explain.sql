@@ -217,6 +217,10 @@ returns setof gangq.reason language sql stable as $$
         then format('planned in %s, at %s%s', gangq.in_short(n.in_s),
           date_trunc('second', p.starts_at), ', ' || n.follows)
       when (v).gate = 'stopping' then 'as soon as what was told to stop for it has stopped'
+      when (v).gate = 'rate' and (v).numbers ? 'at'
+        then format('not planned: its rate holds it for %s s more at least',
+          greatest(0, ceil(((v).numbers ->> 'at')::float8 - gangq.seconds(t))))
+      when (v).gate = 'rate' then 'not planned: its rate never lets so many start at once'
       when (v).gate is null then 'the next pass may start it'
       else format('not planned: the first %s that wait and could start get a planned start',
         c.reservations) end,

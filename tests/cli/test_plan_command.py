@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -50,6 +51,27 @@ def test_a_plan_with_changes_shows_now_and_then_of_what_differs(fleet: str, tmp_
     assert {row["gang_id"]: row["after"] for row in rows} == {None: "start", 2: "wait", 1: "gone"}
     assert "new" in ok(fleet, "plan", "--submit", "-", stdin=spec.read_text())
     assert ok(fleet, "ls", "gangs").count("train") == 2, "nothing was done"
+
+
+def test_a_plan_and_explain_say_until_when_a_rate_holds_something(fleet: str, client: Client) -> None:
+    client.set_queue(name="slow", rate="2/1h")
+    client.register_worker(name="w2", host="h2", queues=["slow"], slots=5)
+    for _ in range(2):
+        client.submit_gang(task="paced", size=2, queue="slow", budget_s=60)
+    client.tick(force=True)
+    (why,) = [
+        row["why"]
+        for row in answers(fleet, "plan", "--quota", "slow=jobs:50", "--all")
+        if row["gang_id"] == 4
+    ]
+    until = (
+        r"the rate of queue slow, 2/1h, leaves 0 starts now, and it needs 2 starts; in (\d+) s it may start"
+    )
+    found = re.fullmatch(until, why)
+    assert found is not None
+    assert 3500 < int(found[1]) <= 3600
+    for words in (["g4"], ["g4", "--now"]):
+        assert re.match(f"gang g4: {until} \\(decided ", ok(fleet, "explain", *words))
 
 
 def test_a_plan_leaves_out_what_stays_as_it_is_unless_asked(fleet: str) -> None:

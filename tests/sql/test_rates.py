@@ -118,6 +118,17 @@ def test_a_gang_spends_its_size_and_one_larger_than_the_rate_is_refused(q: Q) ->
         q.submit_gang(2, queue="slow")
 
 
+def test_a_start_that_a_rate_made_smaller_since_never_allows_is_said_so(q: Q) -> None:
+    q.worker(slots=9)
+    q.submit(**API)
+    gang = q.submit_gang(3, limit_key="api")
+    q.call("set_limit", key="api", rate="2/1m")
+    q.place()
+    said = {row["gate"]: row["detail"] for row in q.call("explain_gang", gang_id=gang.id)}
+    assert said["start"] == "not planned: its rate never lets so many start at once"
+    assert said["unblock"] == "a rate of 3 or more"
+
+
 def test_an_elastic_gang_starts_as_large_as_the_rate_allows(q: Q) -> None:
     q.worker(slots=9)
     gang = q.submit_gang(9, min_size=2, **API)
@@ -160,7 +171,9 @@ def test_what_a_rate_holds_back_makes_the_tick_due_and_a_tick_decides_then(q: Q)
     assert starts(q, worker) == 2
     q.tick()
     assert q.value("select gangq.next_due(gangq.now()) - gangq.now()") == timedelta(seconds=0.5)
-    assert "in 1 s it may start" in str(q.call("explain_job", job_id=job))
+    said = {row["gate"]: row["detail"] for row in q.call("explain_job", job_id=job)}
+    assert "in 1 s it may start" in said["rate"]
+    assert said["start"] == "not planned: its rate holds it for 1 s more at least"
     unforced = "select decide, next_in_s from gangq.tick(decides => true)"
     assert q.tick()["next_in_s"] == 0.5
     assert not q.sql(unforced)[0]["decide"]

@@ -14,7 +14,7 @@ from gangq.client.verbs import Verbs
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
-from gangq.placement.explain import explain, follows
+from gangq.placement.explain import explain_at, follows
 from gangq.placement.whatif import edit
 
 
@@ -107,14 +107,14 @@ def _told(decision: Decision | None) -> Any:
 def _why(name: str, becomes: _Decided) -> str:
     decision = becomes.by.get(name)
     if decision is not None:
-        return summary(decision)
+        return summary(decision, becomes.board.now)
     if name in becomes.stopped:
         return f"is told to stop for {becomes.stopped[name]}"
     return "stays where it is" if name in becomes.units else "is no longer there"
 
 
-def summary(decision: Decision) -> str:
-    """What becomes of something that waits, in a sentence without moments."""
+def summary(decision: Decision, now: float) -> str:
+    """What becomes of something that waits, in a sentence."""
     match decision.action:
         case "start":
             return "starts now"
@@ -124,7 +124,7 @@ def summary(decision: Decision) -> str:
             return f"starts once these have stopped: {', '.join(decision.stop)}"
         case "plan":
             return f"starts {follows(decision)}" if decision.after else "has a planned start"
-    return explain(decision.refused)[0] if decision.refused else "waits"
+    return explain_at(decision.refused, now)[0] if decision.refused else "waits"
 
 
 def explain_now_steps(stored: Query[list[Reason]]) -> Steps[list[Reason]]:
@@ -163,7 +163,7 @@ def _reasons(decision: Decision, seen: Board) -> list[Reason]:
     said = [Reason("start", True, start, numbers)]
     if decision.refused is None:
         return [Reason("verdict", True, "nothing holds it (decided now)", None), *said]
-    why, unblocks = explain(decision.refused)
+    why, unblocks = explain_at(decision.refused, seen.now)
     return [
         Reason(decision.refused.gate, False, f"{why} (decided now)", None),
         *said,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from gangq.placement.board import Board
 from gangq.placement.decisions import Decision, Refused
-from gangq.placement.gates import ERROR, Words, listed
+from gangq.placement.gates import ERROR, PLANNED_START, RATE, Words, listed
 
 MOST = 400
 """How long a sentence may be."""
@@ -56,6 +57,18 @@ ENDS = {
 def follows(decision: Decision) -> str:
     """Whose end a planned start waits for, and what each moment rests on."""
     return "when these have ended: " + ", ".join(f"{end.unit} ({ENDS[end.by]})" for end in decision.after)
+
+
+UNTIL = {PLANNED_START: ", in {} s", RATE: "; in {} s it may start"}
+"""What is added of a refusal's moment where it is shown; in SQL ``explain_verdict`` adds the same."""
+
+
+def explain_at(refused: Refused, now: float) -> Words:
+    """The same, with how long it is from now until the moment that the refusal names."""
+    why, unblocks = explain(refused)
+    if refused.at is not None and refused.gate in UNTIL:
+        why += UNTIL[refused.gate].format(max(0, math.ceil(refused.at - now)))
+    return why, unblocks
 
 
 def explain(refused: Refused) -> Words:
