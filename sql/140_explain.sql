@@ -218,8 +218,8 @@ returns setof gangq.reason language sql stable as $$
           date_trunc('second', p.starts_at), ', ' || n.follows)
       when (v).gate = 'stopping' then 'as soon as what was told to stop for it has stopped'
       when (v).gate = 'rate' and (v).numbers ? 'at'
-        then format('not planned: its rate holds it for %s s more at least',
-          greatest(0, ceil(((v).numbers ->> 'at')::float8 - gangq.seconds(t))))
+        then format('not planned: its rate holds it for %s more at least',
+          gangq.in_short((((v).numbers ->> 'at')::float8 - gangq.seconds(t))::numeric))
       when (v).gate = 'rate' then 'not planned: its rate never lets so many start at once'
       when (v).gate is null then 'the next pass may start it'
       else format('not planned: the first %s that wait and could start get a planned start',

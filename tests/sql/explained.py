@@ -162,9 +162,9 @@ def confirm(seen: Seen) -> None:
         (plan,) = q.sql("select * from gangq.plans order by place limit 1")
         assert sum(rooms.values()) >= need
         assert f"needed before for {plan['ask']}" in detail
-        in_s = re.search(r", in (\d+) s \(", detail)
+        in_s = re.search(r", in (\S+(?: s)?) \(", detail)
         assert in_s is not None
-        assert abs(int(in_s[1]) - (plan["starts_at"] - q.clock.now()).total_seconds()) < 2
+        assert is_said(in_s[1], (plan["starts_at"] - q.clock.now()).total_seconds())
     planned_by_the_tables(seen)
     place_by_the_tables(seen)
 
@@ -193,6 +193,15 @@ def beside_plans_by_the_tables(seen: Seen, room: int) -> int:
     assert 0 <= left < room
     assert all(any(seen.rooms()[host] for host in hosts[ask] if host in seen.rooms()) for ask in named)
     return left
+
+
+def is_said(text: str, seconds: float) -> bool:
+    """Whether a length of time in words, as 40 s, 3m05s or 2h10m, is this one."""
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+) ?s)?", text)
+    assert found is not None, text
+    hours, minutes, rest = (int(number or 0) for number in found.groups())
+    # What is hours away is said in whole minutes.
+    return abs(3600 * hours + 60 * minutes + rest - seconds) < (60 if hours else 2)
 
 
 def nearest_by_the_tables(seen: Seen, worker: str, free: str, holders: str | None) -> None:
