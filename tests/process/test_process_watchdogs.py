@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -125,6 +126,12 @@ def test_a_hung_handler_in_a_child_is_killed_and_its_worker_lives_on(hung: Floor
     ]
     evidence = the_trip(floor, stuck).evidence
     assert any("futex" in str(thread) for thread in evidence["processes"]), evidence
+    assert re.fullmatch(r"futex\(\) of deadlock at .*\.py:\d+", evidence["place"]), evidence["place"]
+    assert "lock.acquire()" in evidence["handler"].splitlines()[-1]
+    assert "child_main" not in evidence["handler"], "what called the handler tells nothing"
+    assert "Current thread" in evidence["stacks"]
+    suspicions = [row for row in floor.client.evidence(job_id=stuck) if row.kind == "suspect"]
+    assert {row.data["place"] for row in suspicions} == {evidence["place"]}
     assert worker.process.poll() is None
     assert floor.worker_row("w").incarnation == incarnation
     assert floor.journal.attempts(healthy) == attempts

@@ -14,6 +14,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangq.proc import procfs
@@ -37,6 +38,7 @@ def collect(
     trip: Trip | None = None,
     more: Mapping[str, Any] | None = None,
     log_tail: Callable[[], str | bytes] | str | bytes | None = None,
+    directory: Path | None = None,
     limit_s: float = LIMIT_S,
 ) -> dict[str, Any]:
     """Return evidence as a plain object that is JSON, after at most ``limit_s`` seconds.
@@ -44,7 +46,8 @@ def collect(
     ``trip`` with what it was judged by, and ``more``, as far as they are JSON. With ``own`` the stacks of all
     threads of this process, and this process among ``pids``; of each of these its threads with state, wait
     channel and system call, and the device files it has open. ``place``, ``waits_for`` and ``handler`` are what
-    `waits` says of the handler of this process (``own``) or of ``pids``. Never raises: what could not be had in
+    `waits` says of the handler of this process (``own``) or of ``pids``; a handler in a process of its own tells its
+    stacks through the worker's ``directory``. Never raises: what could not be had in
     time is named in ``incomplete``.
     """
 
@@ -55,6 +58,12 @@ def collect(
         wanted = list(dict.fromkeys([*([os.getpid()] if own else []), *named_pids()]))
         return [_process(pid) for pid in wanted[:_MOST_PROCESSES]]
 
+    def waited() -> dict[str, Any]:
+        if own:
+            return waits.of_handler().as_json()
+        seen = waits.of_processes(named_pids(), directory)
+        return {**seen.as_json(), **({"stacks": seen.stacks} if seen.stacks else {})}
+
     steps: dict[str, Callable[[], Any]] = {}
     if trip is not None or more:
         steps["more"] = lambda: {**({} if trip is None else trip.as_json()), **(more or {})}
@@ -62,7 +71,7 @@ def collect(
         steps["stacks"] = stacks
     if log_tail is not None:
         steps["log_tail"] = lambda: _text(log_tail() if callable(log_tail) else log_tail, _TAIL_CHARS)
-    steps["waits"] = lambda: (waits.of_handler() if own else waits.of_processes(named_pids())).as_json()
+    steps["waits"] = waited
     steps["processes"] = processes
 
     found, missing = _within(limit_s, steps)

@@ -14,11 +14,11 @@ import threading
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 from gangq import private
 from gangq.proc import procfs
+from gangq.watchdogs import dumps
 
 _X86 = {
     0: "read", 1: "write", 7: "poll", 17: "pread", 18: "pwrite", 19: "readv", 20: "writev", 23: "select",
@@ -48,14 +48,16 @@ _STACK_LINES = 60
 class Waits(NamedTuple):
     """``place``: one phrase, such as ``recv() of allreduce at train.py:88``. ``waits_for``: file systems
     (``fs:...``) and peers (``peer:...``) behind the calls. ``stack``: the handler's own frames, innermost last.
+    ``stacks``: those of all threads, if another process was asked for them.
     """
 
     place: str | None = None
     waits_for: tuple[str, ...] = ()
     stack: str = ""
+    stacks: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """What of it is known, as evidence."""
+        """What of it is known of the handler, as evidence."""
         known = {"place": self.place, "waits_for": list(self.waits_for), "handler": self.stack}
         return {key: value for key, value in known.items() if value}
 
@@ -66,34 +68,51 @@ def of_handler() -> Waits:
     # The id of its main thread too. Thread.native_id is still the parent's in a process that was forked.
     call, fd = _call(pid, pid)
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    own = _own(frame)
-    place = _phrase(call, _where(own) if own else None)
-    return Waits(place, _things(pid, [fd]), _stack(own[0], frame) if own and frame else "")
+    # walk_stack(None) would be this thread's.
+    walked = () if frame is None else traceback.walk_stack(frame)
+    frames = list(traceback.StackSummary.extract(walked, lookup_lines=False))
+    where, stack = _code(frames)
+    return Waits(_phrase(call, where), _things(pid, [fd]), stack)
 
 
-def of_processes(pids: Iterable[int]) -> Waits:
-    """What the first of these processes waits in, and what all their threads wait for."""
-    place: str | None = None
+def of_processes(pids: Iterable[int], directory: Path | None = None) -> Waits:
+    """What the first of these processes waits in, and what all their threads wait for. ``directory``: of the worker
+    whose handler it may be (`gangq.watchdogs.dumps`).
+    """
+    found = Waits()
     things: dict[str, None] = {}
     for pid in pids:
         fds = []
         for tid in procfs.tids(pid):
             call, fd = _call(pid, tid)
             fds.append(fd)
-            if place is None and tid == pid and call is not None:
-                place = f"{call}() of {_command(pid)}"
+            if found.place is None and tid == pid:
+                # After the call was read: the signal interrupts it.
+                stacks = "" if directory is None else dumps.ask(directory, pid)
+                where, stack = _code(dumps.main_thread(stacks))
+                if where is None and call is not None:
+                    where = _command(pid)
+                found = Waits(_phrase(call, where), stack=stack, stacks=stacks)
         things.update(dict.fromkeys(_things(pid, fds)))
-    return Waits(place, tuple(things)[:_MOST_THINGS])
+    return found._replace(waits_for=tuple(things)[:_MOST_THINGS])
 
 
-def _own(frame: FrameType | None) -> tuple[FrameType, FrameType | None] | None:
-    """The innermost frame that is neither of the standard library nor of a package, and what it called."""
-    called = None
-    while frame is not None:
-        if not _library(frame.f_code.co_filename):
-            return frame, called
-        frame, called = frame.f_back, frame
-    return None
+def _code(frames: list[traceback.FrameSummary]) -> tuple[str | None, str]:
+    """Where a handler with these frames, innermost first, stands in its own code, and its stack as text.
+
+    Its own frame is the innermost one that is neither of the standard library nor of a package. Frames before the one
+    that this package called tell nothing.
+    """
+    own = next((n for n, frame in enumerate(frames) if not _library(frame.filename)), None)
+    if own is None:
+        return None, ""
+    name = frames[max(own - 1, 0)].name
+    first = own
+    while first + 1 < len(frames) and not frames[first + 1].filename.startswith(_PACKAGE):
+        first += 1
+    lines = traceback.StackSummary.from_list(frames[first::-1]).format()
+    where = f"{name} at {os.path.basename(frames[own].filename)}:{frames[own].lineno}"
+    return where, "".join(lines[-_STACK_LINES:])
 
 
 def _library(file: str) -> bool:
@@ -107,28 +126,10 @@ _LIBRARIES = tuple(
 )
 
 
-def _where(own: tuple[FrameType, FrameType | None]) -> str:
-    frame, called = own
-    name = (called or frame).f_code.co_name
-    return f"{name} at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
 def _phrase(call: str | None, where: str | None) -> str | None:
     if call is None:
         return where
     return f"{call}()" if where is None else f"{call}() of {where}"
-
-
-def _stack(own: FrameType, innermost: FrameType) -> str:
-    """From where this package called the handler to the innermost frame: what is before that tells nothing."""
-    first = own
-    while first.f_back is not None and not first.f_back.f_code.co_filename.startswith(_PACKAGE):
-        first = first.f_back
-    frames = [innermost]
-    while frames[-1] is not first and frames[-1].f_back is not None:
-        frames.append(frames[-1].f_back)
-    lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in reversed(frames)).format()
-    return "".join(lines[-_STACK_LINES:])
 
 
 def _call(pid: int, tid: int) -> tuple[str | None, int | None]:

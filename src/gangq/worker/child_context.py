@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gangq import errors
@@ -36,7 +37,7 @@ class Link:
     """Requests to the worker, one at a time. Thread-safe; reconnects in a forked child."""
 
     def __init__(self, path: str, key: str) -> None:
-        self._path = path
+        self.path = Path(path)
         self._key = key
         self._lock = threading.Lock()
         self._pid = 0
@@ -73,7 +74,7 @@ class Link:
             except OSError as problem:
                 self._hang_up()
                 raise WorkerGone(
-                    f"the worker does not answer on {self._path} ({problem}): it has ended, and this command "
+                    f"the worker does not answer on {self.path} ({problem}): it has ended, and this command "
                     "is about to be stopped"
                 ) from problem
         if not answer.pop("ok"):
@@ -113,7 +114,7 @@ class Link:
         until = time.monotonic() + _ANSWER_S
         while True:
             try:
-                return to_worker.connect(self._path)
+                return to_worker.connect(str(self.path))
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise

@@ -30,6 +30,7 @@ from gangq.hooks import Hooks
 from gangq.retry import AGAIN, Again
 from gangq.signatures import unfinished
 from gangq.tasks import CoroutineTask, Task
+from gangq.watchdogs import dumps
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.forks import restore_signals
 from gangq.worker.runner_inline import HandlerUnfit, error_of_exception, what_follows
@@ -123,6 +124,8 @@ def run(find: Callable[[], Any], task: str) -> int:
     """Run the handler of the job this process belongs to, of the App that ``find()`` returns; or many jobs, if this
     process belongs to none.
     """
+    link = Link.from_environ()
+    dumps.offer(link.path.parent)
     if "GANGQ_JOB_ID" not in os.environ:
         # Not at the top: most handlers need no event loop.
         from gangq.worker import async_main
@@ -132,7 +135,7 @@ def run(find: Callable[[], Any], task: str) -> int:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     # A fork of the handler must die of SIGTERM: a pool of processes ends its workers with that.
     restore_signals([signal.SIGTERM])
-    context = ChildContext(Link.from_environ(), stopping)
+    context = ChildContext(link, stopping)
     set_current(context)
     try:
         app, handler = prepare(find, task)

@@ -26,7 +26,7 @@ from gangq.gpu.memory import container_memory
 from gangq.proc import cgroup, procfs
 from gangq.proc.proof import HostIdentity
 from gangq.retry import Again
-from gangq.watchdogs import ExitCode, Trip
+from gangq.watchdogs import ExitCode, Trip, dumps
 from gangq.worker import child_main, handler_info
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
@@ -324,6 +324,7 @@ class CommandRunner:
                 yield
         finally:
             over()
+            dumps.path_of(self._session.directory, child.pid).unlink(missing_ok=True)
 
     def _start(
         self, job: ActiveJob, command: Command, env: dict[str, str], log_path: Path, forks: ForkServer | None

@@ -188,7 +188,10 @@ class JobWatch:
 
     def _suspect(self, suspicion: Suspicion) -> None:
         """Put it on record with what the job waits in: that tells the members of a gang apart that hangs."""
-        seen = waits.of_handler() if self._pids is None else waits.of_processes(self._pids())
+        if self._pids is None:
+            seen = waits.of_handler()
+        else:
+            seen = waits.of_processes(self._pids(), self._watching.session.directory)
         self._watching.suspect(replace(suspicion, evidence={**suspicion.evidence, **seen.as_json()}))
 
     def begin(self, job: ActiveJob, options: WatchOptions | None) -> None:
@@ -296,6 +299,7 @@ class CommandTrip:
             HostActivity(lambda: [self._child.pid]).pids,
             trip=trip,
             log_tail=lambda: self._child.log_tail(_TAIL_BYTES),
+            directory=watching.session.directory,
         )
         if watching.only_notifies(trip, job, evidence):
             return False
