@@ -75,14 +75,18 @@ class Machine:
             self.process = self._start()
 
     def end(self) -> None:
-        """Tell it to end; kill it when it does not."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end(self.process)
         self._log.close()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Tell it to end; kill it when it does not."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

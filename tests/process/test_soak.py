@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from gangq.embedded import Server
 from gangq.errors import GangqError
 from gpu.gpu_fakes import HERE as GPU_ROOM
 from gpu.gpu_fakes import compile_library, gpu, rewrite
+from process.machines import end
 from worker.worker_process import eventually
 
 SECONDS = float(os.environ.get("GANGQ_SOAK_S", "1800"))
@@ -94,12 +94,7 @@ class Machine:
             self.process = self._start()
 
     def end(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end(self.process)
         self._log.close()
 
 

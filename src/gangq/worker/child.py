@@ -121,13 +121,7 @@ class Child:
             CommandStartError: it cannot run; says whether program, directory, log or host is at fault.
             ValueError: an empty argv, or a mark that this process carries itself.
         """
-        if not argv:
-            raise ValueError("argv is empty: a command needs at least the name of its program")
-        if mark == os.environ.get(procfs.MARK_VARIABLE):
-            # The guardian kills whatever carries its mark: with ours, it would kill our other children.
-            raise ValueError(
-                f"mark {mark!r} is the worker's own: add the command to it, as in {mark + '/1'!r}"
-            )
+        _check(argv, mark)
         spec = {
             "argv": list(argv),
             "env": {**env, procfs.MARK_VARIABLE: mark},
@@ -347,3 +341,11 @@ class Child:
         except subprocess.TimeoutExpired:
             log.error("guardian_still_running", extra={"guardian_pid": self.guardian_pid})
         log.info("command_gone", extra={"pid": self.pid, "exit": ended})
+
+
+def _check(argv: Sequence[str], mark: str) -> None:
+    if not argv:
+        raise ValueError("argv is empty: a command needs at least the name of its program")
+    if mark == os.environ.get(procfs.MARK_VARIABLE):
+        # The guardian kills whatever carries its mark: with ours, it would kill our other children.
+        raise ValueError(f"mark {mark!r} is the worker's own: add the command to it, as in {mark + '/1'!r}")

@@ -407,10 +407,7 @@ class CommandRunner:
 
     def _not_started(self, job: ActiveJob) -> None:
         job.end_work()
-        if job.lost is not None:
-            self._reporter.forget(job)
-        else:
-            self._reporter.stopped(job)
+        self._reporter.stopped(job)
 
     def _report(
         self,

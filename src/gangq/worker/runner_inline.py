@@ -325,10 +325,7 @@ class InlineRunner:
     def _not_started(self, job: ActiveJob) -> None:
         self.rest()
         job.end_work()
-        if job.lost is not None:
-            self._reporter.forget(job)
-        else:
-            self._reporter.stopped(job)
+        self._reporter.stopped(job)
 
     def _report(
         self,
