@@ -60,11 +60,12 @@ def test_the_first_script_needs_no_migrate(home: Path) -> None:
 
 def test_an_older_schema_is_left_alone_and_the_command_is_said(home: Path) -> None:
     del home
-    App("embedded").client.schema_version()
+    with App("embedded") as app:
+        app.client.schema_version()
     with psycopg.connect(Server().dsn(), autocommit=True) as conn:
         conn.execute("delete from gangq.migrations where name <> 'code'")
-        with pytest.raises(SchemaMismatch, match="run `gangq migrate --embedded`"):
-            App("embedded").declare_task("t").submit()
+        with App("embedded") as app, pytest.raises(SchemaMismatch, match="run `gangq migrate --embedded`"):
+            app.declare_task("t").submit()
         with pytest.raises(SchemaMismatch, match="run `gangq migrate --embedded`"):
             run_worker(dsn="embedded")
         assert conn.execute("select name from gangq.migrations").fetchall() == [("code",)]
@@ -73,6 +74,6 @@ def test_an_older_schema_is_left_alone_and_the_command_is_said(home: Path) -> No
 def test_a_database_that_was_named_is_nobodys_to_migrate(home: Path) -> None:
     del home
     dsn = Server().start().dsn()
-    with pytest.raises(SchemaMismatch):
-        App(dsn).declare_task("t").submit()
+    with App(dsn) as app, pytest.raises(SchemaMismatch):
+        app.declare_task("t").submit()
     assert schema.pending(dsn).migrations
