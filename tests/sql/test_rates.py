@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from drive import INVALID, WRONG_STATE, Q, refused
 
+from gangq.placement.explain import in_short
+
 API = {"limit_key": "api", "rate": "3/1m"}
 
 
@@ -116,6 +118,11 @@ def test_a_gang_spends_its_size_and_one_larger_than_the_rate_is_refused(q: Q) ->
     q.call("set_queue", name="slow", rate="1/1s")
     with refused(INVALID, "it starts 2 jobs at once, and the rate of queue slow is 1/1s"):
         q.submit_gang(2, queue="slow")
+
+
+def test_python_says_lengths_of_time_as_sql_does(q: Q) -> None:
+    for s in (-1, 0, 0.2, 59, 59.5, 60, 185, 3599.1, 7800, 172799, 172800, 300000):
+        assert in_short(s) == q.value("select gangq.in_short(%(s)s::numeric)", s=s)
 
 
 def test_a_start_that_a_rate_made_smaller_since_never_allows_is_said_so(q: Q) -> None:

@@ -14,7 +14,7 @@ from gangq.client.verbs import Verbs
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
-from gangq.placement.explain import explain_at, follows
+from gangq.placement.explain import explain_at, follows, in_short
 from gangq.placement.whatif import edit
 
 
@@ -159,7 +159,7 @@ def _reasons(decision: Decision, seen: Board) -> list[Reason]:
             "starts_at": datetime.fromtimestamp(decision.starts_at, UTC).isoformat(),
             "follows": follows(decision) if decision.after else None,
         }
-        start = f"planned in {in_s} s on {on}" + (f", {follows(decision)}" if decision.after else "")
+        start = f"planned in {in_short(in_s)} on {on}" + (f", {follows(decision)}" if decision.after else "")
     said = [Reason("start", True, start, numbers)]
     if decision.refused is None:
         return [Reason("verdict", True, "nothing holds it (decided now)", None), *said]

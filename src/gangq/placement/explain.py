@@ -59,7 +59,7 @@ def follows(decision: Decision) -> str:
     return "when these have ended: " + ", ".join(f"{end.unit} ({ENDS[end.by]})" for end in decision.after)
 
 
-UNTIL = {PLANNED_START: ", in {} s", RATE: "; in {} s it may start"}
+UNTIL = {PLANNED_START: ", in {}", RATE: "; in {} it may start"}
 """What is added of a refusal's moment where it is shown; in SQL ``explain_verdict`` adds the same."""
 
 
@@ -67,8 +67,18 @@ def explain_at(refused: Refused, now: float) -> Words:
     """The same, with how long it is from now until the moment that the refusal names."""
     why, unblocks = explain(refused)
     if refused.at is not None and refused.gate in UNTIL:
-        why += UNTIL[refused.gate].format(max(0, math.ceil(refused.at - now)))
+        why += UNTIL[refused.gate].format(in_short(refused.at - now))
     return why, unblocks
+
+
+def in_short(seconds: float) -> str:
+    """``12 s``, ``3m05s``, ``2h10m``, ``3d04h``, as ``gangq.in_short`` in SQL."""
+    s = max(0, math.ceil(seconds))
+    if s < 60:
+        return f"{s} s"
+    if s < 3600:
+        return f"{s // 60}m{s % 60:02}s"
+    return f"{s // 3600}h{s // 60 % 60:02}m" if s < 172800 else f"{s // 86400}d{s // 3600 % 24:02}h"
 
 
 def explain(refused: Refused) -> Words:
