@@ -7,7 +7,7 @@
 -- 1. The call reads runs = n and finds the row locked: run n + 1 is under way, or a later one.
 -- 2. Run n + 2 begins after run n + 1 has committed, so it sees all that the caller had committed.
 -- 3. The call returns next_turn = n + 2. The caller repeats it with turn => n + 2 until it has run
---    itself or runs >= turn. A run that is rolled back is not counted.
+--    itself or runs >= turn. A run that is rolled back, or does only what is due, is not counted.
 
 -- Internal. The steps of a tick, in order. due: the moment of the step has come by t. at_work:
 -- there are rows that the step may have to act on. Most steps of most ticks have none: this one
@@ -118,7 +118,8 @@ begin
   -- After the lock: run n + 2 must see what was committed before run n + 1 has.
   steps := array(
     select s.name from gangq.tick_steps(t) s where s.due or s.at_work and not just_ran);
-  update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick';
+  -- A run of the due steps alone is not counted: it serves nobody who waits for a whole one.
+  update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick' and not just_ran;
   perform gangq.hang_up_soon();
   foreach step in array steps loop
     done := gangq.tick_step(step, coalesce(tick.decides, false));

@@ -134,6 +134,18 @@ def test_a_tick_that_was_rolled_back_serves_nobody(q: Q) -> None:
     assert q.one("tick", force=True, turn=turn)["ran"] is True
 
 
+def test_a_tick_that_did_only_what_was_due_serves_nobody_who_waits_for_a_whole_one(q: Q) -> None:
+    q.submit(due_at=q.value("select gangq.now() + interval '0.1 s'"))
+    with q.connected(q.db.info.dsn) as runner, runner.db.transaction():
+        runner.one("tick", force=True)
+        turn = q.one("tick", force=True)["next_turn"]
+    q.later(0.2)
+    assert q.one("tick")["detail"] == {"promote_due": 1}
+    row = q.one("tick", force=True, turn=turn)
+    assert (row["ran"], row["next_turn"]) == (True, None)
+    assert "reap_expired" in row["detail"]
+
+
 def test_an_unforced_tick_that_found_one_running_does_nothing_when_that_is_over(q: Q) -> None:
     with q.connected(q.db.info.dsn) as runner, runner.db.transaction():
         runner.one("tick")
