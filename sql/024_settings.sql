@@ -26,7 +26,7 @@ language sql immutable as $$
     when type = 'jsonb'::regtype then true
     when type = any ('{smallint,integer,bigint,real,numeric}'::regtype[])
       then jsonb_typeof(given) = 'number'
-    when type = 'bigint[]'::regtype
+    when type in ('integer[]'::regtype, 'bigint[]'::regtype)
       then jsonb_typeof(given) = 'array'
         and not jsonb_path_exists(given, 'strict $[*] ? (@.type() != "number")')
     when type = 'boolean'::regtype then jsonb_typeof(given) = 'boolean'

@@ -146,8 +146,9 @@ language sql immutable
 return ceil(extract(epoch from at - t));
 
 -- Internal. So many seconds, short: 12 s, 3m05s, 2h10m, 3d04h.
-create function gangq.in_short(seconds numeric) returns text language sql immutable strict as $$
+create function gangq.in_short(seconds numeric) returns text language sql immutable as $$
   select case
+    when seconds is null then null
     when n.s < 60 then n.s || ' s'
     when n.s < 3600 then format('%sm%ss', n.s / 60, lpad((n.s % 60)::text, 2, '0'))
     when n.s < 172800 then format('%sh%sm', n.s / 3600, lpad((n.s / 60 % 60)::text, 2, '0'))
@@ -588,10 +589,10 @@ select 'gang' as kind, g.id, s.queue, s.task, g.priority, g.size, g.state, g.sub
   case
     when g.state = 'waiting' then 'waits for other jobs'
     when g.not_before > c.t
-      then format('backing off for %s', gangq.in_short(gangq.in_s(g.not_before, c.t)))
+      then format('backing off for %s s', ceil(extract(epoch from g.not_before - c.t)))
     when p.starts_at is not null
-      then format('place %s of those with a planned start, in %s', p.place,
-          gangq.in_short(gangq.in_s(p.starts_at, c.t)))
+      then format('place %s of those with a planned start, in %s s', p.place,
+          ceil(extract(epoch from p.starts_at - c.t)))
         || coalesce(', ' || coalesce(o.follows, v.follows), '')
     else coalesce(o.why, v.why, g.note, 'waits to be judged') end as why,
   coalesce(o.gate, v.gate) as gate, p.starts_at

@@ -29,10 +29,10 @@ def add(ctx, a, b):
 """
 
 
-def register(client: Client, name: str = "w1", **more: Any) -> int:
+def register(client: Client, name: str = "w1", host: str = "h1", **more: Any) -> int:
     devices = [{"uuid": f"GPU-{name}", "index": 0, "vram_mb": 1024, "source": "declared"}]
     return client.register_worker(
-        name=name, host="h1", queues=["default"], devices=devices, **more
+        name=name, host=host, queues=["default"], devices=devices, **more
     ).incarnation
 
 
@@ -95,6 +95,25 @@ def test_devices_and_workers_are_quarantined_and_set_free(dsn: str, client: Clie
     ok(dsn, "unquarantine", "--worker", "w1")
     assert answers(dsn, "devices")[0]["state"] == "free"
     assert answers(dsn, "workers")[0]["quarantined"] is None
+
+
+def test_a_device_is_named_by_its_place_or_by_as_much_of_its_uuid_as_no_other_has(
+    dsn: str, client: Client
+) -> None:
+    for name, host in (("w1", "h1"), ("w2", "h2")):
+        register(client, name, host)
+    for said in ("h2:0", "GPU-w2", "GPU-w2"[:6]):
+        (answer,) = answers(dsn, "quarantine", "--device", said)
+        assert answer["device_uuid"] == "GPU-w2"
+        ok(dsn, "unquarantine", "--device", said)
+    several = gangq(dsn, "quarantine", "--device", "GPU-")
+    assert (several.exit_code, "'GPU-' may be GPU-w1 or GPU-w2: write more of it" in several.stderr) == (
+        2,
+        True,
+    )
+    for said in ("h3:0", "GPU-w3"):
+        none = gangq(dsn, "unquarantine", "--device", said)
+        assert (none.exit_code, said in none.stderr) == (2, True)
 
 
 def test_one_tick_promotes_what_is_due(dsn: str, client: Client, clock: Any) -> None:

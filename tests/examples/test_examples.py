@@ -1,6 +1,6 @@
 """Each small file in examples/ is started by the command that its first line names, and shows what it says.
 
-All run as a new user would: in the private PostgreSQL that the first block of examples/README.md makes.
+All run as a new user would: in a private PostgreSQL that the first of them makes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def command_of(file: Path) -> str:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What a new user has, and a private server whose schema the README's command has made."""
+    """What a new user has."""
     home = tmp_path_factory.mktemp("home")
     found = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
@@ -51,9 +51,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     }
     if "GANGQ_PG_BINDIR" in os.environ:
         found["GANGQ_PG_BINDIR"] = os.environ["GANGQ_PG_BINDIR"]
-    (migrate,) = re.findall("^gangq migrate.*", README, re.MULTILINE)
     try:
-        subprocess.run(migrate, shell=True, env=found, check=True, capture_output=True, timeout=100)
         yield found
     finally:
         Server(found["GANGQ_DATA_DIR"]).stop()

@@ -27,6 +27,7 @@ FITTING: dict[str, Any] = {
     "text": "each",
     "text[]": ["a"],
     "bigint[]": [7],
+    "integer[]": [7],
     "boolean": True,
     "uuid": "01910000-0000-7000-8000-000000000001",
 }

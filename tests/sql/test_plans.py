@@ -211,7 +211,6 @@ def _asked(request_id: str, **more: Any) -> str:
         ("select * from gangq.watch_terms('fits')", 20),
         ("select * from gangq.retry(job_ids => array[1000001000])", 200),
         ("select * from gangq.retry_failed(name => 'sweep')", 100),
-        ("select * from gangq.retry_failed(batch_id => 5)", 100),
         ("select * from gangq.retry_failed(since => now() - interval '1 hour', most => 10)", 4000),
         ("select * from gangq.retry_failed(task => 'fits', dry_run => true)", 4000),
         ("select * from gangq.retry_failed(submitter => 'nobody', dry_run => true)", 4000),

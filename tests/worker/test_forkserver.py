@@ -111,7 +111,7 @@ def test_each_job_has_a_process_as_it_was_after_the_import(
     assert two["environ"]["GANGQ_JOB_ID"] != one["environ"]["GANGQ_JOB_ID"]
     assert not [line for line in one["shown"] if line.startswith(("GANGQ_DSN", "GANGQ_KEY"))]
     # Standard streams, what the module has opened, and the one that looks.
-    assert len(one["files"]) == 6, one["files"]  # And the line to its worker.
+    assert len(one["files"]) == 7, one["files"]  # And the line to its worker, and where it writes its stacks.
     assert one["name"].startswith("python"), one["name"]
     assert (tmp_path / "opened").read_text().split() == [
         one["environ"]["GANGQ_JOB_ID"],

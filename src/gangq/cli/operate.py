@@ -8,13 +8,14 @@ import click
 
 from gangq.cli import options, stored
 from gangq.cli.session import Session, common_options, json_option, pass_session
+from gangq.cli.which import device_named
 from gangq.errors import GangqError
 
 
-def _one(device: str | None, worker: str | None) -> dict[str, Any]:
+def _one(session: Session, device: str | None, worker: str | None) -> dict[str, Any]:
     if (device is None) == (worker is None):
-        raise click.UsageError("name a device (--device UUID) or a worker (--worker NAME), one of them")
-    return {"device_uuid": device, "worker": worker}
+        raise click.UsageError("name a device (--device HOST:INDEX) or a worker (--worker NAME), one of them")
+    return {"device_uuid": device and device_named(session, device), "worker": worker}
 
 
 def _whose(given: dict[str, Any]) -> str:
@@ -29,7 +30,7 @@ def _whose(given: dict[str, Any]) -> str:
 @pass_session
 def quarantine(session: Session, device: str | None, worker: str | None, reason: str | None) -> None:
     """Keep a device or a worker from taking work. What runs on a worker goes on."""
-    given, reason = _one(device, worker), reason or "operator"
+    given, reason = _one(session, device, worker), reason or "operator"
     session.client().quarantine(**given, reason=reason)
     session.answer(
         {**given, "quarantined": True, "reason": reason}, f"{_whose(given)} is quarantined: {reason}"
@@ -43,7 +44,7 @@ def quarantine(session: Session, device: str | None, worker: str | None, reason:
 @pass_session
 def unquarantine(session: Session, device: str | None, worker: str | None) -> None:
     """Lift the quarantine of a device or a worker."""
-    given = _one(device, worker)
+    given = _one(session, device, worker)
     session.client().unquarantine(**given)
     session.answer({**given, "quarantined": False, "reason": None}, f"{_whose(given)} may take work")
 

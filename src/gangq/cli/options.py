@@ -62,7 +62,11 @@ limit = click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most this many."
 )
 reason = click.option("--reason", help="Whoever lifts it will want to know [operator].")
-device = click.option("--device", metavar="UUID", help="A device, as gangq devices shows it.")
+device = click.option(
+    "--device",
+    metavar="ID",
+    help="A device: HOST:INDEX as gangq devices shows it, or the beginning of its UUID.",
+)
 worker = click.option(
     "--worker",
     shell_complete=stored.workers,

@@ -13,6 +13,7 @@ from gangq.cli.output import words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, pass_session, say
 from gangq.cli.tables import columns
+from gangq.cli.which import device_named
 from gangq.client.rows import TripRow
 from gangq.watchdogs.codes import NOTIFY_CLASSES, ExitCode
 
@@ -40,7 +41,11 @@ def code_and_word(code: int | None, word: str | None) -> str:
 )
 @click.option("--class", "class_", type=click.Choice(CLASSES), help="Only this class.")
 @click.option("--task", shell_complete=stored.tasks, help="Only jobs of this task.")
-@click.option("--device", metavar="UUID", help="Only jobs that held this device.")
+@click.option(
+    "--device",
+    metavar="ID",
+    help="Only jobs that held it: HOST:INDEX, or the beginning of its UUID.",
+)
 @click.option("--host", shell_complete=stored.hosts, help="Only on this host.")
 @click.option("--since", "within_s", type=Seconds(), default="7d", show_default=True, help="How far back.")
 @options.limit
@@ -70,7 +75,7 @@ def trips(
             code=code,
             class_=class_,
             task=task,
-            device=device,
+            device=device and device_named(session, device),
             host=host,
             since=since,
             limit=limit,

@@ -17,6 +17,7 @@ from gangq.status import ENDED, LETTERS, WAITS, phrase
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from gangq.cli.session import Session
     from gangq.client import Client
     from gangq.client.rows import EventRow, JobRow, Reason, StateChange
 
@@ -186,3 +187,16 @@ def ids_of(client: Client, named: Sequence[Which]) -> dict[str, list[int]]:
         if not which.gang
     ]
     return {"job_ids": [id for ids in jobs for id in ids], "gang_ids": [w.id for w in named if w.gang]}
+
+
+def device_named(session: Session, text: str) -> str:
+    """The uuid of the device that is written HOST:INDEX, or by its uuid or so much of it that no other begins so.
+
+    Raises click.UsageError: several begin so. Where there is none, the text itself: the database says that.
+    """
+    devices = session.client().devices()
+    found = [device.uuid for device in devices if text in (device.uuid, f"{device.host}:{device.index}")]
+    found = found or [device.uuid for device in devices if device.uuid.startswith(text)]
+    if len(found) > 1:
+        raise click.UsageError(f"{text!r} may be {' or '.join(found[:3])}: write more of it")
+    return found[0] if found else text
