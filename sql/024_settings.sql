@@ -111,7 +111,7 @@ begin
       format('It is an argument of its own: gangq.%s(%s => ...).', what, key));
   end if;
   perform gangq.refuse('GQ001', format('%s has no option %L', what, left(key, 100)),
-    coalesce(format('Did you mean %s? ', gangq.nearest(left(key, 100), known)), '')
+    coalesce('Did you mean ' || gangq.nearest(left(key, 100), known) || '? ', '')
       || format('There are %s.', array_to_string(known, ', ')));
 end $$;
 

@@ -41,3 +41,13 @@ def seconds(given: Duration, what: str, *, least: float = 0.0, most: float = 1e9
     if not least <= found <= most:
         raise InvalidInput(f"{what} is {given!r}: {least:g} to {most:g} seconds are possible")
     return found
+
+
+def in_short(seconds: float) -> str:
+    """``12 s``, ``3m05s``, ``2h10m``, ``3d04h``: whole seconds, rounded up, as ``gangq.in_short`` in SQL."""
+    s = max(0, math.ceil(seconds))
+    if s < 60:
+        return f"{s} s"
+    if s < 3600:
+        return f"{s // 60}m{s % 60:02}s"
+    return f"{s // 3600}h{s // 60 % 60:02}m" if s < 172800 else f"{s // 86400}d{s // 3600 % 24:02}h"

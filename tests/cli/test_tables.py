@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cli_process import answers, gangq, ok, running
 
+from gangq.cli import output
 from gangq.cli.tables import Column, table
 from gangq.client import Client
 
@@ -118,3 +119,14 @@ def test_watch_answers_until_it_is_interrupted(dsn: str, client: Client, tmp_pat
         assert watch.out.count("ID  TASK") >= 2
         watch.interrupt()
         assert watch.code() == 130
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        (None, ""), (0.44, "0.4s"), (9.96, "10.0s"), (59.4, "59s"), (60, "1m00s"), (185, "3m05s"), (7800, "2h10m"),
+        (172799, "47h59m"), (273600, "3d04h"), (-75, "-1m15s"), (-2, "-2.0s"),
+    ],
+)  # fmt: skip
+def test_a_length_of_time_is_short(length: float | None, text: str) -> None:
+    assert output.seconds(length) == text

@@ -20,6 +20,19 @@ def app(dsn: str) -> Iterator[App]:
         yield made
 
 
+def test_its_jobs_have_the_indexes_of_any_sequence_of_whole_numbers(app: App) -> None:
+    @app.task
+    def place(ctx: Context) -> int | None:
+        return ctx.index
+
+    batch = place.submit_many([{}, {}, {}], name="some", indexes=range(3, 12, 4))
+    drain(app)
+    assert batch.results() == [3, 7, 11]
+    for wrong in ([1.5, 2, 3], ["a", 2, 3], 7):
+        with pytest.raises(InvalidInput, match="indexes"):
+            place.submit_many([{}, {}, {}], name="some", indexes=wrong)  # type: ignore[arg-type]
+
+
 def test_a_name_makes_a_batch_whose_results_are_in_order(app: App) -> None:
     @app.task
     def square(ctx: Context, n: int) -> list[int | None]:

@@ -175,3 +175,9 @@ def test_the_database_takes_the_strategies_and_orders_that_the_library_has(
         domain=f"gangq.{domain}",
     )
     assert set(re.findall(r"'(\w+)'::text", row["check"])) == {*names}
+
+
+def test_where_no_option_is_alike_all_are_named(untouched: Q) -> None:
+    with refused(INVALID, "submit has no option 'qqq'") as error:
+        ask(untouched, "submit", {"qqq": 1})
+    assert (error.value.diag.message_hint or "").startswith("There are after_any, ")

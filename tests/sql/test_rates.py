@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from drive import INVALID, WRONG_STATE, Q, refused
 
-from gangq.placement.explain import in_short
+from gangq.durations import in_short
 
 API = {"limit_key": "api", "rate": "3/1m"}
 

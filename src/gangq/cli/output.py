@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from gangq.colours import colour_of
+from gangq.durations import in_short
 
 
 class Coloured(str):
@@ -145,14 +146,7 @@ def seconds(value: float | None) -> str:
         return ""
     if abs(value) < 10:
         return f"{value:.1f}s"
-    whole = round(value)
-    if abs(whole) < 60:
-        return f"{whole}s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}s"
-    hours = minutes // 60
-    return f"{hours}h{minutes % 60:02d}m" if abs(hours) < 48 else f"{hours // 24}d{hours % 24:02d}h"
+    return ("-" if value < 0 else "") + in_short(round(abs(value))).replace(" ", "")
 
 
 def megabytes(value: int | None) -> str:

@@ -113,7 +113,7 @@ class ArrayType(ParamType):
         parts = [_INDEXES.fullmatch(part) for part in text.split(",")]
         if percent and not re.fullmatch(r"[1-9]\d{0,5}", most, re.ASCII):
             parts = [None]
-        found: list[int] = []
+        found: dict[int, None] = {}
         for part in parts:
             if part is None:
                 self.fail(
@@ -126,10 +126,11 @@ class ArrayType(ParamType):
             assert first is not None
             if last is not None and last < first:
                 self.fail(f"{value!r} is no array: {part[0]} ends before it begins", param, ctx)
-            found += range(first, (first if last is None else last) + 1, step or 1)
-        if len(set(found)) < len(found):
-            self.fail(f"{value!r} is no array: it has an index twice", param, ctx)
-        return found, int(most) if percent else None
+            more = range(first, (first if last is None else last) + 1, step or 1)
+            if any(index in found for index in more):
+                self.fail(f"{value!r} is no array: it has an index twice", param, ctx)
+            found.update(dict.fromkeys(more))
+        return list(found), int(most) if percent else None
 
 
 class KeyValue(ParamType):

@@ -15,7 +15,7 @@ from gangq.cli.output import ago, when
 from gangq.cli.parsing import Due, Seconds, payload_of
 from gangq.cli.session import Session, common_options, pass_session, say
 from gangq.cli.tables import Column
-from gangq.cli.work import min_option, notes_aloud, recurring_options, submission
+from gangq.cli.work import min_option, notes_aloud, recurring_options, submission, tag_option
 from gangq.client.encoding import AWAITING
 from gangq.client.rows import ScheduleRow
 from gangq.commands import COMMAND, command_payload
@@ -78,6 +78,7 @@ def schedule() -> None:
 @click.option("--due-as", metavar="KEY", help="A key of the payload that is given the due time.")
 @click.option("--command", is_flag=True, help="A command: its program and arguments in place of TASK.")
 @min_option
+@tag_option
 @recurring_options
 @common_options
 @pass_session

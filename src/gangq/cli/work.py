@@ -37,6 +37,10 @@ min_option = section(
     "Gangs",
     click.option("--min", "min_size", type=int, metavar="N", help="Of a gang so many are enough to start."),
 )
+tag_option = section(
+    "Batches",
+    click.option("--tag", "tags", multiple=True, metavar="TAG", help="A mark of the batch; may be repeated."),
+)
 recurring_options = chained(
     section(
         "Where and how it is treated",
@@ -61,9 +65,6 @@ recurring_options = chained(
         ),
         click.option(
             "--name", help="A name for the gang; of single jobs: for the batch that these jobs are."
-        ),
-        click.option(
-            "--tag", "tags", multiple=True, metavar="TAG", help="A mark of the batch; may be repeated."
         ),
     ),
     section(
@@ -192,6 +193,7 @@ work_options = chained(
         _waits_for("--after-any", "One that must have ended first, whatever came of it; may be repeated."),
         _waits_for("--after-failed", "One that must have failed first; may be repeated."),
     ),
+    tag_option,
     section(
         "Batches",
         click.option(

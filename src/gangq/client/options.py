@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from json.encoder import encode_basestring_ascii
+from operator import index
 from typing import Any, TypedDict
 from uuid import UUID
 
@@ -188,6 +189,13 @@ def as_json(encoded: Mapping[str, str]) -> str | None:
     return f"{{{members}}}" if members else None
 
 
+def _whole(value: Any, name: str) -> list[int]:
+    try:
+        return [index(number) for number in value]
+    except TypeError:
+        raise InvalidInput(f"{name} is {value!r}: pass a list of whole numbers") from None
+
+
 def _encode(name: str, value: Any) -> str:
     if value is True:
         return "true"
@@ -201,6 +209,8 @@ def _encode(name: str, value: Any) -> str:
         value = as_selector(value)
     elif name in ("tolerates", "taints", "tags", "tasks"):
         value = texts(value, name)
+    elif name == "indexes":
+        value = _whole(value, name)
     elif name == "payloads":
         return "[" + ",".join(dumps(one, f"payloads[{n}]") for n, one in enumerate(value)) + "]"
     elif name.endswith("_s") and isinstance(value, (str, timedelta)):

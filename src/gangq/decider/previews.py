@@ -11,10 +11,11 @@ from typing import Any
 from gangq.client.rows import PlanRow, Reason
 from gangq.client.verb import Query, Steps
 from gangq.client.verbs import Verbs
+from gangq.durations import in_short
 from gangq.placement.board import Board
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
-from gangq.placement.explain import explain_at, follows, in_short
+from gangq.placement.explain import explain_at, follows
 from gangq.placement.whatif import edit
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
+from gangq.durations import in_short
 from gangq.placement.board import Board
 from gangq.placement.decisions import Decision, Refused
 from gangq.placement.gates import ERROR, PLANNED_START, RATE, Words, listed
@@ -69,16 +69,6 @@ def explain_at(refused: Refused, now: float) -> Words:
     if refused.at is not None and refused.gate in UNTIL:
         why += UNTIL[refused.gate].format(in_short(refused.at - now))
     return why, unblocks
-
-
-def in_short(seconds: float) -> str:
-    """``12 s``, ``3m05s``, ``2h10m``, ``3d04h``, as ``gangq.in_short`` in SQL."""
-    s = max(0, math.ceil(seconds))
-    if s < 60:
-        return f"{s} s"
-    if s < 3600:
-        return f"{s // 60}m{s % 60:02}s"
-    return f"{s // 3600}h{s // 60 % 60:02}m" if s < 172800 else f"{s // 86400}d{s // 3600 % 24:02}h"
 
 
 def explain(refused: Refused) -> Words:
