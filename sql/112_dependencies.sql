@@ -45,15 +45,24 @@ $$;
 -- Internal. Tells the dependents of these jobs how they ended, but for rows that another
 -- transaction holds: see gangq.unsettled.
 create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
-  -- Whether an ending that is no longer in history was a success is not known.
-  update gangq.dependencies d
-  set outcome = coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled')
+  -- Once for all that wait for a job. Whether an ending that is no longer in history was a success
+  -- is not known.
+  with endings as materialized (
+    select e.on_job_id, e.wants,
+      coalesce(gangq.ended_as(e.on_job_id, e.wants), 'cancelled') as outcome
+    from (
+      select distinct x.on_job_id, x.wants from gangq.dependencies x
+      where x.on_job_id = any (settle.ended) and x.outcome is null) e
+  )
+  update gangq.dependencies d set outcome = e.outcome
+  from endings e
   where d.ctid = any (array(
-    select z.ctid from gangq.dependencies z
-    where z.on_job_id = any (settle.ended) and z.outcome is null
-      -- A retry may have come first: then its next ending counts.
-      and not exists (select 1 from gangq.live_jobs j where j.id = z.on_job_id)
-    order by z.on_job_id, z.job_id for update skip locked))
+      select z.ctid from gangq.dependencies z
+      where z.on_job_id = any (settle.ended) and z.outcome is null
+        -- A retry may have come first: then its next ending counts.
+        and not exists (select 1 from gangq.live_jobs j where j.id = z.on_job_id)
+      order by z.on_job_id, z.job_id for update skip locked))
+    and e.on_job_id = d.on_job_id and e.wants = d.wants
 $$;
 
 -- Problem: a job ends while the submission of a job that waits for it is not committed. The ending
@@ -162,114 +171,145 @@ begin
   return moved + gangq.promote_dependents(t, most);
 end $$;
 
--- Internal, for promote_due. Releases or cancels jobs whose awaited jobs have ended. Returns how
--- many.
+-- Internal, for promote_due. Releases or cancels jobs whose awaited jobs have ended: together the
+-- single jobs that wait for nothing more or were cancelled for the same one, and those of a gang.
+-- Returns how many.
 create function gangq.promote_dependents(t timestamptz, most integer) returns integer
 language plpgsql as $$
 declare
   w record;
   g bigint;
   locked boolean;
+  waiting bigint[];
   moved integer := 0;
 begin
   for w in
-    select d.job_id, j.gang_id,
-      array_agg(d.on_job_id) filter (where gangq.is_wanted(d.outcome, d.wants)) as met,
-      min(d.on_job_id) filter (where not gangq.is_wanted(d.outcome, d.wants)) as unmet
-    from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
-    where d.job_id = any (array(
-        with told as (
-          select distinct x.job_id from gangq.dependencies x
-          where x.outcome is not null order by x.job_id limit most)
-        select s.job_id from told s
-        union
-        -- Members are released together: the limit never cuts a gang.
-        select m.id
-        from told s
-        join gangq.live_jobs x on x.id = s.job_id
-        join gangq.live_jobs m on m.gang_id = x.gang_id))
-      and d.outcome is not null
-    group by d.job_id, j.gang_id
-    order by j.gang_id, d.job_id
+    select x.gang_id, x.unmet, array_agg(x.job_id) as job_ids
+    from (
+      select d.job_id, j.gang_id,
+        min(d.on_job_id) filter (where not gangq.is_wanted(d.outcome, d.wants)) as unmet
+      from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
+      where d.job_id = any (array(
+          with told as (
+            select distinct x.job_id from gangq.dependencies x
+            where x.outcome is not null order by x.job_id limit most)
+          select s.job_id from told s
+          union
+          -- Members are released together: the limit never cuts a gang.
+          select m.id
+          from told s
+          join gangq.live_jobs x on x.id = s.job_id
+          join gangq.live_jobs m on m.gang_id = x.gang_id))
+        and d.outcome is not null
+      group by d.job_id, j.gang_id) x
+    group by x.gang_id, x.unmet
+    order by x.gang_id, x.unmet
   loop
     if w.gang_id is not null and w.gang_id is distinct from g then
       g := w.gang_id;
       locked := gangq.try_lock_gang(g);
     end if;
     continue when w.gang_id is not null and not locked;
-    perform 1 from gangq.live_jobs j
-    where j.id = w.job_id and j.state = 'waiting' for update skip locked;
-    continue when not found;
-    moved := moved + 1;
+    waiting := array(
+      select j.id from gangq.live_jobs j
+      where j.id = any (w.job_ids) and j.state = 'waiting' order by j.id for update skip locked);
     if w.unmet is not null then
-      perform gangq.cancel_dependent(w.job_id, w.gang_id, w.unmet);
+      moved := moved + gangq.cancel_dependents(waiting, w.gang_id, w.unmet);
     else
-      perform gangq.release_dependent(w.job_id, w.gang_id, w.met, t);
+      moved := moved + gangq.release_dependents(waiting, w.gang_id, t);
     end if;
   end loop;
   return moved;
 end $$;
 
--- Internal, for promote_dependents. Cancels a locked waiting job, or its gang, because the job
--- unmet has not ended as wanted.
-create function gangq.cancel_dependent(job_id bigint, gang_id bigint, unmet bigint) returns void
-language plpgsql as $$
+-- Internal, for promote_dependents. Cancels locked waiting jobs because unmet has not ended as
+-- wanted: single ones, or some of a gang, which is cancelled as a whole. Returns how many.
+create function gangq.cancel_dependents(job_ids bigint[], gang_id bigint, unmet bigint)
+returns integer language plpgsql as $$
+declare
+  every_one bigint[] := job_ids || array(
+    select j.id from gangq.live_jobs j where j.gang_id = cancel_dependents.gang_id);
+  busy bigint[];
+  alike record;
+  cancelled integer := 0;
 begin
-  begin
-    perform 1 from gangq.dependencies d
-    where d.job_id = any (array(
-      select j.id from gangq.live_jobs j
-      where j.id = cancel_dependent.job_id or j.gang_id = cancel_dependent.gang_id))
-    order by d.on_job_id, d.job_id for update nowait;
-  exception when lock_not_available then
-    return;  -- a caller completes one of these jobs in an open transaction: a later tick does it
-  end;
-  -- A retry of unmet may have been committed before these locks were taken.
-  update gangq.live_jobs j set unmet = cancel_dependent.unmet
-  where j.id = cancel_dependent.job_id and exists (
-    select 1 from gangq.dependencies d
-    where d.on_job_id = cancel_dependent.unmet and d.job_id = j.id
-      and not gangq.is_wanted(d.outcome, d.wants));
-  if not found then
-    return;
+  -- A caller that completes an awaited job in an open transaction holds dependencies on it: a later
+  -- tick cancels those jobs.
+  with locked as (
+    select d.job_id, d.on_job_id from gangq.dependencies d
+    where d.job_id = any (every_one)
+    order by d.on_job_id, d.job_id for update skip locked
+  )
+  select coalesce(array_agg(d.job_id), '{}') into busy
+  from gangq.dependencies d
+  where d.job_id = any (every_one) and not exists (
+    select 1 from locked l where l.job_id = d.job_id and l.on_job_id = d.on_job_id);
+  if cancel_dependents.gang_id is not null and busy <> '{}' then
+    return 0;
   end if;
-  perform gangq.cancel_all(
-    case when cancel_dependent.gang_id is null then array[cancel_dependent.job_id] else '{}' end,
-    array_remove(array[cancel_dependent.gang_id], null),
-    (
-      select format('job %s, which it waited for, %s', unmet, case
-        when d.wants = 'failed' then format('did not fail: it is %s', d.outcome)
-        else 'did not succeed' end)
+  -- A retry of unmet may have been committed before these locks were taken.
+  for alike in
+    with told as (
+      update gangq.live_jobs j set unmet = cancel_dependents.unmet
       from gangq.dependencies d
-      where d.on_job_id = cancel_dependent.unmet and d.job_id = cancel_dependent.job_id));
+      where j.id = any (cancel_dependents.job_ids) and j.id <> all (busy)
+        and d.on_job_id = cancel_dependents.unmet and d.job_id = j.id
+        and not gangq.is_wanted(d.outcome, d.wants)
+      returning j.id, case when d.wants = 'failed'
+        then format('did not fail: it is %s', d.outcome) else 'did not succeed' end as why
+    )
+    select x.why, array_agg(x.id) as ids from told x group by x.why
+  loop
+    cancelled := cancelled + cardinality(alike.ids);
+    perform gangq.cancel_all(
+      case when cancel_dependents.gang_id is null then alike.ids else '{}' end,
+      array_remove(array[cancel_dependents.gang_id], null),
+      format('job %s, which it waited for, %s', cancel_dependents.unmet, alike.why));
+  end loop;
+  return cancelled;
 end $$;
 
--- Internal, for promote_dependents. A locked waiting job does not wait for these jobs any more.
-create function gangq.release_dependent(job_id bigint, gang_id bigint, met bigint[], t timestamptz)
-returns void language plpgsql as $$
+-- Internal, for promote_dependents. Locked waiting jobs, single ones or some of a gang, do not wait
+-- any more for what has ended as they wanted. Returns how many.
+create function gangq.release_dependents(job_ids bigint[], gang_id bigint, t timestamptz)
+returns integer language plpgsql as $$
 declare
-  fewer integer;
+  lane record;
+  released integer := 0;
 begin
-  delete from gangq.dependencies d
-  where d.job_id = release_dependent.job_id and d.on_job_id = any (met);
-  -- Counted from what is deleted: another promotion may have taken some of them meanwhile.
-  get diagnostics fewer = row_count;
-  update gangq.live_jobs j set
-    waits_on = j.waits_on - fewer,
-    state = case
-      when j.waits_on > fewer then 'waiting'
-      when j.gang_id is not null then 'blocked'
-      when j.due_at > t then 'scheduled'
-      else 'pending' end
-  where j.id = release_dependent.job_id;
-  if release_dependent.gang_id is not null then
-    update gangq.live_gangs x set state = 'blocked'
-    where x.id = release_dependent.gang_id and not exists (
-      select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'waiting');
-  else
-    perform gangq.wake_lane(j.shape_id, 1, 'sleepers')
-    from gangq.live_jobs j where j.id = release_dependent.job_id;
-  end if;
+  for lane in
+    with met as (
+      delete from gangq.dependencies d
+      where d.ctid = any (array(
+        select z.ctid from gangq.dependencies z
+        where z.job_id = any (release_dependents.job_ids) and gangq.is_wanted(z.outcome, z.wants)
+        order by z.on_job_id, z.job_id for update skip locked))
+      returning d.job_id
+    ),
+    -- Counted from what is deleted: another promotion may have taken some of them meanwhile.
+    fewer as (select m.job_id, count(*)::integer as jobs from met m group by m.job_id),
+    told as (
+      update gangq.live_jobs j set
+        waits_on = j.waits_on - f.jobs,
+        state = case
+          when j.waits_on > f.jobs then 'waiting'
+          when j.gang_id is not null then 'blocked'
+          when j.due_at > t then 'scheduled'
+          else 'pending' end
+      from fewer f where j.id = f.job_id
+      returning j.shape_id, j.state
+    )
+    select x.shape_id, x.state, count(*) as jobs from told x group by x.shape_id, x.state
+  loop
+    released := released + lane.jobs;
+    if lane.state = 'pending' then
+      perform gangq.wake_lane(lane.shape_id, lane.jobs, 'sleepers');
+    end if;
+  end loop;
+  update gangq.live_gangs x set state = 'blocked'
+  where x.id = release_dependents.gang_id and not exists (
+    select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'waiting');
+  return released;
 end $$;
 
 -- Internal, for revive. What was cancelled for these jobs, and could wait for them again: it has

@@ -188,10 +188,11 @@ def test_what_waits_for_an_ending_that_is_kept_no_longer_is_cancelled(meeting):
 def test_a_job_with_two_awaited_jobs_is_not_let_go_early_by_two_promotions_at_once(meeting):
     """The second promotion read how many were done before the first one had taken them off."""
     one, two = meeting.worker("w1"), meeting.worker("w2")
-    done, done_token = meeting.running(one)
-    still, still_token = meeting.running(two)
-    # The lowest id is handled first; what a promotion does to it is held up by a trigger.
-    slow, waiting = meeting.job(after=[done]), meeting.job(after=[done, still])
+    failed, failed_token = meeting.running(one)
+    done, done_token = meeting.running(two)
+    still, still_token = meeting.running(meeting.worker("w3"))
+    # What is cancelled is handled first; what a promotion does to it is held up by a trigger.
+    slow, waiting = meeting.job(after=[failed]), meeting.job(after=[done, still])
     meeting.db.execute(
         "create function public.hold_up() returns trigger language plpgsql set lock_timeout = '10s' as "
         "$$ begin perform pg_advisory_xact_lock(1); return new; end $$"
@@ -200,6 +201,7 @@ def test_a_job_with_two_awaited_jobs_is_not_let_go_early_by_two_promotions_at_on
         "create trigger hold_up before update on gangq.live_jobs for each row "
         f"when (old.id = {slow}) execute function public.hold_up()"
     )
+    value(meeting.db, "fail", job_id=failed, token=failed_token, retryable=False)
     call(meeting.db, "complete", job_ids=[done], tokens=[done_token])
     gate = meeting.connect()
     gate.execute("select pg_advisory_lock(1)")
@@ -208,9 +210,24 @@ def test_a_job_with_two_awaited_jobs_is_not_let_go_early_by_two_promotions_at_on
     assert value(meeting.db, "promote_due") == 1
     gate.execute("select pg_advisory_unlock(1)")
     held_up.join().result()
-    assert meeting.state(slow) == "pending"
+    assert meeting.state(slow) == "cancelled"
     assert meeting.state(waiting) == "waiting", "the other job it waits for still runs"
     assert meeting.violations() == []
     call(meeting.db, "complete", job_ids=[still], tokens=[still_token])
     meeting.tick()
     assert meeting.state(waiting) == "pending"
+
+
+def test_a_retry_left_open_of_what_a_job_waits_for_in_any_case_does_not_stop_the_tick(meeting):
+    """It takes the outcome back that the job was told, and holds that row."""
+    job, token = meeting.running(meeting.worker("w1"))
+    waiting = meeting.job(after_any=[job])
+    value(meeting.db, "fail", job_id=job, token=token, retryable=False)
+    frozen = meeting.connect(autocommit=False)
+    call(frozen, "retry", job_ids=[job])
+    value(meeting.connect(statement_timeout="1000"), "promote_due")
+    assert meeting.state(waiting) == "waiting"
+    frozen.rollback()
+    meeting.tick()
+    assert meeting.state(waiting) == "pending"
+    assert meeting.violations() == []

@@ -179,13 +179,15 @@ def test_a_cancelled_gang_held_uncommitted_does_not_stop_the_tick_that_had_kept_
     assert meeting.violations() == []
 
 
+@pytest.mark.parametrize("kind", ["solo", "gang"])
 def test_a_waiting_job_whose_other_awaited_job_is_being_completed_does_not_stop_the_tick(
-    meeting, frozen, others
+    meeting, frozen, others, kind
 ):
     one, two = meeting.worker("w1"), meeting.worker("w2")
     held, held_token = meeting.running(one)
     failed, failed_token = meeting.running(two)
-    waiting = meeting.job(after=[held, failed])
+    after = [held, failed]
+    waiting = meeting.job(after=after) if kind == "solo" else meeting.gang(2, after=after)[1][0]
     call(frozen, "complete", job_ids=[held], tokens=[held_token])
     value(others, "fail", job_id=failed, token=failed_token, retryable=False)
     due = meeting.gang(1)[0]
@@ -194,6 +196,20 @@ def test_a_waiting_job_whose_other_awaited_job_is_being_completed_does_not_stop_
     frozen.commit()
     meeting.tick()
     assert meeting.state(waiting) == "cancelled"
+    assert meeting.violations() == []
+
+
+def test_a_gang_of_which_one_member_is_being_told_is_cancelled_as_a_whole_later(meeting, frozen, others):
+    job, token = meeting.running(meeting.worker("w1"))
+    meeting.worker("w2")
+    gang_id, (_, told) = meeting.gang(2, after=[job])
+    value(others, "fail", job_id=job, token=token, retryable=False)
+    frozen.execute("select from gangq.dependencies where job_id = %s for update", (told,))
+    tick(others)
+    assert meeting.gang_row(gang_id)["state"] == "waiting"
+    frozen.commit()
+    meeting.tick()
+    assert meeting.state(told) == "cancelled"
     assert meeting.violations() == []
 
 

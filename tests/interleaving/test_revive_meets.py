@@ -129,9 +129,10 @@ def test_a_dependent_is_retried_by_hand_while_it_is_to_be_revived(meeting, endin
 
 def test_a_dependent_is_not_cancelled_for_an_outcome_that_a_retry_has_taken_back(meeting):
     """The cancelling transaction read the outcome before the retry was committed, and locks the dependent after."""
-    job, token = meeting.running(meeting.worker("w1"))
-    # The lowest id is handled first; what a cancel does to it is held up by a trigger.
-    slow, waiting = meeting.job(after=[job]), meeting.job(after=[job])
+    other, other_token = meeting.running(meeting.worker("w1"))
+    job, token = meeting.running(meeting.worker("w2"))
+    # What waits for the lowest id is handled first; what a cancel does to it is held up by a trigger.
+    slow, waiting = meeting.job(after=[other]), meeting.job(after=[job])
     meeting.db.execute(
         "create function public.hold_up() returns trigger language plpgsql set lock_timeout = '10s' as "
         "$$ begin perform pg_advisory_xact_lock(1); return new; end $$"
@@ -140,6 +141,7 @@ def test_a_dependent_is_not_cancelled_for_an_outcome_that_a_retry_has_taken_back
         "create trigger hold_up before update on gangq.live_jobs for each row "
         f"when (old.id = {slow}) execute function public.hold_up()"
     )
+    value(meeting.db, "fail", job_id=other, token=other_token, retryable=False)
     value(meeting.db, "fail", job_id=job, token=token, retryable=False)
     gate = meeting.connect()
     gate.execute("select pg_advisory_lock(1)")
@@ -151,6 +153,6 @@ def test_a_dependent_is_not_cancelled_for_an_outcome_that_a_retry_has_taken_back
     assert [meeting.state(one) for one in (slow, waiting)] == ["cancelled", "waiting"]
     for _ in range(2):
         meeting.tick()
-    assert [meeting.state(one) for one in (slow, waiting)] == ["waiting", "waiting"]
+    assert [meeting.state(one) for one in (slow, waiting)] == ["cancelled", "waiting"]
     assert unfollowed(meeting) == []
     assert meeting.violations() == []
