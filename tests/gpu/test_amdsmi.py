@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from gpu_fakes import card, line, restricted
+from gpu_fakes import card, gpu, line, restricted
 
 from gangq.gpu import Detection, Device, DriverUnavailable, detect
 from gangq.gpu.rocm import AmdsmiDriver
@@ -171,3 +171,19 @@ def test_a_binding_that_breaks_on_import_is_silent_without_a_card_and_a_warning_
     with pytest.raises(DriverUnavailable, match=r"KeyError.*gangq\[rocm\]") as loaded:
         AmdsmiDriver({}, loaded=tmp_path / "kfd").devices()
     assert not loaded.value.absent
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("hang=init", "did not answer"), ("crash=1", "was killed by SIGSEGV")]
+)
+def test_cards_are_found_behind_another_driver_that_hangs_or_crashes(
+    fake_amdsmi: Script, fake_nvml: Script, fault: str, said: str
+) -> None:
+    name, value = fault.split("=")
+    broken = fake_nvml(line("driver", **{name: value}), gpu("a"))
+    found = detect(
+        environ=fake_amdsmi(card("a", 0), **{key: broken[key] for key in ("LD_LIBRARY_PATH", "FAKE_NVML")}),
+        timeout_s=2,
+    )
+    assert (found.source, len(found.devices)) == ("amdsmi", 1)
+    assert f"libnvidia-ml.so.1 {said}" in found.warnings[0]

@@ -7,12 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gangq import private
-from gangq.errors import DriverUnavailable
 from gangq.gpu.declared import DeclaredDriver
 from gangq.gpu.device import Device, Driver, Source
 from gangq.gpu.nvml import NvmlDriver
@@ -65,8 +64,9 @@ def detect(
     """Find this worker's devices: as declared, else NVIDIA's, else AMD's, else none.
 
     `declared` ("2x24GiB", see `parse_declared`) wins over any driver; `worker` goes into its UUIDs.
-    `timeout_s` bounds each driver, which is asked in a process of its own: a hung or crashed driver becomes a
-    warning. A restriction in `environ` (default: this process's), such as CUDA_VISIBLE_DEVICES, is respected.
+    The drivers are asked in a process of their own, `timeout_s` at most: a hung or crashed one becomes a warning,
+    and the next is asked in another. A restriction in `environ` (default: this process's), such as
+    CUDA_VISIBLE_DEVICES, is respected.
     Warnings are returned, not logged. Raises `DeviceSpecError` for a declaration that cannot be read.
     """
     environ = os.environ if environ is None else environ
@@ -75,27 +75,33 @@ def detect(
         devices = operator.devices()
         return Detection(tuple(devices), "declared", tuple(operator.warnings))
     warnings: list[str] = []
-    drivers: tuple[Driver, ...] = (NvmlDriver(environ), AmdsmiDriver(environ))
-    for driver in drivers:
-        try:
-            devices, said = _ask(driver, timeout_s=timeout_s, environ=environ)
-        except DriverUnavailable as error:
-            if not error.absent:
-                warnings.append(str(error))
-            continue
-        return Detection(tuple(devices), driver.name, (*warnings, *said))
+    drivers: list[Driver] = [NvmlDriver(environ), AmdsmiDriver(environ)]
+    while drivers:
+        answers, silent = _ask(drivers, timeout_s=timeout_s, environ=environ)
+        for driver, answer in zip(drivers, answers, strict=False):
+            if answer["problem"] is None:
+                found = tuple(Device(**fields) for fields in answer["devices"])
+                return Detection(found, driver.name, (*warnings, *answer["warnings"]))
+            if not answer["absent"]:
+                warnings.append(answer["problem"])
+        if silent is not None:
+            warnings.append(silent)
+        drivers = drivers[len(answers) + 1 :]
     return Detection((), None, tuple(warnings))
 
 
 def _ask(
-    driver: Driver,
+    drivers: Sequence[Driver],
     *,
     timeout_s: float,
     environ: Mapping[str, str],
     kill: Callable[[int, int], None] | None = None,
-) -> tuple[list[Device], list[str]]:
-    """Run the probe for one driver; returns its devices and warnings, raises `DriverUnavailable`."""
-    command = [sys.executable, "-m", "gangq.gpu.probe", driver.name, str(timeout_s + 2 * killing.DEATH_S)]
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Run the probe for these drivers, in turn until one has devices. Returns their answers, and what became of the
+    next one where it gave none.
+    """
+    names = [driver.name for driver in drivers]
+    command = [sys.executable, "-m", "gangq.gpu.probe", str(timeout_s + 2 * killing.DEATH_S), *names]
     # The probe must import what this process imports, and nothing that merely lies in the working directory
     # (a training script called random.py).
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -109,28 +115,26 @@ def _ask(
             start_new_session=True,
         )
     except OSError as error:
-        raise DriverUnavailable(
-            f"cannot start {command[0]!r} to ask {driver.library} for its devices ({error}): this worker "
+        return [], (
+            f"cannot start {command[0]!r} to ask {drivers[0].library} for its devices ({error}): this worker "
             "starts without them; repair the Python installation, or declare them with --devices"
-        ) from error
+        )
+    late = False
     try:
         out, err = probe.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
-        raise DriverUnavailable(_abandon(driver, probe, timeout_s, kill)) from error
-    reply = _parse(out)
-    if reply is None:
-        raise DriverUnavailable(_crashed(driver, probe.returncode, err))
-    if reply["problem"] is not None:
-        raise DriverUnavailable(reply["problem"], absent=reply["absent"])
-    return [Device(**fields) for fields in reply["devices"]], reply["warnings"]
+        out, err, late = error.output or b"", b"", True
+    answers = _answers(out)
+    silent = [] if answers and answers[-1]["problem"] is None else drivers[len(answers) :]
+    if late:
+        # One that has answered may still hang where it ends.
+        abandoned = _abandon((silent or drivers)[0], probe, timeout_s, kill)
+        return answers, abandoned if silent else None
+    return answers, _crashed(silent[0], probe.returncode, err) if silent else None
 
 
-def _parse(out: bytes) -> dict[str, Any] | None:
-    try:
-        reply: dict[str, Any] = json.loads(out)
-    except ValueError:
-        return None
-    return reply
+def _answers(out: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def _abandon(

@@ -1,10 +1,10 @@
-"""Asks one driver library for its devices, in a process that its caller can afford to lose.
+"""Asks driver libraries for their devices, in a process that its caller can afford to lose.
 
-    python -m gangq.gpu.probe nvml|amdsmi [TIMEOUT_S]
+    python -m gangq.gpu.probe TIMEOUT_S nvml amdsmi
 
-prints one JSON object: `devices`, `warnings`, and `problem` (null, or why there is no answer) with `absent`
-(the host has no such driver). A call into a wedged driver never returns, and no Python exception can end it;
-`gangq.gpu.detect` kills this process instead.
+asks one after the other until one has devices, and prints a JSON object a line for each: `devices`, `warnings`, and
+`problem` (null, or why there is no answer) with `absent` (the host has no such driver). A call into a wedged driver
+never returns, and no Python exception can end it; `gangq.gpu.detect` kills this process instead.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ def answer(driver: Driver) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    """Probe the driver named first in `argv`; an optional second argument ends this process in seconds."""
-    if len(argv) > 1:
-        # The caller kills this process at its own timeout. Should the caller die first, the kernel's default
-        # action for the alarm ends it even inside a driver call.
-        signal.setitimer(signal.ITIMER_REAL, float(argv[1]))
-    driver: Driver = NvmlDriver() if argv[0] == "nvml" else AmdsmiDriver()
-    # Driver libraries and bindings print where they like; the answer gets a descriptor of its own.
+    """Probe the drivers named in `argv` after the seconds that end this process."""
+    # The caller kills this process at its own timeout. Should the caller die first, the kernel's default
+    # action for the alarm ends it even inside a driver call.
+    signal.setitimer(signal.ITIMER_REAL, float(argv[0]))
+    # Driver libraries and bindings print where they like; the answers get a descriptor of their own.
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
-        json.dump(answer(driver), out)
+        for name in argv[1:]:
+            said = answer(NvmlDriver() if name == "nvml" else AmdsmiDriver())
+            print(json.dumps(said), file=out, flush=True)
+            if said["problem"] is None:
+                break
     return 0
 
 
