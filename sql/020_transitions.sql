@@ -18,48 +18,46 @@
 
 delete from gangq.transitions;
 insert into gangq.transitions (old_state, new_state, verb, role)
-select split_part(p.pair, '>', 1), split_part(p.pair, '>', 2), v.verb, v.role
+select split_part(p.pair, '>', 1), split_part(p.pair, '>', 2), v.verb, r.role
 from (values
-  ('submit', 'gangq_submitter', '>pending >scheduled >waiting'),
-  ('submit_gang', 'gangq_submitter', '>blocked >waiting'),
-  ('submit_unique', 'gangq_submitter',
-    '>pending >scheduled >waiting pending>scheduled scheduled>pending'),
-  ('submit_unique_gang', 'gangq_submitter', '>blocked >waiting'),
-  ('retry', 'gangq_submitter', '>pending >blocked'),
-  ('complete', 'gangq_worker',
-    'waiting>pending waiting>scheduled waiting>blocked blocked>cancelled running>done '
-    'preempting>done running>preempting'),
-  ('cancel', 'gangq_submitter',
-    'waiting>cancelled scheduled>cancelled pending>cancelled blocked>cancelled '
-    'running>preempting'),
-  ('promote_due', 'gangq_worker', 'scheduled>pending'),
-  ('report_dead', 'gangq_worker', 'scheduled>pending'),
-  ('claim', 'gangq_worker', 'pending>running reserved>running'),
-  ('complete_and_claim', 'gangq_worker',
-    'pending>running reserved>running running>done preempting>done'),
-  ('reserve_gang', 'gangq_worker', 'blocked>reserved'),
-  ('complete_drain', 'gangq_worker',
-    'blocked>failed preempted>blocked preempted>failed preempted>cancelled'),
-  ('time_out', 'gangq_worker', 'blocked>failed blocked>pending'),
-  ('rollback_gang', 'gangq_worker', 'reserved>blocked'),
-  ('preempt_gang', 'gangq_worker', 'reserved>blocked running>preempting'),
-  ('fail', 'gangq_worker', 'running>scheduled running>failed running>preempted preempted>blocked'),
-  ('requeue', 'gangq_worker',
-    'running>pending running>failed running>preempted preempted>blocked'),
-  ('trip', 'gangq_worker',
-    'running>pending running>scheduled running>failed running>preempted preempting>scheduled '
-    'preempting>preempted preempting>cancelled preempted>blocked'),
-  ('snooze', 'gangq_worker', 'running>scheduled running>failed'),
-  ('release', 'gangq_worker', 'running>pending running>preempted running>failed'),
-  ('reap_expired', 'gangq_worker',
-    'running>pending running>failed running>preempted preempting>preempted preempting>cancelled '
-    'preempted>blocked'),
-  ('shrink_gang', 'gangq_admin', 'running>preempting'),
-  ('displace_job', 'gangq_admin', 'running>preempting'),
-  ('ack_preempted', 'gangq_worker',
-    'preempting>preempted preempting>cancelled preempted>blocked preempting>pending')
-) as v(verb, role, pairs)
-cross join string_to_table(v.pairs, ' ') as p(pair);
+  ('gangq_submitter', 'submit submit_unique', '>pending >scheduled >waiting'),
+  ('gangq_submitter', 'submit_unique', 'pending>scheduled scheduled>pending'),
+  ('gangq_submitter', 'submit_gang submit_unique_gang', '>blocked >waiting'),
+  ('gangq_submitter', 'retry', '>pending >blocked >waiting'),
+  ('gangq_submitter', 'cancel',
+    'waiting>cancelled scheduled>cancelled pending>cancelled blocked>cancelled'),
+  ('gangq_worker', 'promote_due',
+    'scheduled>pending waiting>pending waiting>scheduled waiting>blocked waiting>cancelled '
+    '>waiting'),
+  ('gangq_worker', 'reserve_gang', 'blocked>reserved'),
+  ('gangq_worker', 'rollback_gang', 'reserved>blocked'),
+  ('gangq_worker', 'time_out', 'blocked>failed blocked>pending'),
+  ('gangq_worker', 'claim complete_and_claim', 'pending>running reserved>running'),
+  ('gangq_worker', 'complete complete_and_claim', 'running>done preempting>done'),
+  ('gangq_worker', 'report_dead', 'scheduled>pending'),
+  -- The end of an attempt: of a single job, or of a member.
+  ('gangq_worker', 'fail requeue release snooze trip reap_expired retire_worker report_dead',
+    'running>pending running>scheduled running>failed running>preempted'),
+  -- Others are told to stop, or need not begin.
+  ('gangq_submitter', 'cancel', 'running>preempting reserved>blocked'),
+  ('gangq_admin', 'preempt_gang shrink_gang displace_job', 'running>preempting reserved>blocked'),
+  ('gangq_worker', 'fail requeue release trip reap_expired retire_worker report_dead complete '
+    'complete_and_claim', 'running>preempting reserved>blocked'),
+  -- Who was told to stop has stopped.
+  ('gangq_worker', 'ack_preempted fail requeue release snooze trip reap_expired retire_worker '
+    'report_dead', 'preempting>preempted preempting>pending preempting>scheduled '
+    'preempting>cancelled'),
+  -- The last one to stop ends the drain: the gang waits for its next epoch, or is over.
+  ('gangq_submitter', 'cancel',
+    'preempted>blocked preempted>failed preempted>cancelled blocked>failed'),
+  ('gangq_admin', 'preempt_gang shrink_gang',
+    'preempted>blocked preempted>failed preempted>cancelled blocked>failed blocked>cancelled'),
+  ('gangq_worker', 'ack_preempted fail requeue release trip reap_expired retire_worker report_dead '
+    'complete complete_and_claim complete_drain',
+    'preempted>blocked preempted>failed preempted>cancelled blocked>failed blocked>cancelled')
+) as r(role, verbs, pairs)
+cross join string_to_table(r.verbs, ' ') as v(verb)
+cross join string_to_table(r.pairs, ' ') as p(pair);
 
 -- Internal. Trigger: refuses a change of state that gangq.transitions does not list and numbers
 -- that no job has, and marks a job that is pending in a place which claims may have passed.

@@ -3,9 +3,9 @@
 -- A submission is read (read_submission, read_gang: its options, then what workers declare its task
 -- with, then what its queue and the installation have), checked, and written. What members need is
 -- a row of gangq.shapes, which keep_shape stores once.
--- Locks: submit and submit_gang take none that another verb but configure could meet, also not on
--- the jobs they wait for (after): submit_gang, where it names levels, the settings, shared. Two
--- calls with one request_id meet at its key. set_priority: gangs by id, jobs by id.
+-- Locks: submit and submit_gang take none on the jobs they wait for (after). Two calls meet at one
+-- request_id, at the name of a new limit and at a new shape; submit_gang, where it names levels,
+-- meets configure at the settings, shared. set_priority: gangs by id, jobs by id.
 
 -- Internal. This queue's row. Raises GQ002.
 create function gangq.queue_named(queue text) returns gangq.queues_table

@@ -412,8 +412,8 @@ create function gangq.report(
   final boolean default false, strict boolean default true, delay_s real default null
 ) returns text language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
-  t timestamptz := gangq.now();
   j gangq.live_jobs := gangq.lock_job(report.job_id);
+  t timestamptz := gangq.now();  -- Not before the moment at which it was told to stop.
 begin
   error := gangq.cut(report.error, 262144);
   if (j.token = report.token and j.state in ('running', 'preempting')) is not true then

@@ -4,8 +4,8 @@
 -- is lost is proven stopped at once. Gang: running -> draining -> blocked, or it ends.
 -- Who pays for which cause, and which are losses: gangq.causes (078). Arguments of these functions:
 --   stopped  members that are proven stopped; all others that run go on, or are told to stop
---   payers   members that pay for the cause, if it is a loss: of a single report the stopped. The
---            gang pays all the same, also where none of them does
+--   payers   members that are charged for a loss; of a single report those stopped. The gang is
+--            charged even if there are none
 -- Locks: called under the lock of the gang and all its members. Never a worker row.
 
 -- Why each step stands before the next one:
@@ -372,10 +372,12 @@ declare
   c record := gangq.cause_named(g.drain_cause);
 begin
   if g.failure_policy = 'fail' and c.ending = 'fault' then
+    -- Of a standstill it is not always known who stopped first.
     return (
-      select format('rank %s %s%s, and the gang''s failure policy is fail',
-        gangq.rank_of(j), c.words, ': ' || left(j.error ->> 'message', 200))
-      from gangq.live_jobs j where j.id = g.drain_trigger);
+      select format('%s %s%s, and the gang''s failure policy is fail',
+        coalesce('rank ' || gangq.rank_of(j), 'a member'), c.words,
+        ': ' || left(j.error ->> 'message', 200))
+      from (select 1) as one left join gangq.live_jobs j on j.id = g.drain_trigger);
   end if;
   return coalesce((
       select format('rank %s ', gangq.rank_of(j)) || case
@@ -393,7 +395,7 @@ begin
       limit 1),
     case
       when g.attempts >= g.max_attempts
-        then format('the gang spent its %s launches', g.max_attempts)
+        then format('%s launches failed, and max_attempts is %s', g.attempts, g.max_attempts)
       when g.crashes > g.max_crashes
         then 'the gang lost a worker ' || gangq.counted(g.crashes, 'time')
       when g.trips > g.max_trips

@@ -10,7 +10,8 @@
 -- device_holds, all with skip locked. What is locked is left for the next tick.
 
 -- Internal, for rollback_stale, reap_expired and flag_dead_workers. Records an outage since the
--- last judgement and returns when the last one ended (null: none). A lease can only be judged if
+-- last judgement and returns when the last one ended (null: none; infinity: another transaction is
+-- finding out, so nothing can be judged now). A lease can only be judged if
 -- the workers could renew it. After a restart, a failover or a jump of the clock every lease gets
 -- one full period from now. After a gap between two ticks the same holds for the workers heard
 -- since the last such gap.
@@ -25,9 +26,9 @@ declare
 begin
   select x.* into s from gangq.tick_state x for update skip locked;
   if not found then
-    -- Another transaction holds the row now and writes the same.
-    return (select x.outage_ended_at from gangq.tick_state x);
+    return 'infinity';
   end if;
+  perform gangq.hang_up_soon();
   why := case when s.last_at is null then null
     when s.server_started_at is distinct from started then 'the server restarted'
     when s.timeline is distinct from server_timeline then 'the server changed timeline'
@@ -87,6 +88,9 @@ declare
   dead integer := 0;
 begin
   perform gangq.check_most(most);
+  if outage = 'infinity' then
+    return 0;
+  end if;
   for w in
     -- A heartbeat may renew the lease meanwhile: what is locked is judged by its latest version.
     select i.id
@@ -199,6 +203,7 @@ declare
   j gangq.live_jobs;
   g gangq.live_gangs;
   gone bigint[];
+  payers bigint[];
   cause text;
   freed integer := 0;
 begin
@@ -234,13 +239,18 @@ begin
   into gone, cause
   from gangq.orphans(t) o
   where (o.job).gang_id = g.id and (o.job).state = 'running';
+  -- Who was lost for another cause pays nothing for this one.
+  payers := array(
+    select (o.job).id from gangq.orphans(t) o
+    where (o.job).id = any (gone) and gangq.cause_of_loss(o.worker) = cause
+    order by (o.job).rank);
   if gone = '{}' and g.state = 'running' then
     return freed;
   end if;
-  perform gangq.withhold_doubtful(x, t), gangq.log_event(t, 'lost', job_id => x.id,
-    token => x.token, incarnation => x.incarnation, reason => 'its worker ended')
+  perform gangq.withhold_doubtful(x, t), gangq.log_event(t, 'lost', g.id, g.epoch, x.id, x.token,
+    x.incarnation, 'its worker ended')
   from gangq.live_jobs x where x.id = any (gone);
-  perform gangq.lose_members(g.id, gone, gone, cause,
+  perform gangq.lose_members(g.id, gone, payers, cause,
     case cause when 'crash'
       then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
     format('a member %s%s', (gangq.cause_named(cause)).words,
@@ -285,6 +295,18 @@ begin
   return true;
 end $$;
 
+-- Internal, for rollback_stale. Whether the reservation of this gang, or of its replacements, is
+-- past its deadline or on a worker that takes no work any more.
+create function gangq.reservation_over(g gangq.live_gangs, t timestamptz) returns boolean
+language sql stable as $$
+  select case when g.state = 'reserved' then g.deadline_at
+      when g.missing_since is not null then least(g.deadline_at, g.timeout_at) end <= t
+    or exists (
+      select 1 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
+      where j.gang_id = g.id and j.state = 'reserved'
+        and (i.state <> 'live' or i.quarantined is not null))
+$$;
+
 -- Internal. Ends reservations past their deadline, and those on workers that take no work any more.
 -- A reservation is rolled back; when some members wait at the barrier the gang is drained, which
 -- costs it a placement miss and no attempt. Also drains a running gang that has missed a member for
@@ -300,21 +322,17 @@ declare
   shut_s double precision;
   n integer := 0;
 begin
+  if outage = 'infinity' then
+    return 0;
+  end if;
   for w in
-    select x.id from (
-      select y.id, y.deadline_at from gangq.live_gangs y where y.state = 'reserved'
-      union all
-      select y.id, least(y.deadline_at, y.timeout_at) from gangq.live_gangs y
-      where y.missing_since is not null) x
-    where x.deadline_at <= t or exists (
-      select 1 from gangq.live_jobs j join gangq.incarnations i on i.id = j.incarnation
-      where j.gang_id = x.id and j.state = 'reserved'
-        and (i.state <> 'live' or i.quarantined is not null))
+    select x.id from gangq.live_gangs x
+    where (x.state = 'reserved' or x.missing_since is not null) and gangq.reservation_over(x, t)
     order by x.id limit most
   loop
     continue when not gangq.try_lock_gang(w.id);
-    select x.* into g from gangq.live_gangs x
-    where x.id = w.id and (x.state = 'reserved' or x.missing_since is not null);
+    -- Another transaction may have rolled it back and reserved it anew.
+    select x.* into g from gangq.live_gangs x where x.id = w.id and gangq.reservation_over(x, t);
     continue when not found;
     n := n + 1;
     -- In an outage nobody could claim: a deadline that passed in it is set anew.

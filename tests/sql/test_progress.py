@@ -358,6 +358,21 @@ def test_of_equal_steps_nobody_is_charged_and_the_gangs_own_count_ends_it(q: Q) 
     assert "the gang tripped a watchdog 4 times" in str(q.events("drained")[-1]["reason"])
 
 
+@pytest.mark.parametrize(("behind", "who"), [(0, "a member"), (5, "rank 2")])
+def test_a_standstill_ends_a_gang_whose_policy_is_fail_whoever_stopped_first(
+    q: Q, behind: int, who: str
+) -> None:
+    team = Team(q, failure_policy="fail")
+    team.beats({"step": 10}, {"step": 10}, {"step": 10 - behind})
+    team.go_on(1260, {"step": 10}, {"step": 10}, {"step": 10 - behind})
+    for claim in team.claims:
+        claim.ack()
+    assert team.gang.state == "failed"
+    reason = str(team.gang.row["reason"])
+    assert reason.startswith(f"{who} tripped a watchdog")
+    assert reason.endswith("the gang's failure policy is fail")
+
+
 @pytest.mark.parametrize(("others_at", "named"), [(37, False), (41, True)])
 def test_a_member_is_named_only_if_it_is_behind_by_the_steps_between_two_beats(
     q: Q, others_at: int, named: bool

@@ -1,8 +1,9 @@
 """Who starts where next: ``decide(board) -> decisions``, a pure function.
 
 The database says what there is (:class:`~gangq.placement.board.Board`) and carries out what is decided. It
-verifies every guarantee itself: a wrong decision can waste capacity and break nothing. Nothing here reads a clock, a
-file or the network, and the same board gives the same decisions.
+verifies every guarantee itself (no device twice, no limit passed, a gang whole): a wrong decision can waste capacity,
+or miss what a strategy promises, and break nothing. Nothing here reads a clock, a file or the network, and the same
+board gives the same decisions.
 
 One pass, from top to bottom of :func:`gangq.placement.decide.decide`:
 

@@ -1,0 +1,96 @@
+"""What was true when a judge looked may not be true when it judges."""
+
+from __future__ import annotations
+
+import pytest
+
+from interleaving.sessions import Arena, Later, call, value
+
+
+@pytest.mark.parametrize("judge", ["reap_expired", "flag_dead_workers", "rollback_stale"])
+def test_nobody_is_judged_while_another_transaction_finds_that_the_server_was_restarted(
+    meeting: Arena, judge: str
+) -> None:
+    worker = meeting.worker("w1")
+    job, _ = meeting.running(worker)
+    meeting.tick()
+    meeting.clock.advance(121)
+    meeting.db.execute(
+        "update gangq.tick_state set server_started_at = server_started_at - interval '1 h', last_at = gangq.now()"
+    )
+    first = meeting.connect(autocommit=False)
+    value(first, "rollback_stale")
+    assert value(meeting.connect(statement_timeout="1000"), judge) == 0
+    first.commit()
+    meeting.tick()
+    row = meeting.db.execute(
+        "select state, flagged_at from gangq.incarnations where id = %s", (worker,)
+    ).fetchone()
+    assert row == {"state": "live", "flagged_at": None}
+    assert meeting.state(job) == "running"
+    assert meeting.violations() == []
+
+
+def test_a_worker_that_retired_pays_no_crash_for_one_that_was_lost_beside_it(meeting: Arena) -> None:
+    one, two = meeting.worker("w1"), meeting.worker("w2")
+    gang_id, (first, second), _ = meeting.running_gang([one, two])
+    frozen = meeting.connect(autocommit=False)
+    frozen.execute("select from gangq.live_jobs where id = %s for update", (second,))
+    value(meeting.connect(statement_timeout="1000"), "retire_worker", incarnation=one, final=True)
+    assert meeting.state(first) == "running", "its gang is held"
+    meeting.clock.advance(121)
+    frozen.rollback()
+    meeting.tick()
+    lost = meeting.db.execute(
+        "select gang_id, epoch, job_id from gangq.events where kind = 'lost' order by job_id"
+    )
+    assert lost.fetchall() == [{"gang_id": gang_id, "epoch": 1, "job_id": job} for job in (first, second)]
+    assert [meeting.row(job)["crashes"] for job in (first, second)] == [0, 1]
+    assert meeting.violations() == []
+
+
+def test_a_member_stops_no_earlier_than_it_was_told_to(meeting: Arena) -> None:
+    gang_id, (job,), (token,) = meeting.running_gang([meeting.worker("w1")])
+    held = meeting.connect(autocommit=False)
+    held.execute("select from gangq.live_gangs where id = %s for update", (gang_id,))
+    report = Later(meeting.connect(), lambda conn: value(conn, "fail", job_id=job, token=token)).start(
+        meeting.db
+    )
+    assert report.waited
+    meeting.clock.advance(7)
+    call(held, "cancel", gang_ids=[gang_id])
+    meeting.clock.advance(1)
+    held.commit()
+    report.join().result()
+    (ended,) = meeting.db.execute(
+        "select data ->> 'seconds' as s from gangq.events where kind = 'ack'"
+    ).fetchall()
+    assert float(ended["s"]) == 1
+    assert meeting.violations() == []
+
+
+def test_a_reservation_made_anew_since_the_look_is_not_rolled_back(meeting: Arena) -> None:
+    one, two = meeting.worker("w1"), meeting.worker("w2")
+    gangs = [meeting.gang(1)[0] for _ in range(2)]
+    for gang_id, worker in zip(gangs, (one, two), strict=True):
+        assert value(meeting.db, "reserve_gang", gang_id=gang_id, incarnations=[worker])
+    slow, anew = gangs
+    meeting.db.execute(
+        "create function public.hold_up() returns trigger language plpgsql set lock_timeout = '10s' as "
+        "$$ begin perform pg_advisory_xact_lock(1); return new; end $$"
+    )
+    meeting.db.execute(
+        "create trigger hold_up before update on gangq.live_gangs for each row "
+        f"when (old.id = {slow}) execute function public.hold_up()"
+    )
+    meeting.clock.advance(100)
+    gate = meeting.connect()
+    gate.execute("select pg_advisory_lock(1)")
+    judged = Later(meeting.connect(), lambda conn: value(conn, "rollback_stale")).start(meeting.db)
+    assert judged.waited
+    assert value(meeting.db, "rollback_gang", gang_id=anew)
+    assert value(meeting.db, "reserve_gang", gang_id=anew, incarnations=[meeting.worker("w3")])
+    gate.execute("select pg_advisory_unlock(1)")
+    assert judged.join().result() == 1
+    assert [meeting.gang_row(gang_id)["state"] for gang_id in gangs] == ["blocked", "reserved"]
+    assert meeting.violations() == []
