@@ -32,7 +32,7 @@ return pg_catalog.clock_timestamp();
 create function gangq.caller() returns text language sql stable
 return case
   when current_setting('role') = any ('{none,gangq_viewer,gangq_submitter,gangq_worker,'
-    'gangq_decider,gangq_host,gangq_notifier,gangq_admin}'::text[])
+    'gangq_host,gangq_notifier,gangq_admin}'::text[])
   then session_user::text else current_setting('role') end;
 
 -- Internal. What events say of who caused them: the login, and "login as role" where it had set

@@ -14,7 +14,7 @@
 --   112_dependencies        promote_due: scheduled and waiting to pending
 --   062_reserve             blocked to reserved and back; 065_timeouts: split_gang
 --   063_places, 070_claim   pending and reserved to running
---   130_views               violations: what must never be seen
+--   148_violations          what must never be seen
 
 delete from gangq.transitions;
 insert into gangq.transitions (old_state, new_state, verb, role)

@@ -111,8 +111,7 @@ begin
 end $$;
 
 -- Internal. Whether this session may report for a worker that another login registered: members of
--- that login (an application that completes a job in its own transaction), and admins. On the hot
--- path: inlined, and settled by the comparison except where another login reports.
+-- that login (an application that completes a job in its own transaction), and admins.
 create function gangq.may_report_too(login text) returns boolean language sql stable
 set search_path = pg_catalog, pg_temp as $$
   select gangq.is_admin()

@@ -76,9 +76,8 @@ begin
   return gangq.keep_shape(s, shape_like.login);
 end $$;
 
--- Internal. Whether a limit or a fair order tells the submitters of a queue apart. Where a limit or
--- a fair order tells submitters apart, each has shapes of its own: so a claim finds the first job
--- of every one, and does not read through the backlog of those that may have no more.
+-- Internal. Whether a limit or a fair order tells the submitters of a queue apart. Then each has
+-- shapes of its own, and a claim need not read past the jobs of those that are at their limit.
 create function gangq.tells_apart(queue text) returns boolean language sql stable as $$
   select exists (
     select 1 from gangq.queues_table q

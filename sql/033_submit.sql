@@ -83,10 +83,10 @@ begin
 end $$;
 
 -- Internal. The jobs to wait for, each once, those first that are live (waits_on: how many), and
--- the outcome wanted of each. Raises GQ001, GQ002. What is waited for. Takes no lock: an awaited
--- job may end before this transaction does and not see the dependency; see settle_dependents. An
--- outcome that is known already is judged at once: one that is wanted is not waited for, another
--- one refuses the submission. Every job named exists, so no cycle can be made.
+-- the outcome wanted of each. Raises GQ001, GQ002. Takes no lock: an awaited job may end before
+-- this transaction does and not see the dependency; see settle_dependents. An outcome that is known
+-- already is judged at once: one that is wanted is not waited for, another one refuses the
+-- submission. Every job named exists, so no cycle can be made.
 create function gangq.await(
   after bigint[], after_any bigint[], after_failed bigint[],
   out awaited bigint[], out wants text[], out waits_on integer

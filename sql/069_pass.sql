@@ -378,7 +378,7 @@ declare
 begin
   select d.asked is distinct from end_turn.asked into more from gangq.decider d for update;
   update gangq.decider d set decided_at = t, until = case when more then t + interval '1 s' end,
-    -- began is what a worker says.
+    -- began comes from the caller and may be any number.
     pass_s = case when end_turn.began is not null
       then greatest(0, least(1e6, extract(epoch from gangq.now()) - end_turn.began)) end;
   return more;

@@ -192,7 +192,8 @@ $$;
 -- 3. Read the clock and the facts after the lock. So they include what the worker's previous claim
 --    has committed, and a lease that ended while this one waited.
 -- 4. Refuse a worker whose lease has ended, before anything is written.
--- 5. A request that is repeated gets what it had claimed, and nothing is taken for it again.
+-- 5. A request that is repeated gets what it had claimed and still holds; with nothing left of that
+--    it is as a new one.
 -- 6. Take members first, because their gang waits at its barrier; then jobs for places, because
 --    places hold devices; then light jobs, of which there may be any number. Each gets what the
 --    former have left of max_jobs.

@@ -195,7 +195,7 @@ begin
       array_remove(array_agg(distinct j.gang_id), null) as gang_ids,
       array_agg(distinct j.incarnation) as held_by,
       count(*) filter (where not j.light) as placed,
-      -- Its claim has locked it, too. A lock of another transaction there may still be held.
+      -- Its own claim has set xmax too. Only a later lock counts: that one may still be held.
       bool_or(j.xmax not in ('0', j.xmin)) as touched
     from gangq.live_jobs j where j.id = any (finish.job_ids)) m;
   if look.foreign is not null then

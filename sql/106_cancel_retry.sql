@@ -1,7 +1,7 @@
--- cancel and retry: what submitters do with work that is live, or has ended.
+-- cancel, retry and retry_failed: what submitters do with work that is live, or has ended.
 -- Locks: gangs by id, jobs by id. retry locks the ending that it starts from (history or
--- gang_history), then the settings, shared; then, with skip locked, what it revives (112). Never a
--- worker row.
+-- gang_history), then the settings, shared; then, with skip locked, what it revives (119).
+-- retry_failed locks the endings that it retries with skip locked. Never a worker row.
 
 -- Internal. Raises GQ002 for a job or gang that is neither live nor in history.
 create function gangq.check_known(job_ids bigint[], gang_ids bigint[]) returns void
@@ -375,4 +375,81 @@ begin
     where j.id = any (taken) and j.gang_id is null and j.state = 'pending'
     group by j.shape_id) r;
   return taken;
+end $$;
+
+-- A job whose ending another transaction holds is being retried there, or its history read for
+-- update. Which ending no retry has started from is read in a later statement than the lock: see
+-- retry.
+--
+-- Internal, for retry_failed. Retries those of these failed jobs that no other transaction holds;
+-- the others are returned with the state left.
+create function gangq.retry_free(job_ids bigint[])
+returns table (job_id bigint, gang_id bigint, state text) language plpgsql
+set plan_cache_mode = force_custom_plan as $$
+declare
+  free bigint[] := array(
+    select h.job_id from gangq.history h
+    where h.job_id = any (retry_free.job_ids) and h.state = 'failed' and not exists (
+      select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by h.job_id for update of h skip locked);
+begin
+  return query
+  select p.id, null::bigint, 'left' from unnest(retry_free.job_ids) as p(id)
+  where p.id <> all (free);
+  free := array(
+    select f.id from unnest(free) as f(id)
+    where not exists (select from gangq.live_jobs j where j.id = f.id) order by f.id);
+  if free <> '{}' then
+    return query select r.* from gangq.retry(job_ids => free) r;
+  end if;
+end $$;
+
+-- Retries single jobs that have failed, as retry does, of those that the caller may retry: of this
+-- batch, or of batches with this name or tag; of this queue, task, submitter; that failed at since
+-- or later, and at until or before. All that is given must hold. Returns at most so many, those of
+-- the lowest ids above after_id: call again, in another transaction, with the highest one returned,
+-- until none is. Without until, what fails again meanwhile is retried again. Those that another
+-- transaction holds are returned with the state left. dry_run: changes nothing, and the state is
+-- failed. A gang is retried by its id. Raises what retry raises.
+create function gangq.retry_failed(
+  batch_id bigint default null, name text default null, tag text default null,
+  queue text default null, task text default null, submitter text default null,
+  since timestamptz default null, until timestamptz default null, after_id bigint default 0,
+  most integer default 500, dry_run boolean default false
+) returns table (job_id bigint, gang_id bigint, state text) language plpgsql
+set plan_cache_mode = force_custom_plan as $$
+declare
+  admin boolean := gangq.is_admin();
+  roles text[] := gangq.roles_of(gangq.caller());
+  shared text[] := gangq.shared_queues();
+  batches bigint[] := gangq.batches_named(
+    retry_failed.batch_id, retry_failed.name, retry_failed.tag);
+  page bigint[];
+begin
+  perform gangq.check_moment('since', retry_failed.since);
+  perform gangq.check_moment('until', retry_failed.until);
+  if (most between 1 and 500) is not true then
+    perform gangq.refuse('GQ001', format('most is %s', coalesce(most::text, 'null')),
+      'So many jobs are retried in one call: 1 to 500.');
+  end if;
+  page := array(
+    select h.job_id
+    from gangq.history h join gangq.shapes s on s.id = h.shape_id
+    where h.state = 'failed' and h.gang_id is null
+      and h.job_id > coalesce(retry_failed.after_id, 0)
+      and (batches is null or h.batch_id = any (batches))
+      and (retry_failed.since is null or h.finished_at >= retry_failed.since)
+      and (retry_failed.until is null or h.finished_at <= retry_failed.until)
+      and (retry_failed.queue is null or s.queue = retry_failed.queue)
+      and (retry_failed.task is null or s.task = retry_failed.task)
+      and (retry_failed.submitter is null or h.submitter = retry_failed.submitter)
+      and (admin or h.login = session_user and h.submitter = any (roles) or s.queue = any (shared))
+      and not exists (
+        select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by h.job_id limit most);
+  if dry_run then
+    return query select p.id, null::bigint, 'failed' from unnest(page) as p(id);
+  else
+    return query select r.* from gangq.retry_free(page) r;
+  end if;
 end $$;

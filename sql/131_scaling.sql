@@ -187,9 +187,9 @@ begin
   return s;
 end $$;
 
--- How services are scaled that are. wants: how many replicas they are asked for, since when and
--- why, and due_at, when they have them unless that ends; null: as many as there are. scaled_at,
--- scaled_why: when and why the number last changed.
+-- The services that scale, and what is asked for each. wants: how many replicas it should have,
+-- since when and why, and due_at, when it gets them unless that ends; null: as many as there are.
+-- scaled_at, scaled_why: when and why the number last changed.
 create view gangq.scaling as
 select x.service, s.replicas, x.min_replicas, x.max_replicas, x.target_load, x.target_depth,
   x.depth_of, x.up_after_s, x.down_after_s, x.wants, x.since, x.due_at, x.why, x.scaled_at,

@@ -334,7 +334,7 @@ $$;
 -- Internal. What the service of a gang is at, and how it is scaled.
 create function gangq.explain_service(g gangq.live_gangs) returns setof gangq.reason
 language sql stable as $$
-  select 'service', true, -- It holds no gang that was made.
+  select 'service', true, -- Its service never keeps a gang from starting.
     format('%s is %s: %s of %s ready', s.name, s.state, s.ready_replicas,
       gangq.counted(s.replicas, 'replica'))
       || coalesce('; ' || s.why, '')

@@ -1,0 +1,140 @@
+-- A retried job is live again, so what its ending has cancelled waits for it again. That ending is
+-- in gangq.retried, with followed = false until nothing is left to revive:
+-- 1. retry revives at once what it can, in its own transaction, some hundreds of jobs at most.
+-- 2. The tick does the rest, and looks again at what a retry did: while that was open, another
+--    transaction may have cancelled, or told, dependents that the retry could not see or lock. Then
+--    it sets followed.
+-- 3. What is revived is noted in gangq.retried itself, so its own dependents follow in turn, and no
+--    ending is revived twice.
+-- Only what has unmet is revived: what somebody cancelled by hand stays cancelled. A job of which
+-- another awaited job has ended otherwise than wanted stays so until that one is retried as well.
+-- Locks: jobs, dependencies, gangs and the endings that are revived, all with skip locked.
+
+-- Internal, for revive. What was cancelled for these jobs, and could wait for them again: it has
+-- not been retried since, nothing else that it waited for has ended otherwise than wanted, and its
+-- queue takes work.
+create function gangq.cancelled_for(ids bigint[], most integer)
+returns table (job_id bigint, gang_id bigint) language sql stable as $$
+  select h.job_id, h.gang_id
+  from gangq.history h
+  where h.unmet is not null and h.awaited && cancelled_for.ids
+    and not exists (
+      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    and not exists (
+      select 1 from gangq.judge_awaited(h.awaited, h.wants) e
+      where not e.live and gangq.is_wanted(e.outcome, e.wants) is not true)
+    and not exists (
+      select 1 from gangq.shapes z
+      join gangq.queues_table q on q.draining and q.name = any (gangq.queue_path(z.queue))
+      where z.id = h.shape_id)
+  limit cancelled_for.most
+$$;
+
+-- Internal. Jobs that are about to be revived wait again, for what has not ended as they want.
+create function gangq.await_again(job_ids bigint[]) returns void language sql as $$
+  insert into gangq.dependencies (job_id, on_job_id, wants, outcome)
+  select h.job_id, e.on_job_id, e.wants,
+    case when not e.live then coalesce(e.outcome, 'cancelled') end
+  from (
+    -- The same in all endings of a job.
+    select distinct on (x.job_id) x.job_id, x.awaited, x.wants
+    from gangq.history x
+    where x.job_id = any (await_again.job_ids)
+    order by x.job_id) h
+  cross join lateral gangq.judge_awaited(h.awaited, h.wants) e
+  where e.live or gangq.is_wanted(e.outcome, e.wants) is not true
+$$;
+
+-- Internal. What waited for these retried jobs waits again: most jobs at most, but for a gang that
+-- exceeds it. revived: those that were cancelled; left_ids: the retried jobs of which some are
+-- left, because another transaction holds them or there are more.
+create function gangq.revive(
+  ids bigint[], most integer, t timestamptz, out revived bigint[], out left_ids bigint[]
+) language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+declare
+  jobs bigint[];
+  gangs bigint[];
+  held bigint[];
+  g bigint;
+  taken integer;
+begin
+  -- 1. Those still live that have been told of the ending before. If the job has ended again
+  -- meanwhile they are told of that.
+  update gangq.dependencies d set settled = false, outcome = case
+    when not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
+    then coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled') end
+  where d.ctid = any (array(
+    select z.ctid from gangq.dependencies z
+    where z.on_job_id = any (revive.ids) and z.outcome is not null
+    order by z.on_job_id, z.job_id for update skip locked));
+  -- 2. Those cancelled.
+  select coalesce(array_agg(c.job_id) filter (where c.gang_id is null), '{}'),
+    coalesce(array_agg(c.gang_id) filter (where c.gang_id is not null), '{}')
+  into jobs, gangs
+  from gangq.cancelled_for(revive.ids, most + 1) c;
+  revived := gangq.retry_jobs(jobs[: most], null, most, t, true);
+  held := array(select u.id from unnest(jobs) as u(id) where u.id <> all (revived));
+  foreach g in array gangs loop
+    taken := null;
+    if cardinality(revived) < most then
+      begin
+        taken := gangq.retry_gang(g, t, true);
+      exception
+        -- A topology level is gone, or history has dropped a member: it cannot run again.
+        when sqlstate 'GQ001' or sqlstate 'GQ002' then taken := 0;
+      end;
+    end if;
+    if taken is null then
+      held := held || array(
+        select h.job_id from gangq.history h where h.gang_id = g and h.unmet is not null);
+    elsif taken > 0 then
+      revived := revived || array(select j.id from gangq.live_jobs j where j.gang_id = g);
+    end if;
+  end loop;
+  -- 3.
+  if cardinality(jobs) + cardinality(gangs) > most then
+    left_ids := ids;
+    return;
+  end if;
+  left_ids := array(
+    select distinct a.id
+    from gangq.history h cross join unnest(h.awaited) as a(id)
+    where h.job_id = any (held) and h.unmet is not null and a.id = any (revive.ids)
+    union
+    select d.on_job_id
+    from gangq.dependencies d join gangq.live_jobs j on j.id = d.on_job_id
+    where d.on_job_id = any (revive.ids) and d.outcome is not null);
+end $$;
+
+-- Internal, a step of the tick. What retried jobs had cancelled waits for them again, what that had
+-- cancelled too, and so on, for 50 ms at most. Returns how many jobs were revived, or most if there
+-- is more to do.
+create function gangq.revive_dependents(most integer default 200) returns integer
+language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  until timestamptz := clock_timestamp() + interval '50 ms';
+  ids bigint[];
+  stuck bigint[] := '{}';  -- Held by other transactions: the next tick looks again.
+  generation record;
+  moved integer := 0;
+begin
+  loop
+    ids := array(
+      select r.job_id from gangq.retried r
+      where r.job_id is not null and not r.followed and r.job_id <> all (stuck)
+      order by r.job_id limit most for update skip locked);
+    exit when ids = '{}';
+    -- There is more to do: the tick is called again at once.
+    if moved >= most or clock_timestamp() >= until then
+      return greatest(moved, most);
+    end if;
+    generation := gangq.revive(ids, most - moved, t);
+    moved := moved + cardinality(generation.revived);
+    stuck := stuck || case when moved < most then generation.left_ids else '{}' end;
+    update gangq.retried r set followed = true
+    where r.job_id = any (ids) and not r.followed and r.job_id <> all (generation.left_ids);
+  end loop;
+  return moved;
+end $$;
