@@ -96,14 +96,12 @@ COMMANDS = {name: module for section in SECTIONS.values() for name, module in se
 )
 @click.version_option(package_name="gangq", prog_name="gangq")
 @common_options
-@click.pass_context
-def main(ctx: click.Context) -> None:
+def main(session: Session) -> None:
     """Run a durable job queue for work that occupies GPUs, inside PostgreSQL.
 
     The database is --dsn, else GANGQ_DSN; --embedded is a private PostgreSQL on this machine.
     """
-    session = ctx.ensure_object(Session)
-    ctx.call_on_close(session.close)
+    click.get_current_context().call_on_close(session.close)
 
 
 __all__ = ["COMMANDS", "main"]

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.errors import GangqError, NotAllowed
 from gangq.proc import killing
@@ -60,7 +60,6 @@ _COLUMNS = columns(
     help="How many no-op jobs to submit in one call and drain.",
 )
 @common_options
-@pass_session
 def bench(session: Session, jobs: int) -> None:
     """Measure this database server: enqueue, drain and pick-up latency of no-op jobs.
 

@@ -13,7 +13,7 @@ from gangq import names, private
 from gangq.cli import output, stored
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.errors import GangqError
 from gangq.host.backends import Choice, WorkerMap, choose
 from gangq.host.bouncer import Action, Bouncer
@@ -69,7 +69,6 @@ _OUTAGE_S = 60.0
     "--every", "every_s", type=Seconds(), default=5, show_default=True, help="How often --loop looks."
 )
 @common_options
-@pass_session
 def bounce(
     session: Session,
     once: bool,

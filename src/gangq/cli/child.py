@@ -16,7 +16,7 @@ import click
 from gangq.cli import output
 from gangq.cli.group import Subgroup
 from gangq.cli.parsing import KeyValue, Seconds, bounded
-from gangq.cli.session import Session, json_option, pass_session
+from gangq.cli.session import Session, json_option
 from gangq.errors import InvalidInput, NotFound
 
 EXIT_NO_CHECKPOINT = 4
@@ -33,7 +33,6 @@ EXIT_NO_CHECKPOINT = 4
 @click.option("--loss", type=float, help="The loss.")
 @click.argument("data", nargs=-1, type=KeyValue(typed=True), metavar="[K=V]...")
 @json_option
-@pass_session
 def beat(
     session: Session,
     step: int | None,
@@ -66,7 +65,6 @@ def beat(
 @click.option("--port", type=click.IntRange(0, 65535), help="Where it listens [GANGQ_PORT]; 0: nowhere.")
 @click.option("--not", "not_ready", is_flag=True, help="Take no requests any more.")
 @json_option
-@pass_session
 def ready(session: Session, port: int | None, not_ready: bool) -> None:
     """Say that this replica of a service takes requests.
 
@@ -82,7 +80,6 @@ def ready(session: Session, port: int | None, not_ready: bool) -> None:
 @click.command()
 @click.argument("busy", metavar="LOAD", type=click.FloatRange(min=0))
 @json_option
-@pass_session
 def load(session: Session, busy: float) -> None:
     """Say how busy this replica of a service is; 1 is as much as it should have."""
     from gangq.worker.child_context import Link
@@ -95,7 +92,6 @@ def load(session: Session, busy: float) -> None:
 @click.command()
 @click.argument("delay", type=Seconds())
 @json_option
-@pass_session
 def snooze(session: Session, delay: float) -> None:
     """Hand this command's job back, to be run again after DELAY (300, 90s, 5m), and then exit.
 
@@ -120,7 +116,6 @@ def checkpoint() -> None:
 @click.argument("step", type=click.IntRange(min=0))
 @click.argument("file", type=click.Path(allow_dash=True, dir_okay=False))
 @json_option
-@pass_session
 def save(session: Session, step: int, file: str) -> None:
     """Store FILE (- for standard input) as the state at STEP. Returns once it is committed.
 
@@ -146,7 +141,6 @@ def save(session: Session, step: int, file: str) -> None:
 @checkpoint.command(name="load")
 @click.argument("file", type=click.Path(allow_dash=True, dir_okay=False))
 @json_option
-@pass_session
 def load_checkpoint(session: Session, file: str) -> None:
     """Write the checkpoint to resume from into FILE (- for standard output) and print its step.
 
@@ -176,7 +170,6 @@ def load_checkpoint(session: Session, file: str) -> None:
 
 @click.command()
 @json_option
-@pass_session
 def gang(session: Session) -> None:
     """Print who this command is in its gang, as of now.
 

@@ -12,7 +12,7 @@ from gangq.cli.group import EXIT_INTERRUPTED, EXIT_REFUSED
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.output import when
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.client.encoding import counted
 from gangq.client.rows import CordonRow
 
@@ -38,7 +38,6 @@ _draining = options.chained(
 @click.argument("host", shell_complete=stored.hosts)
 @options.reason
 @common_options
-@pass_session
 def cordon(session: Session, host: str, reason: str | None) -> None:
     """Give the workers of a host nothing new. What runs there goes on.
 
@@ -50,7 +49,6 @@ def cordon(session: Session, host: str, reason: str | None) -> None:
 @click.command()
 @click.argument("host", shell_complete=stored.hosts)
 @common_options
-@pass_session
 def uncordon(session: Session, host: str) -> None:
     """Give the workers of a host work again. With --json: {"kind", "name", "state"}."""
     _uncordon(session, host=host)
@@ -60,7 +58,6 @@ def uncordon(session: Session, host: str) -> None:
 @click.argument("host", shell_complete=stored.hosts)
 @_draining
 @common_options
-@pass_session
 def drain_host(session: Session, host: str, deadline: float | None, reason: str | None, wait: bool) -> None:
     """Move everything away from a host, gangs as a whole, and give it nothing new.
 
@@ -73,7 +70,6 @@ def drain_host(session: Session, host: str, deadline: float | None, reason: str 
 @click.command()
 @click.argument("host", shell_complete=stored.hosts)
 @common_options
-@pass_session
 def undrain(session: Session, host: str) -> None:
     """End the drain of a host, and give it work again. With --json: {"kind", "name", "state"}."""
     _uncordon(session, host=host)
@@ -83,7 +79,6 @@ def undrain(session: Session, host: str) -> None:
 @click.argument("name", shell_complete=stored.workers)
 @options.reason
 @common_options
-@pass_session
 def worker_off(session: Session, name: str, reason: str | None) -> None:
     """Give a worker nothing new. What it runs goes on.
 
@@ -95,7 +90,6 @@ def worker_off(session: Session, name: str, reason: str | None) -> None:
 @click.command(name="on")
 @click.argument("name", shell_complete=stored.workers)
 @common_options
-@pass_session
 def worker_on(session: Session, name: str) -> None:
     """Give a worker work again. With --json: {"kind", "name", "state"}."""
     _uncordon(session, worker=name)
@@ -105,7 +99,6 @@ def worker_on(session: Session, name: str) -> None:
 @click.argument("name", shell_complete=stored.workers)
 @_draining
 @common_options
-@pass_session
 def worker_drain(session: Session, name: str, deadline: float | None, reason: str | None, wait: bool) -> None:
     """Move everything away from a worker, gangs as a whole, and give it nothing new.
 

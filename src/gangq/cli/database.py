@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 )
 @click.option("--dump-sql", is_flag=True, help="Print a fresh installation as SQL, and touch nothing.")
 @common_options
-@pass_session
 def migrate(session: Session, check: bool, restored: bool, dump_sql: bool) -> None:
     """Bring the schema up to this library's.
 
@@ -67,7 +66,6 @@ def db() -> None:
 
 @db.command()
 @json_option
-@pass_session
 def start(session: Session) -> None:
     """Start it, or find it running."""
     server = _server().start()
@@ -86,7 +84,6 @@ def start(session: Session) -> None:
     help="smart waits for clients to leave; immediate does not even checkpoint.",
 )
 @json_option
-@pass_session
 def stop(session: Session, mode: Any) -> None:
     """Stop it. Jobs and their history stay; running work survives an outage shorter than its lease."""
     server = _server()
@@ -98,7 +95,6 @@ def stop(session: Session, mode: Any) -> None:
 
 @db.command()
 @json_option
-@pass_session
 def status(session: Session) -> None:
     """Say whether it runs. Exit code 3 when it does not."""
     found = _server().status()
@@ -112,7 +108,6 @@ def status(session: Session) -> None:
 
 @db.command()
 @common_options
-@pass_session
 def dsn(session: Session) -> None:
     """Print the address of the database in use; starts the private server if it is that.
 

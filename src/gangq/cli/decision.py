@@ -12,7 +12,7 @@ import click
 
 from gangq.cli import output
 from gangq.cli.parsing import from_json, read_file
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.client.encoding import counted
 from gangq.errors import GangqError
@@ -32,7 +32,6 @@ from gangq.placement.explain import explain
     help="Into this file, as a test in Python that holds the board and what is decided on it now.",
 )
 @common_options
-@pass_session
 def board(session: Session, save: Path | None, make_test: Path | None) -> None:
     """Tell what the next pass would decide from: workers, what is placed, what waits.
 
@@ -135,7 +134,6 @@ _COLUMNS = columns(
 @click.command()
 @click.argument("file", default="-")
 @common_options
-@pass_session
 def decide(session: Session, file: str) -> None:
     """Decide on a board that `gangq board` has told, as the next pass would; - [default]: standard input.
 

@@ -13,7 +13,7 @@ import click
 from gangq.cli import checks, output, queries
 from gangq.cli.checks import Finding, some
 from gangq.cli.output import seconds
-from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.session import Session, common_options
 from gangq.client.verbs import Verbs
 from gangq.errors import EmbeddedError, GangqError, NotAllowed, SchemaMismatch
 
@@ -30,7 +30,6 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @click.command()
 @common_options
-@pass_session
 def doctor(session: Session) -> None:
     """Check this installation.
 

@@ -11,7 +11,7 @@ import click
 from gangq.cli import queries, stored
 from gangq.cli.listing import table_options
 from gangq.cli.output import known, megabytes, seconds, words
-from gangq.cli.session import Session, pass_session
+from gangq.cli.session import Session
 from gangq.cli.tables import Column, columns
 from gangq.client.rows import DeviceRow, WorkerRow
 
@@ -23,7 +23,6 @@ STALE_S = 60.0
 @click.option("--host", shell_complete=stored.hosts, help="Only workers of this host.")
 @click.option("--name", shell_complete=stored.workers, help="Only this worker.")
 @table_options
-@pass_session
 def workers(session: Session, host: str | None, name: str | None) -> None:
     """List the workers, each by its latest start.
 
@@ -95,7 +94,6 @@ def why(worker: WorkerRow) -> str:
     "--state", type=click.Choice(["free", "held", "quarantined", "withdrawn"]), help="Only this state."
 )
 @table_options
-@pass_session
 def devices(session: Session, host: str | None, state: str | None) -> None:
     """List the devices, who holds them, and how they do.
 

@@ -12,7 +12,7 @@ import click
 from gangq.cli import output, queries
 from gangq.cli.output import gang
 from gangq.cli.queries import Position
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.cli.which import Which, takes_one
 from gangq.client.rows import EventRow, LogRow
@@ -99,7 +99,6 @@ def _has_ended(client: Client, target: Which) -> bool:
 @click.option("-f", "--follow", is_flag=True, help="Go on until it has ended.")
 @click.option("--all", "all_attempts", is_flag=True, help="Of all attempts, not only the latest.")
 @common_options
-@pass_session
 def logs(session: Session, target: Which, follow: bool, all_attempts: bool) -> None:
     """Print the output of a job, gang or batch.
 
@@ -151,7 +150,6 @@ def _fields(row: LogRow) -> dict[str, object]:
     help="Without an id: begin with at most this many of the newest.",
 )
 @common_options
-@pass_session
 def events(session: Session, target: Which | None, follow: bool, limit: int) -> None:
     """Print what happened: to one, or everywhere.
 

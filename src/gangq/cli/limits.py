@@ -8,7 +8,7 @@ from gangq.cli import stored
 from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.output import when
-from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns
 
 _COLUMNS = columns(
@@ -32,7 +32,6 @@ def limit() -> None:
 @limit.command(name="list")
 @click.argument("name", required=False, shell_complete=stored.limits)
 @table_options
-@pass_session
 def list_(session: Session, name: str | None) -> None:
     """List the limit keys: how many jobs of each run, and how many may."""
     session.rows(session.client().limits(name=name), _COLUMNS, "no limit keys")
@@ -43,7 +42,6 @@ def list_(session: Session, name: str | None) -> None:
 @click.argument("most", type=int, required=False)
 @click.option("--rate", metavar="N/PERIOD", help="So many start in a period: 10/1m; none: no limit.")
 @common_options
-@pass_session
 def set_(session: Session, name: str, most: int | None, rate: str | None) -> None:
     """Change how many jobs of a key may be placed at once, its rate, or both; or make one. What runs goes on; with 0
     nothing more starts.

@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -14,14 +14,12 @@ from gangq.cli import output
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 LEAST_S = 0.5
 """No look is repeated sooner: each asks the database."""
 _CLEAR = output.Coloured("\x1b[H\x1b[2J")
 
 
-def watch_option(command: F) -> F:
+def watch_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command --watch SECONDS: it answers again and again, on a terminal on a cleared screen."""
 
     @functools.wraps(command)
@@ -39,10 +37,10 @@ def watch_option(command: F) -> F:
 
     return click.option(
         "--watch", "watch_s", type=Seconds(), metavar="DURATION", help="Look again so often, until Ctrl-C."
-    )(watching)  # type: ignore[return-value]
+    )(watching)
 
 
-def table_options(command: F) -> F:
+def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command that answers with a table the common options, --watch, --wide and -o."""
     chosen = click.option(
         "-o",

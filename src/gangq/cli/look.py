@@ -13,7 +13,7 @@ from gangq.cli import evidence as seen
 from gangq.cli import options, output, queries, stored
 from gangq.cli.listing import table_options, watch_option
 from gangq.cli.output import ago, gang, megabytes, seconds, when, words
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import Cell, columns, table
 from gangq.cli.which import Which, WhichType, takes_one
 from gangq.client.encoding import counted
@@ -115,7 +115,6 @@ STATES = (
 @click.option("--user", "submitter", help="Only jobs and batches that this role has submitted.")
 @options.limit
 @table_options
-@pass_session
 def ls(
     session: Session,
     what: str,
@@ -183,7 +182,6 @@ def ls(
 )
 @common_options
 @watch_option
-@pass_session
 def show(session: Session, target: Which, whole: bool, follow: bool) -> None:
     """Show a job (12), a gang (g12) or a batch (b12).
 
@@ -327,7 +325,6 @@ def _show_trips(
 @click.option("-v", "--verbose", "whole", is_flag=True, help="Also what does not hold it.")
 @common_options
 @watch_option
-@pass_session
 def explain(session: Session, target: Which, now: bool, whole: bool) -> None:
     """Say why a job or gang is not running; of a batch its first job that waits.
 
@@ -380,7 +377,6 @@ def _detail(reason: Reason) -> str:
 @takes_one(optional=True, gangs_only=True)
 @options.limit
 @table_options
-@pass_session
 def drains(session: Session, target: Which | None, limit: int) -> None:
     """List drains: their causes and outcomes."""
     if target is not None:

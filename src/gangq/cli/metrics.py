@@ -10,7 +10,7 @@ import click
 from gangq import private
 from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.errors import DatabaseUnreachable
 from gangq.metrics import Collector, MetricsServer, exposition
 
@@ -30,7 +30,6 @@ _ADDRESS = re.compile(r"(?:(?P<host>[^\s:\[\]]+)|\[(?P<six>[0-9A-Fa-f:.]+)\])?:(
 )
 @click.option("--once", is_flag=True, help="Print the metrics and end.")
 @common_options
-@pass_session
 def metrics(session: Session, listen: str, once: bool) -> None:
     """Serve numbers for a Prometheus over HTTP, until SIGTERM or Ctrl-C.
 

@@ -16,7 +16,7 @@ from gangq.cli.listening import Listener
 from gangq.cli.listing import table_options
 from gangq.cli.output import ago, words
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.client.encoding import counted
 from gangq.errors import GangqError, InvalidInput, NotFound, translate
@@ -66,7 +66,6 @@ def notify() -> None:
     help="Deliveries of one notification before it is given up [20, which takes some nine hours].",
 )
 @common_options
-@pass_session
 def add(
     session: Session,
     target: str,
@@ -96,7 +95,6 @@ def add(
 
 @notify.command("list")
 @table_options
-@pass_session
 def list_(session: Session) -> None:
     """List the targets, and how far each has been told.
 
@@ -108,7 +106,6 @@ def list_(session: Session) -> None:
 @notify.command()
 @click.argument("target", shell_complete=stored.targets)
 @common_options
-@pass_session
 def rm(session: Session, target: str) -> None:
     """Remove a target, with what it was not told yet. For admins. With --json: {"target"}."""
     session.client().remove_notification(target=target)
@@ -121,7 +118,6 @@ def rm(session: Session, target: str) -> None:
     "--wait", "wait_s", type=Seconds(), default=0, help="Wait so long for its delivery; exit code 1 if none."
 )
 @common_options
-@pass_session
 def test(session: Session, target: str, wait_s: float) -> None:
     """Have a target told that this is a test. For admins.
 
@@ -147,7 +143,6 @@ def test(session: Session, target: str, wait_s: float) -> None:
 @notify.command()
 @click.argument("target", shell_complete=stored.targets)
 @common_options
-@pass_session
 def retry(session: Session, target: str) -> None:
     """Deliver what was given up for a target after all. For admins. With --json: {"target", "retried"}."""
     retried = session.client().retry_notifications(target=target)
@@ -177,7 +172,6 @@ def retry(session: Session, target: str) -> None:
 )
 @click.option("--once", is_flag=True, help="Deliver what is due, and end: for cron.")
 @common_options
-@pass_session
 def run(
     session: Session,
     target: str,

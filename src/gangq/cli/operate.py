@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gangq.cli import options, stored
-from gangq.cli.session import Session, common_options, json_option, pass_session
+from gangq.cli.session import Session, common_options, json_option
 from gangq.cli.which import device_named
 from gangq.errors import GangqError
 
@@ -27,7 +27,6 @@ def _whose(given: dict[str, Any]) -> str:
 @options.worker
 @options.reason
 @common_options
-@pass_session
 def quarantine(session: Session, device: str | None, worker: str | None, reason: str | None) -> None:
     """Keep a device or a worker from taking work. What runs on a worker goes on."""
     given, reason = _one(session, device, worker), reason or "operator"
@@ -41,7 +40,6 @@ def quarantine(session: Session, device: str | None, worker: str | None, reason:
 @options.device
 @options.worker
 @common_options
-@pass_session
 def unquarantine(session: Session, device: str | None, worker: str | None) -> None:
     """Lift the quarantine of a device or a worker."""
     given = _one(session, device, worker)
@@ -53,7 +51,6 @@ def unquarantine(session: Session, device: str | None, worker: str | None) -> No
 @click.argument("worker", shell_complete=stored.workers)
 @click.argument("taints", nargs=-1, metavar="[K[=V]...]")
 @common_options
-@pass_session
 def taint(session: Session, worker: str, taints: tuple[str, ...]) -> None:
     """Keep off a worker what does not tolerate it.
 
@@ -67,7 +64,6 @@ def taint(session: Session, worker: str, taints: tuple[str, ...]) -> None:
 
 @click.command()
 @json_option
-@pass_session
 def demo(session: Session) -> None:
     """See a gang survive the death of a rank.
 

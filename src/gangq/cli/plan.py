@@ -13,7 +13,7 @@ from gangq.cli.group import EXIT_REFUSED
 from gangq.cli.listing import watch_option
 from gangq.cli.output import gang, seconds
 from gangq.cli.parsing import Due, NewWorkers, from_json, read_file, typed
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.cli.which import WhichType
 from gangq.client.encoding import counted
@@ -74,7 +74,6 @@ def _cell(action: str, starts_at: datetime | None, now: datetime) -> str:
 @click.option("--all", "everything", is_flag=True, help="Also the gangs for which nothing changes.")
 @common_options
 @watch_option
-@pass_session
 def plan(
     session: Session,
     add_worker: tuple[dict[str, Any], ...],
@@ -132,7 +131,6 @@ def _hosts(row: PlanRow) -> str:
 )
 @click.option("--until", type=Due(), default="0s", show_default=True, help="Up to then.")
 @common_options
-@pass_session
 def replay(session: Session, since: datetime | timedelta, until: datetime | timedelta) -> None:
     """Decide on recorded boards once more: each must decide what it decided then.
 

@@ -13,7 +13,7 @@ from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.output import seconds, when
 from gangq.cli.parsing import Ceilings, Due
-from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import Cell, Column, columns
 from gangq.client.rows import QueueRow
 from gangq.client.settings import QueueSettings
@@ -138,7 +138,6 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
 
 @click.group(cls=Subgroup, invoke_without_command=True)
 @table_options
-@pass_session
 @click.pass_context
 def queue(ctx: click.Context, session: Session) -> None:
     """Show the queues as a tree, with what each and its children hold, are guaranteed and may hold.
@@ -154,7 +153,6 @@ def queue(ctx: click.Context, session: Session) -> None:
 @click.argument("name", shell_complete=stored.queues)
 @_settings
 @common_options
-@pass_session
 def create(session: Session, /, name: str, **settings: Any) -> None:
     """Make a queue, and its parents: those of a.b.c are a.b and a. What is not given has its default."""
     if session.client().queues(name=name):
@@ -173,7 +171,6 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
     help="Put a setting back to none; may be repeated.",
 )
 @common_options
-@pass_session
 def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any) -> None:
     """Change what is given of a queue. Jobs already submitted keep what they inherited."""
     _existing(session, name)
@@ -192,7 +189,6 @@ def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any
 @click.argument("name", shell_complete=stored.queues)
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq queue resume].")
 @common_options
-@pass_session
 def pause(session: Session, name: str, until: datetime | timedelta | None) -> None:
     """Start nothing new from a queue and its children; what runs goes on."""
     _existing(session, name)
@@ -208,7 +204,6 @@ def pause(session: Session, name: str, until: datetime | timedelta | None) -> No
 @queue.command()
 @click.argument("name", shell_complete=stored.queues)
 @common_options
-@pass_session
 def resume(session: Session, name: str) -> None:
     """Open a paused or draining queue."""
     _existing(session, name)
@@ -218,7 +213,6 @@ def resume(session: Session, name: str) -> None:
 @queue.command()
 @click.argument("name", shell_complete=stored.queues)
 @common_options
-@pass_session
 def drain(session: Session, name: str) -> None:
     """Take no new submissions for a queue and its children; what they have is worked off."""
     _existing(session, name)
@@ -227,7 +221,6 @@ def drain(session: Session, name: str) -> None:
 
 @queue.command()
 @table_options
-@pass_session
 def ls(session: Session) -> None:
     """List the queues by their whole names, with what their jobs inherit."""
     session.rows(session.client().queues(), _COLUMNS, "no queues")

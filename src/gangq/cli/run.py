@@ -19,7 +19,7 @@ from gangq.cli.options import Sectioned
 from gangq.cli.output import seconds
 from gangq.cli.parsing import ArrayType, KeyValue
 from gangq.cli.progress import Bars
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.wait import EXIT_CANCELLED, ending
 from gangq.cli.which import Which
 from gangq.cli.work import is_gang, notes_aloud, submission, work_options
@@ -84,7 +84,6 @@ _HAPPENED = {
 @click.option("--worker-cwd", is_flag=True, help="Run it in the worker's own directory.")
 @click.option("-d", "--detach", is_flag=True, help="Print its id and leave it.")
 @common_options
-@pass_session
 def run(
     session: Session,
     /,

@@ -13,7 +13,7 @@ from gangq.cli.listing import table_options
 from gangq.cli.options import Sectioned
 from gangq.cli.output import ago, when
 from gangq.cli.parsing import Due, Seconds, payload_of
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import Column
 from gangq.cli.work import min_option, notes_aloud, recurring_options, submission, tag_option
 from gangq.client.encoding import AWAITING
@@ -81,7 +81,6 @@ def schedule() -> None:
 @tag_option
 @recurring_options
 @common_options
-@pass_session
 def add(
     session: Session,
     /,
@@ -133,7 +132,6 @@ def add(
 @schedule.command(name="list")
 @click.argument("name", required=False, shell_complete=stored.schedules)
 @table_options
-@pass_session
 def list_(session: Session, name: str | None) -> None:
     """List the schedules, or show one: when it is due, what it submitted last, and why it did not.
 
@@ -147,7 +145,6 @@ def list_(session: Session, name: str | None) -> None:
 @click.argument("name", shell_complete=stored.schedules)
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq schedule resume].")
 @common_options
-@pass_session
 def pause(session: Session, name: str, until: datetime | timedelta | None) -> None:
     """Submit nothing of a schedule for a while. What comes due meanwhile is not caught up."""
     session.client().pause_schedule(name=name, until=None if until is None else session.moment(until))
@@ -158,7 +155,6 @@ def pause(session: Session, name: str, until: datetime | timedelta | None) -> No
 @schedule.command()
 @click.argument("name", shell_complete=stored.schedules)
 @common_options
-@pass_session
 def resume(session: Session, name: str) -> None:
     """End the pause of a schedule."""
     session.client().resume_schedule(name=name)
@@ -168,7 +164,6 @@ def resume(session: Session, name: str) -> None:
 @schedule.command()
 @click.argument("name", shell_complete=stored.schedules)
 @common_options
-@pass_session
 def run_now(session: Session, name: str) -> None:
     """Submit the work of a schedule now, and print the id. Its due times stay as they are."""
     with notes_aloud():
@@ -179,7 +174,6 @@ def run_now(session: Session, name: str) -> None:
 @schedule.command()
 @click.argument("name", shell_complete=stored.schedules)
 @common_options
-@pass_session
 def rm(session: Session, name: str) -> None:
     """Forget a schedule. What it has submitted goes on.
 

@@ -14,7 +14,7 @@ from gangq.cli.listing import table_options, watch_option
 from gangq.cli.options import Sectioned
 from gangq.cli.output import ago, when, words
 from gangq.cli.parsing import Seconds, payload_of
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns, table
 from gangq.cli.work import recurring_options, submission
 from gangq.client.encoding import AWAITING
@@ -99,7 +99,6 @@ def service() -> None:
 @click.option("--version", help="What makes a new revision where nothing else has changed.")
 @recurring_options
 @common_options
-@pass_session
 def set_(
     session: Session,
     /,
@@ -161,7 +160,6 @@ def _in_words(found: ServiceRow) -> str:
 
 @service.command(name="list")
 @table_options
-@pass_session
 def list_(session: Session) -> None:
     """List the services: how many replicas are wanted and ready, and what is in the way."""
     session.rows(session.client().services(), _COLUMNS, "no services; make one with: gangq service set")
@@ -171,7 +169,6 @@ def list_(session: Session) -> None:
 @click.argument("name", shell_complete=stored.services)
 @common_options
 @watch_option
-@pass_session
 def show(session: Session, name: str) -> None:
     """Show a service and its gangs; gangq explain says why one waits."""
     found = _existing(session, name)
@@ -229,7 +226,6 @@ def _scaling_in_words(scaling: ScalingRow, found: ServiceRow) -> list[tuple[str,
 @click.argument("name", shell_complete=stored.services)
 @click.option("-f", "--follow", is_flag=True, help="Print all of them again at every change, until Ctrl-C.")
 @common_options
-@pass_session
 def endpoints(session: Session, name: str, follow: bool) -> None:
     """List where the replicas of a service take requests: whole gangs that are ready.
 
@@ -277,7 +273,6 @@ def _print(session: Session, name: str, found: list[EndpointRow]) -> None:
 @service.command()
 @click.argument("name", shell_complete=stored.services)
 @common_options
-@pass_session
 def stop(session: Session, name: str) -> None:
     """Want no replica of a service, until gangq service set."""
     session.client().stop_service(name=name)
@@ -289,7 +284,6 @@ def stop(session: Session, name: str) -> None:
 @click.argument("name", shell_complete=stored.services)
 @click.option("--to", "to_revision", type=int, metavar="REVISION", help="[the last other one that was ready]")
 @common_options
-@pass_session
 def rollback(session: Session, name: str, to_revision: int | None) -> None:
     """Let a service be of another revision again; the present one: try an update again that has halted."""
     session.client().roll_back_service(name=name, to_revision=to_revision)
@@ -300,7 +294,6 @@ def rollback(session: Session, name: str, to_revision: int | None) -> None:
 @service.command()
 @click.argument("name", shell_complete=stored.services)
 @common_options
-@pass_session
 def delete(session: Session, name: str) -> None:
     """Stop a service, and forget it once its last gang has ended.
 

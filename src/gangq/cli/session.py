@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,8 +16,6 @@ from gangq.cli.tables import Column, choose, pick, table
 
 if TYPE_CHECKING:
     from gangq.client import Client
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _ANSWER_S = 600.0
 """A plan or a replay of a large fleet takes minutes."""
@@ -158,19 +156,22 @@ def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.ensure_object(Session).json = True
 
 
-def json_option(command: F) -> F:
-    """Give a command --json, which every command takes before or after its name."""
+pass_session = click.make_pass_decorator(Session, ensure=True)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --json, which is taken before or after its name, and the session as its first argument."""
     return click.option(
         "--json",
         is_flag=True,
         expose_value=False,
         callback=_set_json,
         help="Answer in JSON, one object a line.",
-    )(command)
+    )(pass_session(command))
 
 
-def common_options(command: F) -> F:
-    """Give a command --dsn, --embedded and --json, which are taken before or after its name."""
+def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --dsn and --embedded, and what `json_option` gives it."""
     dsn_option = click.option(
         "--dsn",
         metavar="DSN",
@@ -187,6 +188,3 @@ def common_options(command: F) -> F:
         help="Use a private PostgreSQL on this machine, started if need be; GANGQ_DSN=embedded says the same.",
     )
     return json_option(embedded_option(dsn_option(command)))
-
-
-pass_session = click.make_pass_decorator(Session, ensure=True)

@@ -12,7 +12,7 @@ import click
 from gangq import names, private
 from gangq.cli.group import Subgroup
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, json_option, pass_session, say
+from gangq.cli.session import Session, common_options, json_option, say
 from gangq.errors import DatabaseUnreachable
 from gangq.host import units
 from gangq.worker.retry import backoff
@@ -40,7 +40,6 @@ def systemd() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @json_option
-@pass_session
 def install(session: Session, user: bool, directory: Path | None, dry_run: bool) -> None:
     """Put the units in place: gangq-worker@, gangq-tick, gangq-notify@, gangq-bounce and its timer.
 
@@ -74,7 +73,6 @@ def install(session: Session, user: bool, directory: Path | None, dry_run: bool)
 @click.argument("name", required=False)
 @click.option("--user", is_flag=True, help="As it is for your own service manager.")
 @json_option
-@pass_session
 def show(session: Session, name: str | None, user: bool) -> None:
     """Print the units, or the one called NAME, as install would write them.
 
@@ -99,7 +97,6 @@ def show(session: Session, name: str | None, user: bool) -> None:
     help="How long the rest of its processes may take to end.",
 )
 @common_options
-@pass_session
 def report_death(session: Session, name: str, wait: bool, within: float) -> None:
     """Report a worker of this host dead, if nothing of it lives.
 

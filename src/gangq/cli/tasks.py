@@ -13,7 +13,7 @@ from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.output import seconds, when
 from gangq.cli.parsing import Due
-from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns
 from gangq.client.rows import TaskRow
 from gangq.client.settings import TaskSettings
@@ -91,7 +91,6 @@ def task() -> None:
 )
 @click.option("--forget", is_flag=True, help="First drop what was set and learned.")
 @common_options
-@pass_session
 def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, **settings: Any) -> None:
     """Change what is given. What is not keeps the task's number, else the installation's.
 
@@ -116,7 +115,6 @@ def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, 
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq task resume].")
 @click.option("--reason", help="Why: explain says it.")
 @common_options
-@pass_session
 def pause(session: Session, name: str, until: datetime | timedelta | None, reason: str | None) -> None:
     """Start nothing new of a task, whatever its queue; what runs goes on.
 
@@ -130,7 +128,6 @@ def pause(session: Session, name: str, until: datetime | timedelta | None, reaso
 @task.command()
 @click.argument("name", shell_complete=stored.tasks)
 @common_options
-@pass_session
 def resume(session: Session, name: str) -> None:
     """End the pause of a task."""
     client = session.client()
@@ -148,7 +145,6 @@ def _answer(session: Session, name: str, outcome: str) -> None:
 
 @task.command(name="list")
 @table_options
-@pass_session
 def list_(session: Session) -> None:
     """List the tasks with options or numbers of their own, and what was learned of their beats.
 

@@ -12,7 +12,7 @@ from gangq import private
 from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.client.rows import TickReport
 from gangq.errors import Busy, GangqError, translate
 from gangq.worker.retry import backoff
@@ -31,7 +31,6 @@ _PACE_S = 0.05
 @click.option("--loop", is_flag=True, help="Go on until SIGTERM or Ctrl-C, woken by the database.")
 @click.option("--force", is_flag=True, help="Even if one has just run.")
 @common_options
-@pass_session
 def tick(session: Session, loop: bool, force: bool) -> None:
     """Run all maintenance once, or in a loop.
 

@@ -8,7 +8,7 @@ import click
 
 from gangq.cli.listing import LEAST_S
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.session import Session, common_options
 
 
 @click.command()
@@ -16,7 +16,6 @@ from gangq.cli.session import Session, common_options, pass_session
     "--every", "every_s", type=Seconds(), default="2s", show_default=True, help="How often to look."
 )
 @common_options
-@pass_session
 def top(session: Session, every_s: float) -> None:
     """Watch the fleet: work, what waits, queues, workers, devices, trips, services.
 

@@ -11,7 +11,7 @@ from gangq.cli import options, output, queries, stored
 from gangq.cli.listing import table_options
 from gangq.cli.output import words
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, pass_session, say
+from gangq.cli.session import Session, say
 from gangq.cli.tables import columns
 from gangq.cli.which import device_named
 from gangq.client.rows import TripRow
@@ -51,7 +51,6 @@ def code_and_word(code: int | None, word: str | None) -> str:
 @options.limit
 @click.option("--evidence", is_flag=True, help="With what was seen, as gangq show JOB prints it.")
 @table_options
-@pass_session
 def trips(
     session: Session,
     code: int | None,

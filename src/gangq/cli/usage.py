@@ -8,7 +8,7 @@ import click
 
 from gangq.cli.listing import table_options
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, pass_session
+from gangq.cli.session import Session
 from gangq.cli.tables import Cell, columns
 
 _GROUPS = {"user": "submitter", "queue": "queue", "task": "task", "service": "service"}
@@ -27,7 +27,6 @@ _HOURS = "attempts:1 >GPU_hours >wasted >displaced"
     "--since", "since_s", type=Seconds(), default="30d", show_default=True, help="How far to look back."
 )
 @table_options
-@pass_session
 def usage(session: Session, by: str, since_s: float) -> None:
     """Show GPU hours: used, wasted, displaced; most first.
 

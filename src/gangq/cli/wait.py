@@ -10,7 +10,7 @@ import click
 from gangq.cli import look
 from gangq.cli.parsing import Seconds
 from gangq.cli.progress import Bars
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.which import Which, takes_several
 from gangq.errors import WaitTimeout
 from gangq.status import error_in_words
@@ -33,7 +33,6 @@ EXIT_CANCELLED = 130
 @takes_several
 @click.option("--timeout", type=Seconds(), metavar="DURATION", help="Wait at most so long [without end].")
 @common_options
-@pass_session
 def wait(session: Session, named: Sequence[Which], timeout: float | None) -> None:
     """Wait until jobs, gangs and batches have ended.
 

@@ -6,7 +6,7 @@ import logging
 
 import click
 
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.worker import LogFormat
 from gangq.errors import GangqError
 
@@ -17,7 +17,6 @@ from gangq.errors import GangqError
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name that a proxy asks by.")
 @click.option("--login", is_flag=True, help="Ask for a PostgreSQL login, and act with its rights.")
 @common_options
-@pass_session
 def web(session: Session, port: int, base_path: str, hosts: tuple[str, ...], login: bool) -> None:
     """Serve a page of the fleet, what runs, what waits and why.
 

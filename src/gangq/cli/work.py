@@ -15,7 +15,7 @@ import click
 from gangq.cli import parsing, stored
 from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, chained, section
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
-from gangq.cli.session import Session, common_options, pass_session, say
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.cli.wait import refuse_in_job, wait_for
 from gangq.cli.which import Which, WhichType, ids_of, takes_several
@@ -367,7 +367,6 @@ def _over(spec: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
 )
 @work_options
 @common_options
-@pass_session
 def submit(
     session: Session,
     /,
@@ -476,7 +475,6 @@ def _no_object(line: str) -> dict[str, Any]:
 @takes_several
 @click.option("--reason", help="Why; kept in the events.")
 @common_options
-@pass_session
 def cancel(session: Session, named: Sequence[Which], reason: str | None) -> None:
     """Cancel jobs, gangs and batches. What runs is told to stop, and is cancelled once it has."""
     ids = ids_of(session.client(), named)
@@ -496,7 +494,6 @@ def cancel(session: Session, named: Sequence[Which], reason: str | None) -> None
 @click.option("--since", "since_s", type=Seconds(), help="have failed within this time: 2h.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be retried.")
 @common_options
-@pass_session
 def retry(
     session: Session,
     /,
@@ -532,7 +529,6 @@ def retry(
 @click.argument("priority", type=int)
 @takes_several
 @common_options
-@pass_session
 def priority(session: Session, priority: int, named: Sequence[Which]) -> None:
     """Change the priority of what waits.
 

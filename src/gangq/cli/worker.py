@@ -19,7 +19,7 @@ from gangq.cli import output, stored
 from gangq.cli.cordons import WORKER_VERBS
 from gangq.cli.group import exit_code
 from gangq.cli.parsing import KeyValue, Seconds
-from gangq.cli.session import Session, common_options, pass_session
+from gangq.cli.session import Session, common_options
 from gangq.errors import GangqError, InvalidInput
 
 if TYPE_CHECKING:
@@ -179,7 +179,6 @@ class _OrVerb(click.Command):
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @common_options
-@pass_session
 def worker(
     session: Session,
     /,
