@@ -76,10 +76,8 @@ def bounce(
     host: str | None,
     maps: tuple[str, ...],
     trust: tuple[str, ...],
-    report_only: bool,
-    kill_after_s: float,
-    verify_s: float,
     every_s: float,
+    **how: Any,
 ) -> None:
     """Restart the workers of this host that are flagged dead.
 
@@ -94,7 +92,7 @@ def bounce(
     """
     if once == loop:
         raise click.UsageError("say --once (for cron) or --loop, one of them")
-    if min(kill_after_s, verify_s) < 0 or every_s <= 0:
+    if min(how["kill_after_s"], how["verify_s"]) < 0 or every_s <= 0:
         raise click.UsageError("--kill-after and --verify are 0 or more, --every is more than 0 seconds")
     private.close()
     mapped = tuple(WorkerMap.parse(each) for each in maps)
@@ -111,16 +109,14 @@ def bounce(
         client,
         host=names.check("--host", host, "name the host as its workers do") if host else names.host_name(),
         choose=chosen,
-        kill_after_s=kill_after_s,
-        verify_s=verify_s,
-        report_only=report_only,
         say=tell,
+        **how,
     )
     with Interrupts() as interrupts:
         if loop:
             _forever(bouncer, interrupts, every_s, lambda: session.check_schema(client))
             return
-        _once(bouncer, interrupts, verify_s + _OUTAGE_S)
+        _once(bouncer, interrupts, how["verify_s"] + _OUTAGE_S)
     if not bouncer.ok:
         click.get_current_context().exit(1)
 

@@ -94,6 +94,14 @@ STATES = (
     "cancelled",
 )
 """Of jobs and gangs; only gangs are draining."""
+_ONLY_JOBS_HAVE = {
+    "batches": ("--state, --worker and --gang", {"state", "worker", "gang_id"}),
+    "gangs": (
+        "--task, --worker, --batch, --name, --tag and --user",
+        {"task", "worker", "batch_id", "name", "tag", "submitter"},
+    ),
+}
+"""What `ls` refuses for anything else: the flags, and their arguments."""
 
 
 @click.command()
@@ -115,54 +123,29 @@ STATES = (
 @click.option("--user", "submitter", help="Only jobs and batches that this role has submitted.")
 @options.limit
 @table_options
-def ls(
-    session: Session,
-    what: str,
-    state: tuple[str, ...],
-    queue: str | None,
-    task: str | None,
-    worker: str | None,
-    gang_id: Which | None,
-    batch_id: Which | None,
-    name: str | None,
-    tag: str | None,
-    submitter: str | None,
-    limit: int,
-) -> None:
+def ls(session: Session, what: str, limit: int, **filters: Any) -> None:
     """List jobs, gangs, or batches, newest first.
 
     Live and ended ones. With --json: the columns of the views gangq.jobs, gangq.gangs and gangq.batches.
     """
+    of = {name: value for name, value in filters.items() if value}
+    flags, names = _ONLY_JOBS_HAVE.get(what, ("", set()))
+    if of.keys() & names:
+        raise click.UsageError(f"{flags} select jobs: gangq ls jobs ...")
     client = session.client()
-    of_batch: dict[str, Any] = {"name": name, "tag": tag, "submitter": submitter}
+    of |= {name: of[name].id for name in ("gang_id", "batch_id") if name in of}
     if what == "jobs":
-        jobs = client.jobs(
-            state=state or None,
-            queue=queue,
-            task=task,
-            worker=worker,
-            gang_id=gang_id.id if gang_id else None,
-            batch_id=batch_id.id if batch_id else None,
-            **of_batch,
-            limit=limit,
-        )
+        jobs = client.jobs(**of, limit=limit)
         why = {} if session.json else _why_they_wait(client, jobs)
         shown = columns(_JOBS, {"task": _task, "what": lambda job: _what(job) or why.get(_line(job), "")})
         session.rows(jobs, shown, "no such jobs")
         return
+    id = of.pop("batch_id" if what == "batches" else "gang_id", None)
+    of |= {"ids": None if id is None else [id], "limit": limit}
     if what == "batches":
-        if state or worker or gang_id:
-            raise click.UsageError("--state, --worker and --gang select jobs: gangq ls jobs ...")
-        ids = [batch_id.id] if batch_id else None
-        found = client.batches(ids=ids, queue=queue, task=task, **of_batch, limit=limit)
-        session.rows(found, _BATCHES, "no such batches")
+        session.rows(client.batches(**of), _BATCHES, "no such batches")
         return
-    if task or worker or batch_id or any(of_batch.values()):
-        raise click.UsageError(
-            "--task, --worker, --batch, --name, --tag and --user select jobs: gangq ls jobs ..."
-        )
-    ids = [gang_id.id] if gang_id else None
-    gangs = client.gangs(ids=ids, state=state or None, queue=queue, limit=limit)
+    gangs = client.gangs(**of)
     why = {} if session.json else _why_they_wait(client, gangs)
     cells: dict[str, Cell] = {
         "id": lambda row: gang(row.id),

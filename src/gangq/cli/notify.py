@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -66,29 +67,14 @@ def notify() -> None:
     help="Deliveries of one notification before it is given up [20, which takes some nine hours].",
 )
 @common_options
-def add(
-    session: Session,
-    target: str,
-    kinds: tuple[str, ...],
-    queue: str | None,
-    submitter: str | None,
-    task: str | None,
-    max_attempts: int | None,
-) -> None:
+def add(session: Session, target: str, kinds: tuple[str, ...], **of: Any) -> None:
     """Add a target, or change what the one of this name is told of.
 
     KIND is job_failed, gang_failed, trip, device_quarantined, worker_quarantined, crash_loop or update_halted (the
     view gangq.notification_kinds). For admins. With --json the columns of gangq.notifications.
     """
     client = session.client()
-    client.add_notification(
-        target=target,
-        kinds=kinds or None,
-        queue=queue,
-        submitter=submitter,
-        task=task,
-        max_attempts=max_attempts,
-    )
+    client.add_notification(target=target, kinds=kinds or None, **of)
     (row,) = client.notifications(target=target)
     session.answer(row, f"{target} is told of {words(row.kinds)}; to deliver it: gangq notify run {target}")
 
@@ -172,16 +158,7 @@ def retry(session: Session, target: str) -> None:
 )
 @click.option("--once", is_flag=True, help="Deliver what is due, and end: for cron.")
 @common_options
-def run(
-    session: Session,
-    target: str,
-    url: str | None,
-    url_file: Path | None,
-    program: str | None,
-    secret_file: Path | None,
-    timeout_s: float,
-    once: bool,
-) -> None:
+def run(session: Session, target: str, timeout_s: float, once: bool, **where: Any) -> None:
     """Deliver the notifications of a target from this host, as JSON.
 
     Each is delivered at least once, and has the same "id" each time. An answer from 200 to 299, or exit code 0 of
@@ -193,25 +170,8 @@ def run(
     waiting (for the next delivery), dead (given up) or stale (another runner has it). With --once the exit code is 1
     if a delivery failed. Without it the database may go and come.
     """
-    if sum(given is not None for given in (url, url_file, program)) != 1:
-        raise click.UsageError("say --url, --url-file or --exec, one of them")
-    if not 0 < timeout_s <= 600:
-        raise click.UsageError("--timeout is more than 0 and 600 seconds at most")
-    if program is not None and secret_file is not None:
-        raise click.UsageError("--secret-file signs what is posted: with --exec there is nothing to sign")
     private.close()
-    deliver: Deliver
-    if program is not None:
-        deliver = Program(program, timeout_s)
-    else:
-        address = url if url_file is None else _read(url_file, "--url-file").decode(errors="replace")
-        secret = None if secret_file is None else _read(secret_file, "--secret-file")
-        if secret is not None and len(secret) < _SECRET_LEAST:
-            raise InvalidInput(
-                f"the key in --secret-file has {len(secret)} bytes: it needs {_SECRET_LEAST} or more "
-                "(openssl rand -hex 32)"
-            )
-        deliver = Post(address or "", timeout_s, secret)
+    deliver = _delivery(timeout_s, **where)
 
     def tell(found: Outcome) -> None:
         failed = "" if found.error is None else f": {found.error}"
@@ -227,6 +187,28 @@ def run(
                 click.get_current_context().exit(1)
         else:
             _Loop(session, runner, interrupts, Listener(client, "gangq_notify")).run()
+
+
+def _delivery(
+    timeout_s: float, url: str | None, url_file: Path | None, program: str | None, secret_file: Path | None
+) -> Deliver:
+    """What delivers a notification. Raises `UsageError`, `InvalidInput`."""
+    if sum(given is not None for given in (url, url_file, program)) != 1:
+        raise click.UsageError("say --url, --url-file or --exec, one of them")
+    if not 0 < timeout_s <= 600:
+        raise click.UsageError("--timeout is more than 0 and 600 seconds at most")
+    if program is not None and secret_file is not None:
+        raise click.UsageError("--secret-file signs what is posted: with --exec there is nothing to sign")
+    if program is not None:
+        return Program(program, timeout_s)
+    address = url if url_file is None else _read(url_file, "--url-file").decode(errors="replace")
+    secret = None if secret_file is None else _read(secret_file, "--secret-file")
+    if secret is not None and len(secret) < _SECRET_LEAST:
+        raise InvalidInput(
+            f"the key in --secret-file has {len(secret)} bytes: it needs {_SECRET_LEAST} or more "
+            "(openssl rand -hex 32)"
+        )
+    return Post(address or "", timeout_s, secret)
 
 
 def _read(path: Path, option: str) -> bytes:

@@ -116,18 +116,7 @@ def run(
     payload = command_payload(words, shell=shell, env=dict(env), cwd=where)
     if not is_gang(options) and options["max_attempts"] is None:
         options["max_attempts"] = 1
-    count = 1
-    if array is not None:
-        if is_gang(options):
-            raise click.UsageError("--array and --gang exclude each other: an array is of single commands")
-        indexes, at_most = array
-        count = len(indexes)
-        if indexes != list(range(count)):
-            options["indexes"] = indexes
-        if at_most is not None and options["at_most"] is not None:
-            raise click.UsageError("--at-most and the %M of --array say the same: leave one of them out")
-        options["at_most"] = at_most if options["at_most"] is None else options["at_most"]
-        options["name"] = options["name"] or os.path.basename(argv[0].split()[0])[:200]
+    count = 1 if array is None else _as_array(options, *array, argv[0])
     given = submission(session, options, own=("task", "payload", "payloads"))
     with Interrupts() as interrupts:
         watch = _submit(session, payload, given, count)
@@ -137,6 +126,19 @@ def run(
             return
         code = Watcher(session, watch, interrupts).watch()
     click.get_current_context().exit(code)
+
+
+def _as_array(options: dict[str, Any], indexes: list[int], at_most: int | None, program: str) -> int:
+    """Have the options say that it is an array; return of how many jobs."""
+    if is_gang(options):
+        raise click.UsageError("--array and --gang exclude each other: an array is of single commands")
+    if indexes != list(range(len(indexes))):
+        options["indexes"] = indexes
+    if at_most is not None and options["at_most"] is not None:
+        raise click.UsageError("--at-most and the %M of --array say the same: leave one of them out")
+    options["at_most"] = at_most if options["at_most"] is None else options["at_most"]
+    options["name"] = options["name"] or os.path.basename(program.split()[0])[:200]
+    return len(indexes)
 
 
 @dataclass

@@ -82,17 +82,7 @@ def schedule() -> None:
 @recurring_options
 @common_options
 def add(
-    session: Session,
-    /,
-    schedule_name: str,
-    words: tuple[str, ...],
-    every: float | None,
-    tz: str | None,
-    catch_up: str | None,
-    skip_if_running: bool,
-    due_as: str | None,
-    command: bool,
-    **options: Any,
+    session: Session, /, schedule_name: str, words: tuple[str, ...], command: bool, **options: Any
 ) -> None:
     """Make a schedule, or change the one of this name as a whole.
 
@@ -102,7 +92,8 @@ def add(
     options of the job, or with --gang or --role of the gang. With --command put -- before the program if it has
     options.
     """
-    cron, words = (None, words) if every is not None else (words[0] if words else None, words[1:])
+    own = {name: options.pop(name) for name in ("every", "tz", "catch_up", "skip_if_running", "due_as")}
+    cron, words = (None, words) if own["every"] is not None else (words[0] if words else None, words[1:])
     if cron is not None and " " not in cron.strip():
         raise click.UsageError(
             f"{cron!r} is no cron expression: quote it, as in gangq schedule add {schedule_name} '0 3 * * *' TASK"
@@ -115,16 +106,12 @@ def add(
         task=COMMAND if command else words[0],
         payload=command_payload(words) if command else payload_of(words[1:]),
         cron=cron,
-        every=every,
-        tz=tz,
         work=given,
-        catch_up=catch_up,
-        skip_if_running=skip_if_running,
-        due_as=due_as,
+        **own,
     )
     found = _existing(session, schedule_name)
     now = session.client().execute(queries.database_time())
-    next_due = found.next_due or (Cron(cron, tz or "UTC").after(now) if cron else None)
+    next_due = found.next_due or (Cron(cron, own["tz"] or "UTC").after(now) if cron else None)
     paused = ", and paused" if found.paused else ""
     session.answer(found, f"schedule {schedule_name}: {outcome}{paused}; due at {when(next_due)}")
 

@@ -18,25 +18,12 @@ from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns, table
 from gangq.cli.work import recurring_options, submission
 from gangq.client.encoding import AWAITING
+from gangq.client.options import ServiceOptions
 from gangq.client.rows import EndpointRow, ScalingRow, ServiceRow
 from gangq.commands import COMMAND, command_payload
 from gangq.errors import Busy, DatabaseUnreachable, NotFound
 
 _LOOK_S = 5.0
-_OWN = [
-    "surge",
-    "ready_within_s",
-    "linger_s",
-    "health",
-    "version",
-    "min_replicas",
-    "max_replicas",
-    "target_load",
-    "target_depth",
-    "depth_of",
-    "up_after_s",
-    "down_after_s",
-]
 _COLUMNS = columns(
     "name state ready gangs:2 revision:1 task:1 load:2 why queue:3 submitter:4",
     {"ready": lambda s: f"{s.ready_replicas} of {s.replicas}"},
@@ -107,7 +94,6 @@ def set_(
     task: str | None,
     payload: tuple[str, ...],
     replicas: int | None,
-    stopped: bool | None,
     **options: Any,
 ) -> None:
     """Make a service, or change what is given of it. What was stopped starts.
@@ -122,11 +108,11 @@ def set_(
     """
     if program and (task or payload):
         raise click.UsageError("name a task, with its payload, or a program after --, not both")
-    if replicas == 0 and not stopped:
+    if replicas == 0 and not options["stopped"]:
         raise click.UsageError(
             "--replicas 0: add --stopped to want none; gangq service stop does that, and delete forgets it"
         )
-    own = {name: options.pop(name) for name in _OWN}
+    own = {name: options.pop(name) for name in ServiceOptions.__annotations__ if name in options}
     size = options["size"]
     given = {
         **options,
@@ -145,7 +131,6 @@ def set_(
         replicas=replicas or None,
         gang=size,
         work=work or None,
-        stopped=stopped,
         **own,
     )
     found = _existing(session, service_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import click
 
@@ -51,17 +52,7 @@ def code_and_word(code: int | None, word: str | None) -> str:
 @options.limit
 @click.option("--evidence", is_flag=True, help="With what was seen, as gangq show JOB prints it.")
 @table_options
-def trips(
-    session: Session,
-    code: int | None,
-    class_: str | None,
-    task: str | None,
-    device: str | None,
-    host: str | None,
-    within_s: float,
-    limit: int,
-    evidence: bool,
-) -> None:
+def trips(session: Session, device: str | None, within_s: float, evidence: bool, **filters: Any) -> None:
     """List the trips of watchdogs, newest first.
 
     Outcome says what became of the job; notify and held: nothing was stopped. With --json the columns of
@@ -69,18 +60,8 @@ def trips(
     """
     client = session.client()
     since = client.execute(queries.database_time()) - timedelta(seconds=within_s)
-    found = client.execute(
-        queries.trips(
-            code=code,
-            class_=class_,
-            task=task,
-            device=device and device_named(session, device),
-            host=host,
-            since=since,
-            limit=limit,
-            evidence=evidence,
-        )
-    )
+    held = device and device_named(session, device)
+    found = client.execute(queries.trips(device=held, since=since, evidence=evidence, **filters))
     if session.json:
         for trip in found:
             output.write(output.to_json(as_view(trip)))

@@ -396,44 +396,60 @@ def submit(
     key: dict[str, Any] = {"unique_key": unique_key, "keep_s": keep_s}
     _check_key(key, replaces, gang_wanted, payloads)
     given = {**submission(session, options), "request_id": request_id}
-    client = session.client()
-    if task is not None and not gang_wanted:
-        existed = replaced = False
-        with notes_aloud():
-            if unique_key is None:
-                ids = client.submit(task=task, payloads=payloads, **given)
-            else:
-                one = client.submit_unique(task=task, payload=payloads[0], replaces=replaces, **key, **given)
-                ids, existed, replaced = [one.job_id], one.existed, one.replaced
-        if existed:
-            _already_there(session, Which(ids[0], "job"), replaced)
-        told = {"job_ids": ids, "existed": existed, "replaced": replaced}
-        if "name" in given and not existed:
-            session.answer({"batch": str(Which(ids[0], "batch")), **told}, str(Which(ids[0], "batch")))
-        else:
-            session.answer(told, "\n".join(map(str, ids)))
-        if waits:
-            batch = "name" in given and not existed
-            named = [Which(ids[0], "batch")] if batch else [Which(id, "job") for id in ids]
-            click.get_current_context().exit(wait_for(session, named))
-        return
-    if count > 1:
-        raise click.UsageError("--count and --gang exclude each other: a gang is one gang")
-    if payload:
-        given = {key: value for key, value in given.items() if key not in ("payload", "payloads")}
-        given |= {"payload": payloads[0]} if payload != ("-",) else {"payloads": payloads}
     given |= {} if task is None else {"task": task}
-    made = client.submit_gang(**given) if unique_key is None else client.submit_unique_gang(**key, **given)
+    if not gang_wanted:
+        submitted = _submit_jobs(session, payloads, key, replaces, given)
+    elif count > 1:
+        raise click.UsageError("--count and --gang exclude each other: a gang is one gang")
+    else:
+        if payload:
+            given = {name: value for name, value in given.items() if name not in ("payload", "payloads")}
+            given |= {"payload": payloads[0]} if payload != ("-",) else {"payloads": payloads}
+        submitted = [_submit_gang(session, key, given)]
+    if waits:
+        click.get_current_context().exit(wait_for(session, submitted))
+
+
+def _submit_jobs(
+    session: Session,
+    payloads: Sequence[object],
+    key: Mapping[str, Any],
+    replaces: bool,
+    given: Mapping[str, Any],
+) -> list[Which]:
+    """Submit jobs and say their ids; return the jobs, or the batch that they are."""
+    client = session.client()
+    existed = replaced = False
+    with notes_aloud():
+        if key["unique_key"] is None:
+            ids = client.submit(payloads=payloads, **given)
+        else:
+            one = client.submit_unique(payload=payloads[0], replaces=replaces, **key, **given)
+            ids, existed, replaced = [one.job_id], one.existed, one.replaced
+    if existed:
+        _already_there(session, Which(ids[0], "job"), replaced)
+    told = {"job_ids": ids, "existed": existed, "replaced": replaced}
+    if "name" in given and not existed:
+        batch = Which(ids[0], "batch")
+        session.answer({"batch": str(batch), **told}, str(batch))
+        return [batch]
+    session.answer(told, "\n".join(map(str, ids)))
+    return [Which(id, "job") for id in ids]
+
+
+def _submit_gang(session: Session, key: Mapping[str, Any], given: Mapping[str, Any]) -> Which:
+    """Submit a gang and say its id."""
+    client = session.client()
+    unique = key["unique_key"] is not None
+    made = client.submit_unique_gang(**key, **given) if unique else client.submit_gang(**given)
     which = Which(made.gang_id, "gang")
     existed = isinstance(made, UniqueGangSubmitted) and made.existed
     if existed:
         _already_there(session, which, replaced=False)
     if made.note:
         say(f"gang {which} cannot be placed now: {made.note}")
-    told = {"gang": str(which), **made._asdict(), "existed": existed}
-    session.answer(told, str(which))
-    if waits:
-        click.get_current_context().exit(wait_for(session, [which]))
+    session.answer({"gang": str(which), **made._asdict(), "existed": existed}, str(which))
+    return which
 
 
 def _check_key(key: Mapping[str, Any], replaces: bool, gang_wanted: bool, payloads: Sequence[object]) -> None:

@@ -206,14 +206,7 @@ def worker(
     if supervisor and _is_process_of_its_own():
         _become_supervisor(session, start_s)
     _take_secrets(session)
-    handler = logging.StreamHandler(sys.stdout if session.json else sys.stderr)
-    if session.json and isinstance(sys.stdout, io.TextIOWrapper):
-        # Before the first record: who changes it later waits for those that are being written.
-        sys.stdout.reconfigure(line_buffering=True)
-    handler.setFormatter(LogFormat(session.json, _name(options)))
-    logging.basicConfig(level=log_level.upper(), handlers=[handler])
-    for library in ("psycopg", "asyncio"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    _start_logging(session.json, log_level, options)
     # Not at the top: no other command needs watchdogs and device libraries.
     from gangq.worker.main import run_worker
     from gangq.worker.shutdown import end_soon
@@ -223,7 +216,7 @@ def worker(
     if session.flag_dsn:
         # What its handlers submit goes to the same database; children of the worker never see it.
         os.environ["GANGQ_DSN"] = session.flag_dsn
-    target = None if app is None else _target(app)
+    target = app if app is None or ":" in app else f"{app}:app"
     found = None if target is None else _find(target)
     dsn = _dsn(session, found)
     try:
@@ -236,10 +229,18 @@ def worker(
     click.get_current_context().exit(code)
 
 
-def _name(options: Mapping[str, Any]) -> str:
+def _start_logging(as_json: bool, level: str, options: Mapping[str, Any]) -> None:
     from gangq.worker.options import default_name
 
-    return options["name"] or default_name(options["host"] or names.host_name(), os.environ)
+    handler = logging.StreamHandler(sys.stdout if as_json else sys.stderr)
+    if as_json and isinstance(sys.stdout, io.TextIOWrapper):
+        # Before the first record: who changes it later waits for those that are being written.
+        sys.stdout.reconfigure(line_buffering=True)
+    name = options["name"] or default_name(options["host"] or names.host_name(), os.environ)
+    handler.setFormatter(LogFormat(as_json, name))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    for library in ("psycopg", "asyncio"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def _into_environment(options: dict[str, Any]) -> None:
@@ -316,10 +317,6 @@ def _take_secrets(session: Session) -> None:
     secrets = handed_secrets()
     session.flag_dsn = secrets.pop(_FLAG, session.flag_dsn)
     os.environ.update(secrets)
-
-
-def _target(app: str) -> str:
-    return app if ":" in app else f"{app}:app"
 
 
 def _find(target: str) -> App:
