@@ -38,10 +38,11 @@ from gangq.tasks import AsyncTask, CoroutineTask, Task
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
     from gangq.schedules import Schedule, ScheduleDeclaration
-    from gangq.services import Scale, Service, ServiceDeclaration
+    from gangq.services import Service, ServiceTaskOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 C = TypeVar("C", bound="Client | AsyncClient")
 S = TypeVar("S", bound=StartHook)
 E = TypeVar("E", bound=EndHook)
@@ -229,12 +230,7 @@ class App:
             raise InvalidInput(
                 f"a task cannot be called {task.name!r}: pass another name to @app.task(name=...)"
             )
-        if task.name in self._tasks:
-            raise InvalidInput(
-                f"task {task.name!r} is declared twice in this App: give one of them another name, "
-                "@app.task(name=...)"
-            )
-        self._tasks[task.name] = task
+        _add_once(self._tasks, task.name, task, "task", "@app.task(name=...)")
         return task
 
     @property
@@ -344,12 +340,7 @@ class App:
                     f"{scheduled!r} is no task: @app.schedule stands above @app.task, or takes a task"
                 )
             made = schedules.make(self, scheduled, cron, **options)
-            if made.name in self._schedules:
-                raise InvalidInput(
-                    f"schedule {made.name!r} is declared twice in this App: give one of them another name, "
-                    "@app.schedule(..., name=...)"
-                )
-            self._schedules[made.name] = made
+            _add_once(self._schedules, made.name, made, "schedule", "@app.schedule(..., name=...)")
             return made
 
         def decorate(scheduled: Task[P, R]) -> Task[P, R]:
@@ -385,17 +376,7 @@ class App:
         self,
         *,
         name: str | None = None,
-        replicas: int | None = None,
-        gang: int = 1,
-        payload: Mapping[str, Any] | None = None,
-        gang_options: Mapping[str, Any] | None = None,
-        scale: Scale | None = None,
-        surge: int | None = None,
-        ready_within: Duration | None = None,
-        linger: Duration | None = None,
-        health: str | None = None,
-        version: str | None = None,
-        **options: Unpack[TaskOptions],
+        **options: Unpack[ServiceTaskOptions],
     ) -> Callable[[Callable[Concatenate[Context, P], R] | Task[P, R]], Task[P, R]]:
         """Declare that replicas of a function are kept running, in whole gangs; it becomes a task unless it is one.
 
@@ -407,35 +388,20 @@ class App:
         before replaces the old gangs one by one. What was scaled or stopped by hand stays so until another number is
         declared. With `scale=gangq.Scale(min=1, max=8, load=0.7)` the number follows its load.
 
-        `name` [the function's]; the others: see `gangq.services.ServiceDeclaration`. `options`: see `TaskOptions`.
+        `name` [the function's]. `options`: see `gangq.services.ServiceDeclaration`, and of the task `TaskOptions`.
         """
         from gangq import services
 
-        declaration: ServiceDeclaration = {
-            "replicas": replicas,
-            "gang": gang,
-            "payload": payload,
-            "gang_options": gang_options,
-            "scale": scale,
-            "surge": surge,
-            "ready_within": ready_within,
-            "linger": linger,
-            "health": health,
-            "version": version,
-        }
+        of_task: dict[str, Any] = {**options}
+        own = {key: of_task.pop(key) for key in services.ServiceDeclaration.__annotations__ if key in options}
 
         def declare(served: Callable[Concatenate[Context, P], R] | Task[P, R]) -> Task[P, R]:
             if not isinstance(served, Task):
-                served = self.task(name=name, **options)(served)
-            elif options:
-                served = served.options(**options)
-            made = services.make(self, served, name, **declaration)
-            if made.name in self._services:
-                raise InvalidInput(
-                    f"service {made.name!r} is declared twice in this App: give one of them another name, "
-                    "@app.service(name=...)"
-                )
-            self._services[made.name] = made
+                served = self.task(name=name, **of_task)(served)
+            elif of_task:
+                served = served.options(**of_task)
+            made = services.make(self, served, name, **own)
+            _add_once(self._services, made.name, made, "service", "@app.service(name=...)")
             return served
 
         return declare
@@ -632,6 +598,14 @@ def _declare(hooks: list[tuple[WorkerHook, bool]], hook: WorkerHook | None, chil
         return hook
 
     return declare if hook is None else declare(hook)
+
+
+def _add_once(known: dict[str, T], name: str, made: T, kind: str, how: str) -> None:
+    if name in known:
+        raise InvalidInput(
+            f"{kind} {name!r} is declared twice in this App: give one of them another name, {how}"
+        )
+    known[name] = made
 
 
 def _async_client() -> type[AsyncClient]:

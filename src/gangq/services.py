@@ -13,7 +13,7 @@ from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
 from gangq.durations import Duration, seconds
 from gangq.errors import GangqError, InvalidInput, NotFound
-from gangq.task_options import ONCE, arguments
+from gangq.task_options import ONCE, TaskOptions, arguments
 
 if TYPE_CHECKING:
     from gangq.app import App
@@ -124,6 +124,10 @@ class ServiceDeclaration(TypedDict, total=False):
     linger: Duration | None
     health: str | None
     version: str | None
+
+
+class ServiceTaskOptions(ServiceDeclaration, TaskOptions, total=False):
+    """What `App.service` takes: how the task is kept running, and the options of the task."""
 
 
 def make(

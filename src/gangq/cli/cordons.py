@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -112,45 +113,34 @@ WORKER_VERBS = {"off": worker_off, "on": worker_on, "drain": worker_drain}
 """What may follow `gangq worker` instead of what a worker is started with."""
 
 
-def _cordon(
-    session: Session, reason: str | None, *, host: str | None = None, worker: str | None = None
-) -> None:
+def _cordon(session: Session, reason: str | None, **where: Any) -> None:
     client = session.client()
-    client.cordon(host=host, worker=worker, reason=reason)
-    found = _seen(client, host, worker)
+    client.cordon(**where, reason=reason)
+    found = _seen(client, where)
     session.answer(found, _described(found))
 
 
-def _uncordon(session: Session, *, host: str | None = None, worker: str | None = None) -> None:
+def _uncordon(session: Session, **where: Any) -> None:
     client = session.client()
-    client.uncordon(host=host, worker=worker)
-    kind, name = ("host", host) if host is not None else ("worker", worker)
+    client.uncordon(**where)
+    ((kind, name),) = where.items()
     # A worker stays cordoned as long as its host is: whoever turns it on should hear that.
-    still = [
-        w for w in client.workers(host=host, name=worker) if w.cordoned is not None and w.state in _PRESENT
-    ]
+    there = client.workers(host=name) if kind == "host" else client.workers(name=name)
+    still = [w for w in there if w.cordoned is not None and w.state in _PRESENT]
     text = f"{kind} {name} may take work"
-    if still and worker is not None:
+    if still and kind == "worker":
         text += f", but not before its host may: gangq uncordon {still[0].host}"
     elif still:
         text += f", but not {', '.join(w.name for w in still)}: gangq worker on NAME"
     session.answer({"kind": kind, "name": name, "state": "open"}, text)
 
 
-def _drain(
-    session: Session,
-    deadline: float | None,
-    reason: str | None,
-    wait: bool,
-    *,
-    host: str | None = None,
-    worker: str | None = None,
-) -> None:
+def _drain(session: Session, deadline: float | None, reason: str | None, wait: bool, **where: Any) -> None:
     client = session.client()
     # By the database's clock, which is the one it is compared with.
     at = None if deadline is None else client.execute(queries.database_time()) + timedelta(seconds=deadline)
-    client.cordon(host=host, worker=worker, drain=True, deadline=at, reason=reason)
-    found = _seen(client, host, worker)
+    client.cordon(**where, drain=True, deadline=at, reason=reason)
+    found = _seen(client, where)
     with Interrupts() as interrupts:
         session.answer(found, _described(found))
         while wait and found.state != "drained":
@@ -158,13 +148,13 @@ def _drain(
             if interrupts.count:
                 say(f"{found.kind} {found.name} goes on being drained")
                 click.get_current_context().exit(EXIT_INTERRUPTED)
-            before, found = found, _seen(client, host, worker)
+            before, found = found, _seen(client, where)
             if found != before:
                 session.answer(found, f"{when(client.execute(queries.database_time()))}  {_described(found)}")
 
 
-def _seen(client: Client, host: str | None, worker: str | None) -> CordonRow:
-    kind, name = ("host", host) if host is not None else ("worker", worker)
+def _seen(client: Client, where: Mapping[str, str]) -> CordonRow:
+    ((kind, name),) = where.items()
     found = client.cordoned(kind=kind, name=name)
     if not found:
         say(f"the cordon of {kind} {name} was lifted by somebody else")

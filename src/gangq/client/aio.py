@@ -22,16 +22,8 @@ from gangq.client.verbs import Verbs
 R = TypeVar("R")
 
 
-class AsyncConnection(psycopg.AsyncConnection[Any]):
-    """`gangq.client.sync.Connection` for asyncio."""
-
-    deadline: core.Deadline | None = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.used_at = time.time()
-        core.number_statements_apart(self)
-        self.add_notice_handler(core.log_warnings())
+class AsyncConnection(core.Timed, psycopg.AsyncConnection[Any]):
+    """A connection of `AsyncClient`."""
 
     async def wait(self, gen: PQGen[R], *args: Any, **more: Any) -> R:
         """As psycopg's, for no longer than the deadline; then the connection is closed."""

@@ -228,6 +228,21 @@ def number_statements_apart(connection: psycopg.Connection[Any] | psycopg.AsyncC
         statements._prepared_idx = random.getrandbits(48)  # type: ignore[union-attr]
 
 
+class Timed:
+    """What a connection of psycopg becomes that knows when it was made or last answered (time.time()), and how long
+    it may wait.
+    """
+
+    deadline: Deadline | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.used_at = time.time()
+        connection: Any = self
+        number_statements_apart(connection)
+        connection.add_notice_handler(log_warnings())
+
+
 def doubtful(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], used_at: float) -> bool:
     """Whether a pooled connection last used at `used_at` (time.time()) has to be tried before it is lent.
 

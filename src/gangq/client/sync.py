@@ -24,16 +24,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class Connection(psycopg.Connection[Any]):
-    """A connection that knows when it was made or last answered (time.time()), and how long it may wait."""
-
-    deadline: core.Deadline | None = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.used_at = time.time()
-        core.number_statements_apart(self)
-        self.add_notice_handler(core.log_warnings())
+class Connection(core.Timed, psycopg.Connection[Any]):
+    """A connection of `Client`."""
 
     def wait(self, gen: PQGen[R], *args: Any, **more: Any) -> R:
         """As psycopg's, for no longer than the deadline; then the connection is closed."""

@@ -330,10 +330,7 @@ class Verb(Generic[P, R]):
                 value = sql.encode(value, name)
             if value is not None:
                 params[name] = value
-        _, read, factory = self._answer
-        return Query(
-            f"gangq.{self.name}", self._text(params), params, read, connection, factory, self._repeatable
-        )
+        return self._query(params, connection)
 
     def of_encoded(self, params: Mapping[str, object]) -> Query[Any]:
         """Build the query of a call that another process has encoded: `params` are the parameters of its query.
@@ -344,19 +341,16 @@ class Verb(Generic[P, R]):
         if unknown is not None:
             raise InvalidInput(f"{self.name} has no argument {unknown!r}; it has {', '.join(self.types)}")
         given = {name: params[name] for name in self.types if params.get(name) is not None}
-        _, read, factory = self._answer
-        return Query(
-            f"gangq.{self.name}", self._text(given), given, read, factory=factory, repeatable=self._repeatable
-        )
+        return self._query(given)
 
-    def _text(self, params: Mapping[str, object]) -> str:
+    def _query(self, params: Mapping[str, object], connection: object | None = None) -> Query[Any]:
+        select, read, factory = self._answer
         keys = tuple(params)
         text = self._texts.get(keys)
         if text is None:
-            text = self._texts[keys] = function_call(
-                self.name, self._answer[0], {key: self.types[key].type for key in keys}
-            )
-        return text
+            types = {key: self.types[key].type for key in keys}
+            text = self._texts[keys] = function_call(self.name, select, types)
+        return Query(f"gangq.{self.name}", text, params, read, connection, factory, self._repeatable)
 
     def method(self, awaited: bool) -> Callable[..., Any]:
         """Return the method of a client that carries this out, with its name, parameters and docstring."""
