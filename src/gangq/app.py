@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 C = TypeVar("C", bound="Client | AsyncClient")
 S = TypeVar("S", bound=StartHook)
 E = TypeVar("E", bound=EndHook)
@@ -230,7 +229,7 @@ class App:
             raise InvalidInput(
                 f"a task cannot be called {task.name!r}: pass another name to @app.task(name=...)"
             )
-        _add_once(self._tasks, task.name, task, "task", "@app.task(name=...)")
+        _add_once(self._tasks, task, "task", "@app.task(name=...)")
         return task
 
     @property
@@ -340,7 +339,7 @@ class App:
                     f"{scheduled!r} is no task: @app.schedule stands above @app.task, or takes a task"
                 )
             made = schedules.make(self, scheduled, cron, **options)
-            _add_once(self._schedules, made.name, made, "schedule", "@app.schedule(..., name=...)")
+            _add_once(self._schedules, made, "schedule", "@app.schedule(..., name=...)")
             return made
 
         def decorate(scheduled: Task[P, R]) -> Task[P, R]:
@@ -401,7 +400,7 @@ class App:
             elif of_task:
                 served = served.options(**of_task)
             made = services.make(self, served, name, **own)
-            _add_once(self._services, made.name, made, "service", "@app.service(name=...)")
+            _add_once(self._services, made, "service", "@app.service(name=...)")
             return served
 
         return declare
@@ -600,12 +599,12 @@ def _declare(hooks: list[tuple[WorkerHook, bool]], hook: WorkerHook | None, chil
     return declare if hook is None else declare(hook)
 
 
-def _add_once(known: dict[str, T], name: str, made: T, kind: str, how: str) -> None:
-    if name in known:
+def _add_once(known: dict[str, Any], made: Any, kind: str, how: str) -> None:
+    if made.name in known:
         raise InvalidInput(
-            f"{kind} {name!r} is declared twice in this App: give one of them another name, {how}"
+            f"{kind} {made.name!r} is declared twice in this App: give one of them another name, {how}"
         )
-    known[name] = made
+    known[made.name] = made
 
 
 def _async_client() -> type[AsyncClient]:

@@ -164,6 +164,3 @@ def _forever(
             wait_s = next(retries)
             say(f"{problem}; trying again in {wait_s:.1f} s")
         interrupts.wait(wait_s)
-
-
-__all__ = ["bounce"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -41,6 +42,9 @@ class Finding(NamedTuple):
     numbers: list[dict[str, object]] | None = None
 
 
+ok, warn, fail = (functools.partial(Finding, status) for status in ("ok", "warn", "fail"))
+
+
 def _present(client: Client) -> list[WorkerRow]:
     return [worker for worker in client.workers() if worker.state in ("live", "draining", "silent")]
 
@@ -50,12 +54,11 @@ def workers(client: Client) -> Finding:
     flag_after = client.execute(queries.last_tick())["flag_after_s"]
     present = _present(client)
     if not present:
-        return Finding("warn", "no worker is registered", "start one: gangq worker [MODULE:APP]")
+        return warn("no worker is registered", "start one: gangq worker [MODULE:APP]")
     silent = [w for w in present if w.state == "silent" or (w.silent_s or 0) > flag_after]
     if silent:
         listed = some([f"{w.name} on {w.host} for {seconds(w.silent_s)}" for w in silent])
-        return Finding(
-            "warn",
+        return warn(
             f"{len(silent)} of {len(present)} workers are silent: {listed}",
             "look at their hosts. Their work is theirs until the lease ends; restarting a worker frees it "
             "sooner",
@@ -63,21 +66,19 @@ def workers(client: Client) -> Finding:
     held = [w for w in present if w.quarantined]
     if held:
         listed = some([f"{w.name} ({w.quarantined})" for w in held])
-        return Finding(
-            "warn",
+        return warn(
             f"{len(held)} of {len(present)} workers are quarantined: {listed}",
             f"when it is well: gangq unquarantine --worker {held[0].name}",
         )
     closed = [w for w in present if w.cordoned is not None]
     if closed:
         listed = some([f"{w.name} on {w.host} ({w.cordoned})" for w in closed])
-        return Finding(
-            "warn",
+        return warn(
             f"{len(closed)} of {len(present)} workers are cordoned: {listed}",
             "select * from gangq.cordoned says what still runs there; when the work there is done: gangq uncordon "
             "HOST, or gangq worker on NAME",
         )
-    return Finding("ok", f"{len(present)} heard within {seconds(flag_after)}")
+    return ok(f"{len(present)} heard within {seconds(flag_after)}")
 
 
 def slots(client: Client) -> Finding:
@@ -85,15 +86,14 @@ def slots(client: Client) -> Finding:
     idle = Counter(d.worker for d in client.devices() if d.state == "free")
     short = [w for w in client.workers() if w.state == "live" and w.used_slots >= w.slots and idle[w.name]]
     if not short:
-        return Finding("ok", "no device is idle for want of a slot")
+        return ok("no device is idle for want of a slot")
     listed = some(
         [
             f"{w.name} on {w.host} (slots {w.used_slots} of {w.slots}, idle devices {idle[w.name]})"
             for w in short
         ]
     )
-    return Finding(
-        "warn",
+    return warn(
         f"all slots are taken beside idle devices: {listed}",
         "each placed job takes a slot: start the worker with --slots, or without it for a slot a device",
     )
@@ -104,9 +104,8 @@ def cgroups(client: Client) -> Finding:
     present = _present(client)
     without = [f"{w.name} on {w.host}" for w in present if w.cgroups is False]
     if not without:
-        return Finding("ok", "no worker lacks control groups for its commands")
-    return Finding(
-        "warn",
+        return ok("no worker lacks control groups for its commands")
+    return warn(
         f"the host lets {len(without)} of {len(present)} workers make no control groups: {some(without)}",
         "a process that cleared its environment outlives its command there if guardian, worker and supervisor are "
         "killed at once. Run them in a unit with Delegate=yes (gangq systemd install), with control groups of "
@@ -123,15 +122,14 @@ def tasks(client: Client) -> Finding:
             declared.setdefault(task, {}).setdefault(said, []).append(worker.name)
     differ = {task: found for task, found in declared.items() if len(found) > 1}
     if not differ:
-        return Finding("ok", f"workers agree on the options of {counted(len(declared), 'task')}")
+        return ok(f"workers agree on the options of {counted(len(declared), 'task')}")
     listed = some(
         [
             f"{task}: " + ", ".join(f"{some(names)} {said}" for said, names in found.items())
             for task, found in differ.items()
         ]
     )
-    return Finding(
-        "warn",
+    return warn(
         f"workers declare {len(differ)} tasks with different options: {listed}",
         "submissions that do not say take those of the worker that registered last (gangq task list): run the same "
         "code on all workers",
@@ -161,8 +159,8 @@ def schedules(client: Client) -> Finding:
             told.append(f"{s.name} goes on, and is not in {s.source} any more")
             advice.append(f"if that is meant: gangq schedule rm {s.name}")
     if not told:
-        return Finding("ok", f"{counted(len(found), 'schedule')}, all as they should be")
-    return Finding("warn", some(told), some(list(dict.fromkeys(advice))))
+        return ok(f"{counted(len(found), 'schedule')}, all as they should be")
+    return warn(some(told), some(list(dict.fromkeys(advice))))
 
 
 def _runs(schedule: ScheduleRow) -> bool:
@@ -181,10 +179,9 @@ def claims(client: Client) -> Finding:
         still = {row["worker"] for row in client.execute(queries.idle_beside_work())}
         idle = [row for row in idle if row["worker"] in still]
     if not idle:
-        return Finding("ok", "no worker is idle beside work that fits it")
+        return ok("no worker is idle beside work that fits it")
     listed = some([f"{row['worker']} on {row['host']} ({row['why']})" for row in idle])
-    return Finding(
-        "warn",
+    return warn(
         f"{counted(len(idle), 'worker')} heard and idle although work fits: {listed}",
         "a worker claims only while its lease has more left than lease_margin_s and grace_s (gangq.settings, "
         "gangq worker --lease-s): restart it with a longer lease, or look at its log",
@@ -195,10 +192,9 @@ def reboot(client: Client) -> Finding:
     """Whether a process anywhere survived SIGKILL."""
     stuck = [w for w in client.workers() if w.reboot_needed]
     if not stuck:
-        return Finding("ok", "no host needs a reboot")
+        return ok("no host needs a reboot")
     listed = some([f"{w.host} (worker {w.name}: {w.quarantined or 'unkillable process'})" for w in stuck])
-    return Finding(
-        "fail",
+    return fail(
         f"a process that nothing can kill is on: {listed}",
         f"reboot the host, then: gangq unquarantine --worker {stuck[0].name}, and its devices (gangq devices)",
     )
@@ -212,12 +208,11 @@ def devices(client: Client) -> Finding:
     waits = f"; {exiting} withheld until a worker that tripped is gone" if exiting else ""
     if held:
         listed = some([f"{d.host}:{d.index} ({d.reason})" for d in held])
-        return Finding(
-            "warn",
+        return warn(
             f"{len(held)} of {len(found)} devices are quarantined: {listed}{waits}",
             f"when it is well: gangq unquarantine --device {held[0].uuid}",
         )
-    return Finding("ok", f"{counted(len(found), 'device')}, none quarantined{waits}")
+    return ok(f"{counted(len(found), 'device')}, none quarantined{waits}")
 
 
 def watchdogs(client: Client) -> Finding:
@@ -227,13 +222,12 @@ def watchdogs(client: Client) -> Finding:
     tasks = {task.task: task.notify_only for task in client.tasks() if task.notify_only is not None}
     quiet = {name: classes for name, classes in tasks.items() if classes}
     if not everywhere and not quiet:
-        return Finding("ok", "all of them act")
+        return ok("all of them act")
     told = [f"{', '.join(everywhere)} everywhere"] if everywhere else []
     told += [f"{', '.join(classes)} for task {name}" for name, classes in sorted(quiet.items())]
     loose = "select gangq.configure('{\"notify_only\": []}')" if everywhere else ""
     loose = loose or f"gangq task set {next(iter(sorted(quiet)))} --notify none"
-    return Finding(
-        "warn",
+    return warn(
         f"these classes only notify: {some(told)}",
         f"what hangs in that way is not freed. If that is not meant: {loose}",
     )
@@ -251,10 +245,9 @@ def sensors(client: Client) -> Finding:
     read = [d for d in client.devices() if d.worker in live and d.source != "declared"]
     blind = [d for d in read if not is_fresh(d, now) or (d.reading or {}).get("gpu_pct") is None]
     if not blind:
-        return Finding("ok", f"{len(read)} devices of live workers are read")
+        return ok(f"{len(read)} devices of live workers are read")
     listed = some([f"{d.host}:{d.index} of worker {d.worker} ({_blind(d, now)})" for d in blind])
-    return Finding(
-        "warn",
+    return warn(
         f"{len(blind)} of {len(read)} devices of live workers are not read: {listed}",
         "unknown convicts nobody, so of a hung job there only the wall clock and beats are left: look at the "
         "driver (nvidia-smi, amd-smi) and at the worker's log (sampler)",
@@ -276,15 +269,14 @@ def trips(client: Client) -> Finding:
     since = client.execute(queries.database_time()) - timedelta(days=1)
     found = client.execute(queries.trips(since=since))
     if not found:
-        return Finding("ok", "no watchdog has tripped within a day")
+        return ok("no watchdog has tripped within a day")
     done = Counter(trip.class_ or "?" for trip in found if trip.outcome not in ("notify", "held"))
     let = Counter(trip.outcome for trip in found if trip.outcome in ("notify", "held"))
     told = [f"{count} {word}" for word, count in done.most_common()]
     told += [f"{count} {word} (nothing was stopped)" for word, count in let.most_common()]
     poison = sorted({trip.job_id for trip in found if trip.poison})
     told += [f"poison: job {some(list(map(str, poison)))}"] if poison else []
-    return Finding(
-        "warn",
+    return warn(
         f"watchdogs tripped {counted(len(found), 'time')} within a day: {', '.join(told)}",
         f"see what they saw: gangq trips, gangq show {found[0].job_id}",
     )
@@ -296,8 +288,7 @@ def outbox(client: Client) -> Finding:
     dead = [t for t in targets if t.dead]
     if dead:
         listed = some([f"{t.target} ({counted(t.dead, 'notification')}: {t.dead_error})" for t in dead])
-        return Finding(
-            "warn",
+        return warn(
             f"deliveries were given up: {listed}",
             f"when its receiver is well: gangq notify retry {dead[0].target}",
         )
@@ -305,20 +296,18 @@ def outbox(client: Client) -> Finding:
     late = [t for t in targets if t.oldest_at and (now - t.oldest_at).total_seconds() > _UNTOLD_S]
     if late:
         listed = some([f"{t.target} since {when(t.oldest_at)} ({t.error or 'no runner?'})" for t in late])
-        return Finding(
-            "warn",
+        return warn(
             f"notifications wait to be delivered: {listed}",
             f"see that gangq notify run {late[0].target} runs on its host",
         )
     dropped = [t for t in targets if t.dropped_at and (now - t.dropped_at).total_seconds() < _DAY_S]
     if dropped:
         listed = some([f"{t.target} ({t.dropped} so far)" for t in dropped])
-        return Finding(
-            "warn",
+        return warn(
             f"notifications were dropped, too old or too many: {listed}",
             "nothing brings them back: look at gangq events",
         )
-    return Finding("ok", f"{counted(len(targets), 'target')}, and no notification waits for long")
+    return ok(f"{counted(len(targets), 'target')}, and no notification waits for long")
 
 
 def retention(client: Client) -> Finding:
@@ -336,11 +325,10 @@ def retention(client: Client) -> Finding:
         if row.next_drop is not None and (now - row.next_drop).total_seconds() > _LATE_DROP_S
     ]
     if not lacking and not late:
-        return Finding("ok", detail, numbers=numbers)
+        return ok(detail, numbers=numbers)
     told = [f"no partition: {some(lacking)}"] if lacking else []
     told += [f"past its time: {some(late)}"] if late else []
-    return Finding(
-        "warn",
+    return warn(
         f"{'; '.join(told)}. {detail}",
         "the tick makes and drops them: see that one runs, and that no long transaction or dump holds those tables "
         "(pg_locks). As gangq_admin: select gangq.keep_partitions(true)",

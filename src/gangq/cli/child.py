@@ -22,6 +22,14 @@ from gangq.errors import InvalidInput, NotFound
 EXIT_NO_CHECKPOINT = 4
 
 
+def _ask(verb: str, **fields: Any) -> dict[str, Any]:
+    # Not at the top: completion asks this module for options, and no worker.
+    from gangq.worker.child_context import Link
+
+    with Link.from_environ() as worker:
+        return worker.ask(verb, **fields)
+
+
 @click.command()
 @click.option("--step", type=int, help="The step reached: what the stall watchdog looks at.")
 @click.option("--total", type=int, help="The last step.")
@@ -47,7 +55,6 @@ def beat(
 
     gangq beat --step 120 --total 400 --phase run --loss 0.3 lr=0.01
     """
-    from gangq.worker.child_context import Link
     from gangq.worker.context_impl import progress
     from gangq.worker.jobs import BEAT_BYTES
     from gangq.worker.results import as_progress
@@ -56,8 +63,7 @@ def beat(
     if loss is not None:
         more["loss"] = loss
     told, _ = as_progress(progress(step, total, phase, more), BEAT_BYTES)
-    with Link.from_environ() as worker:
-        worker.ask("beat", data=told)
+    _ask("beat", data=told)
     session.answer(told)
 
 
@@ -70,10 +76,7 @@ def ready(session: Session, port: int | None, not_ready: bool) -> None:
 
     Its gang is among the endpoints once all its members are ready.
     """
-    from gangq.worker.child_context import Link
-
-    with Link.from_environ() as worker:
-        worker.ask("ready", ready=not not_ready, port=port)
+    _ask("ready", ready=not not_ready, port=port)
     session.answer({"ready": not not_ready, "port": port})
 
 
@@ -82,10 +85,7 @@ def ready(session: Session, port: int | None, not_ready: bool) -> None:
 @json_option
 def load(session: Session, busy: float) -> None:
     """Say how busy this replica of a service is; 1 is as much as it should have."""
-    from gangq.worker.child_context import Link
-
-    with Link.from_environ() as worker:
-        worker.ask("load", load=busy)
+    _ask("load", load=busy)
     session.answer({"load": busy})
 
 
@@ -100,10 +100,7 @@ def snooze(session: Session, delay: float) -> None:
 
     [ -e /data/ready ] || { gangq snooze 5m; exit; }
     """
-    from gangq.worker.child_context import Link
-
-    with Link.from_environ() as worker:
-        worker.ask("outcome", kind="snoozed", for_s=delay)
+    _ask("outcome", kind="snoozed", for_s=delay)
     session.answer({"for_s": delay})
 
 
@@ -123,8 +120,6 @@ def save(session: Session, step: int, file: str) -> None:
 
     At most 1 MiB: larger ones belong in shared storage, and only their address here.
     """
-    from gangq.worker.child_context import Link
-
     try:
         if file == "-":
             data = bounded(sys.stdin.buffer.read, "the checkpoint")
@@ -133,8 +128,7 @@ def save(session: Session, step: int, file: str) -> None:
                 data = bounded(opened.read, "the checkpoint")
     except OSError as e:
         raise InvalidInput(f"cannot read the checkpoint {file}: {e.strerror}") from e
-    with Link.from_environ() as worker:
-        worker.ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
+    _ask("save_checkpoint", step=step, data=base64.b64encode(data).decode())
     session.answer({"step": step, "bytes": len(data), "file": file})
 
 
@@ -147,10 +141,7 @@ def load_checkpoint(session: Session, file: str) -> None:
     Exit code 4, and FILE is left alone, when there is none: then begin at the beginning. With - the step
     goes to standard error.
     """
-    from gangq.worker.child_context import Link
-
-    with Link.from_environ() as worker:
-        found = worker.ask("load_checkpoint")
+    found = _ask("load_checkpoint")
     if found["step"] is None:
         session.answer({"step": None, "bytes": None, "file": None})
         output.write("gangq: there is no checkpoint: begin at the beginning", err=True)
@@ -177,12 +168,10 @@ def gang(session: Session) -> None:
     values of the present epoch: that is another one when a member was replaced or the gang goes on with fewer.
     In a shell: eval "$(gangq gang | sed 's/^/export /')"
     """
-    from gangq.worker.child_context import Link
     from gangq.worker.environment import for_gang
     from gangq.worker.handler_info import gang_from_wire
 
-    with Link.from_environ() as worker:
-        told = worker.ask("gang")["gang"]
+    told = _ask("gang")["gang"]
     found = gang_from_wire(told)
     if found is None:
         raise NotFound("this job is no member of a gang")

@@ -83,6 +83,3 @@ def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     say(f"wrote {path}; new shells complete gangq")
-
-
-__all__ = ["completion"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gangq.cli import checks, output, queries
-from gangq.cli.checks import Finding, some
+from gangq.cli.checks import Finding, fail, ok, some, warn
 from gangq.cli.output import seconds
 from gangq.cli.session import Session, common_options
 from gangq.client.verbs import Verbs
@@ -57,18 +57,18 @@ def examine(session: Session) -> Iterator[tuple[str, Finding]]:
         client.execute(queries.server_facts())
     except GangqError as e:
         advice = "see the private server's log, or name a database: --dsn or GANGQ_DSN"
-        yield "database", Finding("fail", str(e), advice if isinstance(e, EmbeddedError) else "")
+        yield "database", fail(str(e), advice if isinstance(e, EmbeddedError) else "")
         return
-    yield "database", Finding("ok", f"reached {client.target}")
+    yield "database", ok(f"reached {client.target}")
     yield from _made(client, _OF_THE_SERVER, "")
     from gangq import schema
 
     try:
         schema.check_version(client)
     except (SchemaMismatch, NotAllowed) as e:
-        yield "schema", Finding("fail", str(e))
+        yield "schema", fail(str(e))
         return
-    yield "schema", Finding("ok", f"{client.schema_version()}, as this library wants it")
+    yield "schema", ok(f"{client.schema_version()}, as this library wants it")
     yield from _made(client, _OF_THE_INSTALLATION, "run gangq doctor as gangq_admin to see all")
 
 
@@ -79,7 +79,7 @@ def _made(
         try:
             yield name, check(client)
         except GangqError as e:
-            yield name, Finding("warn", str(e), advice)
+            yield name, warn(str(e), advice)
 
 
 def _server(client: Client) -> Finding:
@@ -89,17 +89,13 @@ def _server(client: Client) -> Finding:
     version, major = facts["version"], facts["major"]
     supported = f"{MAJORS[0]} to {MAJORS[-1]}"
     if major < MAJORS[0]:
-        return Finding(
-            "fail", f"PostgreSQL {version}", f"gangq needs PostgreSQL {supported}: upgrade the server"
-        )
+        return fail(f"PostgreSQL {version}", f"gangq needs PostgreSQL {supported}: upgrade the server")
     if major > MAJORS[-1] and not facts["standby"]:
-        return Finding(
-            "warn", f"PostgreSQL {version}", f"gangq is tested with {supported}; look for a newer gangq"
-        )
+        return warn(f"PostgreSQL {version}", f"gangq is tested with {supported}; look for a newer gangq")
     if facts["standby"]:
         advice = "name the primary in the DSN, or all hosts of the cluster"
-        return Finding("fail", f"PostgreSQL {version} is a standby", advice)
-    return Finding("ok", f"PostgreSQL {version}")
+        return fail(f"PostgreSQL {version} is a standby", advice)
+    return ok(f"PostgreSQL {version}")
 
 
 def _clock(client: Client) -> Finding:
@@ -109,10 +105,9 @@ def _clock(client: Client) -> Finding:
     skew = at - (before + after) / 2
     # Half the round trip is what this measurement cannot know.
     if abs(skew) - (after - before) / 2 <= _SKEW_S:
-        return Finding("ok", f"this host and the database agree within {_SKEW_S:g} s")
+        return ok(f"this host and the database agree within {_SKEW_S:g} s")
     way = "ahead of" if skew > 0 else "behind"
-    return Finding(
-        "warn",
+    return warn(
         f"the database's clock is {seconds(abs(skew))} {way} this host's",
         "no decision compares the two, but times shown here mislead: run NTP on both",
     )
@@ -122,7 +117,7 @@ def _notify_queue(client: Client) -> Finding:
     usage = client.execute(queries.server_facts())["notify_usage"]
     detail = f"notification queue {usage:.1%} full"
     if usage < 0.1:
-        return Finding("ok", detail)
+        return ok(detail)
     advice = (
         "a session that listens has been in a transaction for long; end it (select * from pg_stat_activity "
         "order by xact_start). When the queue is full, every commit that notifies fails"
@@ -138,10 +133,9 @@ def _listens(client: Client) -> Finding:
         with client.connection("notify") as other:
             other.execute("select pg_notify(%s, '')", (channel,))
         if any(True for _ in listener.notifies(timeout=_LISTEN_S, stop_after=1)):
-            return Finding("ok", "notifications arrive")
+            return ok("notifications arrive")
         listener.execute("unlisten *")
-    return Finding(
-        "warn",
+    return warn(
         f"a notification did not arrive within {_LISTEN_S:g} s",
         "PgBouncer in transaction mode swallows LISTEN: give workers and gangq tick a direct or session-mode DSN. "
         "Without it they poll. Statement mode does not work: migrations and other transactions fail in it",
@@ -151,7 +145,7 @@ def _listens(client: Client) -> Finding:
 def _horizon(client: Client) -> Finding:
     oldest = client.execute(queries.oldest_snapshot())
     if oldest is None or oldest["age_s"] < _SNAPSHOT_S:
-        return Finding("ok", f"no transaction holds back vacuum for more than {seconds(_SNAPSHOT_S)}")
+        return ok(f"no transaction holds back vacuum for more than {seconds(_SNAPSHOT_S)}")
     return Finding(
         "fail" if oldest["age_s"] > _SNAPSHOT_BAD_S else "warn",
         f"{oldest['who']} has held back vacuum for {seconds(oldest['age_s'])}",
@@ -164,9 +158,8 @@ def _code(client: Client) -> Finding:
     from gangq import schema
 
     if schema.code_is_current(client):
-        return Finding("ok", "functions and views are this library's")
-    return Finding(
-        "warn",
+        return ok("functions and views are this library's")
+    return warn(
         "functions and views are of another release",
         "fine during a rolling upgrade; otherwise run gangq migrate as the schema's owner",
     )
@@ -176,9 +169,8 @@ def _roles(client: Client) -> Finding:
     facts = client.execute(queries.server_facts())
     roles = facts["roles"]
     if roles:
-        return Finding("ok", f"{facts['login']} may act as {', '.join(roles)}")
-    return Finding(
-        "fail",
+        return ok(f"{facts['login']} may act as {', '.join(roles)}")
+    return fail(
         f"{facts['login']} holds no role of gangq",
         f"have the owner run: grant gangq_worker to {facts['login']} (or gangq_submitter, gangq_viewer, "
         "gangq_admin)",
@@ -189,7 +181,7 @@ def _tick(client: Client) -> Finding:
     last = client.execute(queries.last_tick())
     age, limit = last["age_s"], max(10.0, 10 * last["tick_s"])
     if age is not None and age <= limit:
-        return Finding("ok", f"the last tick was {seconds(max(0.0, age))} ago")
+        return ok(f"the last tick was {seconds(max(0.0, age))} ago")
     live = [w for w in client.workers() if w.state in ("live", "draining")]
     detail = "no tick has ever run" if age is None else f"the last tick was {seconds(age)} ago"
     holder = client.execute(queries.tick_holder())
@@ -198,19 +190,17 @@ def _tick(client: Client) -> Finding:
         end = (
             "rollback prepared" if holder["pid"] is None else f"select pg_terminate_backend({holder['pid']})"
         )
-        return Finding(
-            "fail",
+        return fail(
             f"{detail}, and {holder['who']} has held a tick open{since}",
             f"nothing is placed, freed or promoted until that transaction ends: {end}",
         )
     if live:
-        return Finding(
-            "fail",
+        return fail(
             f"{detail}, and there are live workers: {len(live)}",
             "look at the workers' logs; until one ticks, nothing is placed or freed: run gangq tick --loop "
             "meanwhile",
         )
-    return Finding("warn", f"{detail}, and no worker is live", "start a worker, or run gangq tick --loop")
+    return warn(f"{detail}, and no worker is live", "start a worker, or run gangq tick --loop")
 
 
 def _invariants(client: Client) -> Finding:
@@ -224,16 +214,14 @@ def _invariants(client: Client) -> Finding:
     except GangqError as e:
         if not isinstance(e.__cause__, QueryCanceled):
             raise
-        return Finding(
-            "warn",
+        return warn(
             f"too many live jobs to look at all of them in {seconds(_RULES_S)}",
             "where it may take longer: select * from gangq.violations (always empty)",
         )
     if not found:
-        return Finding("ok", "no violation")
+        return ok("no violation")
     listed = some([f"{v.rule}: {v.subject} ({v.detail})" for v in found])
-    return Finding(
-        "fail",
+    return fail(
         f"{len(found)} violations: {listed}",
         "this is a bug: report it with the rows of gangq.violations and gangq.events",
     )
@@ -242,10 +230,9 @@ def _invariants(client: Client) -> Finding:
 def _partitions(client: Client) -> Finding:
     found = client.execute(queries.stray_rows())
     if not found:
-        return Finding("ok", "no row is outside the partitions of its day")
+        return ok("no row is outside the partitions of its day")
     listed = some([f"about {row['rows']} in gangq.{row['name']}" for row in found])
-    return Finding(
-        "warn",
+    return warn(
         f"rows are in default partitions: {listed}",
         "no tick made partitions in time. They go when the last of them is past its retention; see that "
         "a tick runs",

@@ -75,6 +75,3 @@ def metrics(session: Session, listen: str, once: bool) -> None:
 def _written(found: re.Match[str], port: int) -> str:
     host = f"[{found['six']}]" if found["six"] else found["host"] or "0.0.0.0"
     return f"{host}:{port}"
-
-
-__all__ = ["metrics"]

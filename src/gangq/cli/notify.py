@@ -268,6 +268,3 @@ class _Loop:
             self._listener.close()
             self._interrupts.wait(self._retry_s * random.uniform(0.8, 1.2))
             self._retry_s = min(self._retry_s * 2, _RETRY_LAST_S)
-
-
-__all__ = ["notify"]

@@ -26,63 +26,69 @@ _INDEXES = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::([1-9]\d{0,5}))?)?", re.ASCII)
 _NEW_WORKERS = re.compile(r"(\d+)(?:x(\d+))?x([^,\s]+)((?:,[^,=\s]+=[^,\s]+)*)", re.ASCII)
 
 
-class Seconds(ParamType):
+class Parsed(ParamType):
+    """What `_parse` makes of a text; any other value is one already."""
+
+    def _parse(self, value: str) -> Any:
+        # Raises `ValueError`, which says how it is written.
+        raise NotImplementedError
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a text of the command line, or a default."""
+        if not isinstance(value, (str, int, float)):
+            return value
+        try:
+            return self._parse(str(value))
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+
+
+class Seconds(Parsed):
     """A length of time: 90, 90s, 1.5h, 1h30m. Becomes seconds."""
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read a length of time."""
-        found = value if isinstance(value, (int, float)) else parse_seconds(str(value))
+    def _parse(self, value: str) -> float:
+        found = parse_seconds(value)
         if found is None:
-            self.fail(f"{value!r} is no length of time: write seconds, or 90s, 15m, 1h30m, 2d", param, ctx)
+            raise ValueError(f"{value!r} is no length of time: write seconds, or 90s, 15m, 1h30m, 2d")
         if found > _LONGEST_S:
-            self.fail(f"{value!r} is longer than a hundred years", param, ctx)
+            raise ValueError(f"{value!r} is longer than a hundred years")
         return float(found)
 
 
-class Due(ParamType):
+class Due(Parsed):
     """A time, or a length of time from now: becomes a datetime with a zone, or a timedelta."""
 
     name = "when"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime | timedelta:
-        """Read a time."""
-        if isinstance(value, (datetime, timedelta)):
-            return value
-        length = parse_seconds(str(value).removeprefix("+"))
+    def _parse(self, value: str) -> datetime | timedelta:
+        length = parse_seconds(value.removeprefix("+"))
         if length is not None and length > _LONGEST_S:
-            self.fail(f"{value!r} is longer than a hundred years", param, ctx)
+            raise ValueError(f"{value!r} is longer than a hundred years")
         if length is not None:
             return timedelta(seconds=length)
         try:
             # Python 3.10 does not know Z; a time without a zone is the typist's.
-            return datetime.fromisoformat(re.sub("[Zz]$", "+00:00", str(value))).astimezone()
+            return datetime.fromisoformat(re.sub("[Zz]$", "+00:00", value)).astimezone()
         except (ValueError, OverflowError):
-            self.fail(
+            raise ValueError(
                 f"{value!r} is no time: write 90s, 15m or 2h for from now, or 2026-11-20T14:30 (this "
-                "machine's zone) or 2026-11-20T14:30Z",
-                param,
-                ctx,
-            )
+                "machine's zone) or 2026-11-20T14:30Z"
+            ) from None
 
 
-class NewWorkers(ParamType):
+class NewWorkers(Parsed):
     """2x8xH100: two workers of eight devices whose label gpu is h100; 2xw1: two like worker w1."""
 
     name = "workers"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """Read workers."""
-        match = _NEW_WORKERS.fullmatch(str(value))
+    def _parse(self, value: str) -> dict[str, Any]:
+        match = _NEW_WORKERS.fullmatch(value)
         if match is None:
-            self.fail(
+            raise ValueError(
                 f"{value!r} is no number of workers: write 2x8xH100 (two workers of eight such GPUs, "
-                "label gpu=h100), 2x8x80GiB, or 2xNAME for two like worker NAME; then ,vram_mb=81920,slots=8",
-                param,
-                ctx,
+                "label gpu=h100), 2x8x80GiB, or 2xNAME for two like worker NAME; then ,vram_mb=81920,slots=8"
             )
         more = dict(part.split("=", 1) for part in match[4].split(",") if part)
         change: dict[str, Any] = {"add_workers": int(match[1])}
@@ -98,42 +104,35 @@ class NewWorkers(ParamType):
         return {**change, **{key: typed(text) for key, text in more.items()}}
 
 
-class ArrayType(ParamType):
+class ArrayType(Parsed):
     """0-99, 5-14%4, 1,3,7, 0-30:10 as sbatch has them. Becomes the indexes, and how many at once or None."""
 
     name = "array"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[list[int], int | None]:
-        """Read an array."""
-        if isinstance(value, tuple):
-            return value[0], value[1]
-        text, percent, most = str(value).partition("%")
+    def _parse(self, value: str) -> tuple[list[int], int | None]:
+        text, percent, most = value.partition("%")
         parts = [_INDEXES.fullmatch(part) for part in text.split(",")]
         if percent and not re.fullmatch(r"[1-9]\d{0,5}", most, re.ASCII):
             parts = [None]
         found: dict[int, None] = {}
         for part in parts:
             if part is None:
-                self.fail(
+                raise ValueError(
                     f"{value!r} is no array: write 0-99 for 100 of them, 0-99%4 for 4 at once, 0-30:10 for "
-                    "0,10,20,30, or 1,3,7",
-                    param,
-                    ctx,
+                    "0,10,20,30, or 1,3,7"
                 )
             first, last, step = (int(number) if number else None for number in part.groups())
             assert first is not None
             if last is not None and last < first:
-                self.fail(f"{value!r} is no array: {part[0]} ends before it begins", param, ctx)
+                raise ValueError(f"{value!r} is no array: {part[0]} ends before it begins")
             more = range(first, (first if last is None else last) + 1, step or 1)
             if any(index in found for index in more):
-                self.fail(f"{value!r} is no array: it has an index twice", param, ctx)
+                raise ValueError(f"{value!r} is no array: it has an index twice")
             found.update(dict.fromkeys(more))
         return list(found), int(most) if percent else None
 
 
-class KeyValue(ParamType):
+class KeyValue(Parsed):
     """key=value. Becomes a pair; the value stays text, or is JSON where it parses as such (`typed`)."""
 
     name = "key=value"
@@ -141,78 +140,60 @@ class KeyValue(ParamType):
     def __init__(self, typed: bool = False) -> None:
         self._typed = typed
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Any]:
-        """Read a pair."""
-        if isinstance(value, tuple):
-            return value[0], value[1]
-        key, equals, text = str(value).partition("=")
+    def _parse(self, value: str) -> tuple[str, Any]:
+        key, equals, text = value.partition("=")
         if not equals or not key:
-            self.fail(f"{value!r} is not key=value", param, ctx)
+            raise ValueError(f"{value!r} is not key=value")
         return key, typed(text) if self._typed else text
 
 
-class Resources(ParamType):
+class Resources(Parsed):
     """gpus=8,cpus=2.5. Becomes a dict of numbers; which names there are the database says."""
 
     name = "gpus=N,..."
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, float]:
-        """Read a list of amounts."""
-        if isinstance(value, dict):
-            return value
+    def _parse(self, value: str) -> dict[str, float]:
         found: dict[str, float] = {}
-        for part in str(value).split(","):
+        for part in value.split(","):
             key, _, text = part.strip().partition("=")
             amount = typed(text)
             if not key or isinstance(amount, bool) or not isinstance(amount, (int, float)) or key in found:
-                self.fail(f"{value!r} is no list of amounts: write gpus=8,cpus=2.5", param, ctx)
+                raise ValueError(f"{value!r} is no list of amounts: write gpus=8,cpus=2.5")
             found[key] = amount
         return found
 
 
-class Ceilings(ParamType):
+class Ceilings(Parsed):
     """alice=100,gangq_submitter=10. Becomes a dict of priorities; which roles there are the database says."""
 
     name = "role=N,..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
-        """Read a list of priorities."""
-        if isinstance(value, dict):
-            return value
+    def _parse(self, value: str) -> dict[str, int]:
         found: dict[str, int] = {}
-        for part in str(value).split(","):
+        for part in value.split(","):
             role, _, text = part.strip().rpartition("=")
             most = typed(text)
             if not role or type(most) is not int or role in found:
-                self.fail(
-                    f"{value!r} is no list of priorities: write alice=100,gangq_submitter=10", param, ctx
-                )
+                raise ValueError(f"{value!r} is no list of priorities: write alice=100,gangq_submitter=10")
             found[role] = most
         return found
 
 
-class RoleType(ParamType):
+class RoleType(Parsed):
     """A role of a gang: name=executor,count=10,gpus=8, or a JSON object. Becomes a `gangq.Role`."""
 
     name = "role"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read a role."""
+    def _parse(self, value: str) -> Any:
         # Not at the top: they bring the client with them, which not every command needs.
-        from gangq.client.roles import Role, as_role
+        from gangq.client.roles import as_role
         from gangq.errors import GangqError
 
-        if isinstance(value, Role):
-            return value
-        text = str(value).strip()
+        text = value.strip()
         try:
             return as_role(from_json(text, "the role") if text.startswith("{") else _role_fields(text), 0)
         except (GangqError, ValueError) as e:
-            self.fail(f"{text!r}: {e}".replace("roles[0] has", "it has"), param, ctx)
+            raise ValueError(f"{text!r}: {e}".replace("roles[0] has", "it has")) from None
 
 
 _WHOLE = frozenset({"count", "min", "gpus", "vram_mb", "memory_mb"})

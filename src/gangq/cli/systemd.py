@@ -138,6 +138,3 @@ def _unit_evidence() -> dict[str, str]:
     }
     found = {key: os.environ[name] for key, name in said.items() if os.environ.get(name)}
     return {"by": "its service manager" if "invocation" in found else "gangq systemd report-death", **found}
-
-
-__all__ = ["systemd"]

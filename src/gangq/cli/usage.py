@@ -55,6 +55,3 @@ def usage(session: Session, by: str, since_s: float) -> None:
 
 def _share(hours: float, of: float) -> str:
     return f"{hours:.2f} ({hours / of:.0%})" if hours and of else "0"
-
-
-__all__ = ["usage"]

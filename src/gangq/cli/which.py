@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gangq.cli import stored
-from gangq.cli.parsing import ParamType
+from gangq.cli.parsing import Parsed
 from gangq.status import ENDED, LETTERS, WAITS, phrase
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def live_jobs(client: Client, batch_id: int) -> list[int]:
     return sorted(id for id, state in client.job_states(batch_id=batch_id).items() if state not in ENDED)
 
 
-class WhichType(ParamType):
+class WhichType(Parsed):
     """`12` is a job, `g12` a gang, `b12` a batch if these are allowed; with `only` `12` is one of that kind."""
 
     name = "id"
@@ -113,15 +113,12 @@ class WhichType(ParamType):
         self._only = only
         self._letters = ("g" if only != "batch" else "") + ("b" if batches or only == "batch" else "")
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Which:
-        """Read an id."""
-        if isinstance(value, Which):
-            return value
-        match = re.fullmatch(rf"([{self._letters}]?)(\d{{1,18}})", str(value).strip(), re.ASCII)
+    def _parse(self, value: str) -> Which:
+        match = re.fullmatch(rf"([{self._letters}]?)(\d{{1,18}})", value.strip(), re.ASCII)
         if match is None:
             written = {"g": "a job is written 12, a gang g12", "b": "a batch is written b12"}
             known = written.get(self._letters, "a job is written 12, a gang g12, a batch b12")
-            self.fail(f"{value!r} is no id: {known}", param, ctx)
+            raise ValueError(f"{value!r} is no id: {known}")
         return Which(int(match[2]), {"": self._only, "g": "gang", "b": "batch"}[match[1]])
 
     def shell_complete(
