@@ -102,11 +102,9 @@ begin
   unplanned := 0;
   next_in_s := every - case when just_ran then ago_s else 0 end;
   -- What is due does not wait for the next safety tick, and does not make all of the tick run.
-  if just_ran then
-    if not exists (select from gangq.tick_steps(t) s where s.due) then
-      return next;
-      return;
-    end if;
+  if just_ran and not exists (select from gangq.tick_steps(t) s where s.due) then
+    return next;
+    return;
   end if;
   perform from gangq.lock_rows l where l.name = 'tick' for update skip locked;
   if not found then
