@@ -169,6 +169,48 @@ def test_who_comes_as_the_last_one_leaves_is_told_too(dsn: str) -> None:
     asyncio.run(hear())
 
 
+def test_when_it_is_closed_nothing_of_it_listens_any_more_even_if_the_last_page_was_just_left(
+    dsn: str,
+) -> None:
+    """Whatever it was doing: connecting, waiting for an answer, or waiting for notifications."""
+
+    async def leave(steps: int) -> list[str]:
+        async with AsyncClient(dsn) as client:
+            live = Live(client)
+            page = asyncio.ensure_future(anext(live.changes()))
+            for _ in range(steps):
+                await asyncio.sleep(0.0005)
+            page.cancel()
+            await asyncio.gather(page, return_exceptions=True)
+            await live.close()
+            return [task.get_name() for task in asyncio.all_tasks()]
+
+    for steps in range(0, 60, 3):
+        assert "gangq-web-live" not in asyncio.run(leave(steps)), steps
+
+
+def test_who_comes_next_within_5_s_finds_it_listening(dsn: str) -> None:
+    async def listeners() -> list[int]:
+        async with (
+            AsyncClient(dsn) as client,
+            await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other,
+        ):
+            live, found = Live(client), list[int]()
+            for _ in range(2):
+                changes = live.changes()
+                await asyncio.wait_for(anext(changes), 4)
+                rows = await other.execute(
+                    "select pid from pg_stat_activity where datname = current_database() and query ~ '^listen'"
+                )
+                found += [pid for (pid,) in await rows.fetchall()]
+                await changes.aclose()  # type: ignore[attr-defined]
+            await live.close()
+            return found
+
+    first, second = asyncio.run(listeners())
+    assert first == second
+
+
 def test_it_listens_to_every_worker_before_it_says_that_it_listens(dsn: str) -> None:
     async def hear() -> None:
         async with AsyncClient(dsn) as client, await psycopg.AsyncConnection.connect(dsn) as other:

@@ -27,7 +27,9 @@ _AGAIN_S = 2.0
 
 
 class Live:
-    """Tells subscribers; connected only while there are any."""
+    """Tells subscribers; connected while there are any, and for up to 5 s after the last has gone: mostly the same
+    person loads the next page.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -55,37 +57,38 @@ class Live:
                 await asyncio.sleep(PACE_S)
         finally:
             self._subscribers.discard(changed)
-            if not self._subscribers and self._task is not None:
-                self._task.cancel()
-                self._task, self._listening = None, False
 
     async def close(self) -> None:
         """Stop listening, and end the streams of all subscribers."""
         self._closed = True
         self._tell()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        while (task := self._task) is not None:
+            # An error of the connection in this very moment can take the place of the cancelling.
+            task.cancel()
+            await asyncio.wait([task], timeout=1)
 
     def _tell(self) -> None:
         for changed in self._subscribers:
             changed.set()
 
     async def _run(self) -> None:
-        while True:
-            try:
-                async with await self._client.connect_listener() as conn:
-                    await self._listen(conn)
-            except (psycopg.Error, GangqError) as problem:
-                log.warning("listener_lost", extra={"error": str(problem)})
-            self._listening = False
-            await asyncio.sleep(_AGAIN_S)
+        try:
+            while self._subscribers and not self._closed:
+                try:
+                    async with await self._client.connect_listener() as conn:
+                        await self._listen(conn)
+                except (psycopg.Error, GangqError) as problem:
+                    log.warning("listener_lost", extra={"error": str(problem)})
+                    self._listening = False
+                    await asyncio.sleep(_AGAIN_S)
+        finally:
+            self._task, self._listening = None, False
 
     async def _listen(self, conn: psycopg.AsyncConnection[object]) -> None:
         await conn.execute("listen gangq_wake")
         await conn.execute("listen gangq_tick")
         known: set[int] = set()
-        while True:
+        while self._subscribers and not self._closed:
             workers = await self._client.workers()
             live = {row.incarnation for row in workers if row.state in ("live", "draining", "silent")}
             for incarnation in live - known:
