@@ -79,26 +79,28 @@ class Live:
                         await self._listen(conn)
                 except (psycopg.Error, GangqError) as problem:
                     log.warning("listener_lost", extra={"error": str(problem)})
-                    self._listening = False
                     await asyncio.sleep(_AGAIN_S)
         finally:
-            self._task, self._listening = None, False
+            self._task = None
 
     async def _listen(self, conn: psycopg.AsyncConnection[object]) -> None:
         await conn.execute("listen gangq_wake")
         await conn.execute("listen gangq_tick")
         known: set[int] = set()
-        while self._subscribers and not self._closed:
-            workers = await self._client.workers()
-            live = {row.incarnation for row in workers if row.state in ("live", "draining", "silent")}
-            for incarnation in live - known:
-                await conn.execute(f'listen "gangq_{incarnation:d}"'.encode())
-            for incarnation in known - live:
-                await conn.execute(f'unlisten "gangq_{incarnation:d}"'.encode())
-            if not self._listening or live != known:
-                # What was said before somebody listened was heard by nobody.
-                self._listening = True
-                self._tell()
-            known = live
-            async for _ in conn.notifies(timeout=_ALL_THE_SAME_S):
-                self._tell()
+        try:
+            while self._subscribers and not self._closed:
+                workers = await self._client.workers()
+                live = {row.incarnation for row in workers if row.state in ("live", "draining", "silent")}
+                for incarnation in live - known:
+                    await conn.execute(f'listen "gangq_{incarnation:d}"'.encode())
+                for incarnation in known - live:
+                    await conn.execute(f'unlisten "gangq_{incarnation:d}"'.encode())
+                if not self._listening or live != known:
+                    # What was said before somebody listened was heard by nobody.
+                    self._listening = True
+                    self._tell()
+                known = live
+                async for _ in conn.notifies(timeout=_ALL_THE_SAME_S):
+                    self._tell()
+        finally:
+            self._listening = False
