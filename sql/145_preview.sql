@@ -108,8 +108,9 @@ begin
       where j.id = w.job and j.gang_id is null);
     if answer is null then
       perform gangq.refuse('GQ002',
-        format('%s is no live gang and no live solo job', c.cancel),
-        'Members stop with their gang: {"cancel": {"gang": 7}} or {"cancel": {"job": 12}}.');
+        case when w.gang is null then format('no live single job %s', w.job)
+          else format('no live gang g%s', w.gang) end || '; a member is cancelled with its gang',
+        'See gangq.jobs and gangq.gangs.');
     end if;
   elsif not exists (
     select 1 from gangq.incarnations x where x.host = c.remove_host and x.ended_at is null)

@@ -292,7 +292,10 @@ def test_settings_of_a_queue_are_put_back_and_wrong_amounts_refused(dsn: str, cl
         (["events", "9"], "job 9 does not exist"),
         (["cancel", "5"], "job 5 does not exist"),
         (["cancel"], "name at least one job"),
-        (["show"], "name one job (12) or one gang (g12)"),
+        (["show"], "name one job (12), gang (g12) or batch (b12)"),
+        (["explain"], "name one job (12), gang (g12) or batch (b12)"),
+        (["plan", "--cancel", "g99"], "no live gang g99; a member is cancelled with its gang"),
+        (["plan", "--cancel", "99"], "no live single job 99; a member is cancelled with its gang"),
         (["show", "x7"], "'x7' is no id: a job is written 12, a gang g12"),
         (["submit", "a", "--queue", "nope"], "'nope'"),
         (["submit", "a", "--priority", "2000"], "priority is 2000"),
@@ -317,6 +320,14 @@ def test_bad_input_names_the_value_and_exits_with_2(untouched: str, args: list[s
     assert said in result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
+
+
+def test_a_pause_of_a_task_that_nothing_knows_says_so(dsn: str, client: Client) -> None:
+    unknown = gangq(dsn, "task", "pause", "trian")
+    assert (unknown.exit_code, unknown.stdout) == (0, "task trian: paused\n")
+    assert "no worker and no job knows task 'trian'" in unknown.stderr
+    client.submit(task="train")
+    assert gangq(dsn, "task", "pause", "train").stderr == ""
 
 
 def test_a_task_that_nothing_knows_is_not_called_open(dsn: str, client: Client) -> None:

@@ -51,6 +51,8 @@ LOOKS = {
     "schedule-list": "schedule list",
     "service-list": "service list",
     "service-show": "service show chat",
+    "service-endpoints": "service endpoints chat",
+    "replay": "replay --since 3m",
     "events": "events",
     "events-of-gang": "events g1",
     "drains": "drains",
@@ -74,6 +76,7 @@ _OF_THIS_SERVER = re.compile(
 """What `gangq doctor` says of the server and of its true date."""
 _DRAWN = re.compile(r'(^token +|"not_before": ")[^"\n]+', re.MULTILINE)
 """What is drawn at random: the token of a claim, and how long a gang backs off."""
+_DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -130,7 +133,7 @@ def seen(dsn: str, command: str, columns: int = 0, **more: str) -> str:
     os.close(own)
     os.waitpid(pid, 0)
     text = _DRAWN.sub(r"\1N", b"".join(pieces).decode().replace("\r\n", "\n"))
-    return _OF_THIS_SERVER.sub("", text)
+    return _DIGEST.sub("0" * 32, _OF_THIS_SERVER.sub("", text))
 
 
 @pytest.mark.parametrize("name", LOOKS)

@@ -13,7 +13,7 @@ from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.output import seconds, when
 from gangq.cli.parsing import Due
-from gangq.cli.session import Session, common_options
+from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.client.rows import TaskRow
 from gangq.client.settings import TaskSettings
@@ -121,6 +121,8 @@ def pause(session: Session, name: str, until: datetime | timedelta | None, reaso
     A gang waits if the task of one of its members is paused.
     """
     end = None if until is None else session.moment(until)
+    if not _known(session, name):
+        say(f"no worker and no job knows task {name!r}: see gangq task list")
     session.client().pause_task(task=name, until=end, reason=reason)
     _answer(session, name, "paused" + (f" until {when(end)}" if end else ""))
 
@@ -130,12 +132,16 @@ def pause(session: Session, name: str, until: datetime | timedelta | None, reaso
 @common_options
 def resume(session: Session, name: str) -> None:
     """End the pause of a task."""
-    client = session.client()
     # What no worker, job, pause or number of its own names is a slip of the keyboard, and not a task that is open.
-    if not client.tasks(task=name) and not client.jobs(task=name, limit=1):
+    if not _known(session, name):
         raise NotFound(f"no task {name!r}: see gangq task list")
-    client.resume_task(task=name)
+    session.client().resume_task(task=name)
     _answer(session, name, "open")
+
+
+def _known(session: Session, name: str) -> bool:
+    client = session.client()
+    return bool(client.tasks(task=name) or client.jobs(task=name, limit=1))
 
 
 def _answer(session: Session, name: str, outcome: str) -> None:

@@ -147,7 +147,8 @@ def takes_one(*, optional: bool = False, gangs_only: bool = False, batches: bool
             named = [which] if which else []
             named += [] if gang is None else [Which(gang, "gang")]
             if len(named) > 1 or not (named or optional):
-                raise click.UsageError("name one job (12) or one gang (g12)")
+                kinds = "gang (g12)" if gangs_only else "job (12), gang (g12) or batch (b12)"
+                raise click.UsageError(f"name one {kinds}")
             return command(*args, target=named[0] if named else None, **more)
 
         metavar = ("[gN]" if optional else "gN") if gangs_only else "ID"

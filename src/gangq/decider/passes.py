@@ -125,9 +125,7 @@ def _again(written: Sequence[PassRow]) -> ReplayRow:
     row = ReplayRow(at=first.at, digest=first.digest or "", decisions=count, same=None, difference=None)
     board = next((part.board for part in written if part.board is not None), None)
     if board is None:
-        return row._replace(
-            difference="its board was not recorded: select gangq.configure('{\"record_decisions\": true}')",
-        )
+        return row._replace(difference="its board was not recorded")
     try:
         seen = Board.from_json(board)
     except GangqError as problem:
