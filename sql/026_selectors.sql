@@ -2,8 +2,8 @@
 -- checked and compiled once, when a shape is interned; gangq.serves then costs one predicate for a
 -- worker, and nothing where there are none. Takes no locks.
 
--- A condition of a selector: on a label, or on host or worker; exists and absent take no values, in
--- and notin at least one, every other operator exactly one.
+-- A condition of a selector, on a label, host or worker. exists and absent take no values, in and
+-- notin at least one, every other operator exactly one.
 create type gangq.condition as (key gangq.name, op gangq.operator, "values" jsonb);
 
 -- Internal. A condition of a selector in its canonical form. Raises GQ001.

@@ -1,7 +1,7 @@
--- Limit keys: of the jobs that name one, whatever their queue, at most so many are placed at once
--- (licences, a data source that bears so many readers), or started in a period (an API).
--- And the rates of limit keys and queues.
--- Locks: whoever places work that names a key locks its row after the queues with limits
+-- Limit keys, and the rates of limit keys and queues. A key limits how many of the jobs that name
+-- it, whatever their queue, are placed at once (licences, readers of a data source) or start in a
+-- period (an API).
+-- Locks: a transaction that places work of a key locks the key's row after the queues with limits
 -- (lock_limited in 028). Then it counts, then it places.
 --
 -- A rate of N in P is a bucket of N starts that gets one more each P/N (GCRA). So at most N start

@@ -13,7 +13,7 @@ begin
   loop
     perform from gangq.worker_names n where n.name = lock_name.name for update;
     exit when found;
-    -- Of two sessions that both add it one waits for the other here, and locks what it finds then.
+    -- If two sessions add the name at once, one waits here for the other, then locks its row.
     insert into gangq.worker_names (name) values (lock_name.name) on conflict do nothing;
   end loop;
 end $$;
@@ -118,8 +118,8 @@ begin
       'silent_s', other.silent_s, 'lease_left_s', other.lease_left_s)::text;
 end $$;
 
--- Internal. Records the devices that an incarnation sees. ids: theirs; withheld: those of them that
--- another live one offers or that are quarantined. Raises GQ001.
+-- Internal. Records the devices that an incarnation sees. ids: of these devices; withheld: those
+-- that another live incarnation offers or that are quarantined. Raises GQ001.
 create function gangq.register_devices(
   incarnation bigint, host text, devices jsonb, out ids bigint[], out withheld text[]
 ) language plpgsql as $$

@@ -34,7 +34,7 @@ begin
     select k.id from known k where k.id < 2147483647);
 end $$;
 
--- Internal. Of each of these shapes the first light job from a key on that this worker may run.
+-- Internal. Of each of these shapes, the first light job from a key on that this worker may run.
 -- Light jobs of a queue or a task that is paused wait; those of a queue with a limit or a fair
 -- order are placed.
 create function gangq.light_heads(me gangq.incarnations, shape_ids integer[], from_key bigint)

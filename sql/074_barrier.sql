@@ -1,8 +1,8 @@
 -- barrier: the members of an epoch wait until the last has claimed, and learn who is who.
 -- Locks: the gang, when its last member claims.
 
--- Internal. Those of these locked gangs go whose last member has been claimed. At first, and again
--- when a running gang has got back all it missed.
+-- Internal. Opens the barrier of those locked gangs whose last member has been claimed: at the
+-- start, and again when a running gang has all its missing members back.
 create function gangq.open_barriers(gang_ids bigint[], t timestamptz) returns void
 language plpgsql as $$
 declare

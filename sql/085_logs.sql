@@ -3,8 +3,8 @@
 -- UPDATE.
 
 -- Internal. Locks the output of an attempt; false: its job runs as another attempt, or has left.
--- Two appends at once would each count without the other. So appends of one attempt wait for each
--- other: at its first row, and while there is none at the row of its job. until: so that no
+-- Two appends at once would not count each other's bytes. So appends of one attempt wait for each
+-- other: on its first row of output, or on its job's row while there is none. until: so that no
 -- partition of later days is read.
 create function gangq.lock_output(
   job_id bigint, token bigint, since timestamptz, until timestamptz

@@ -1,4 +1,4 @@
--- Devices that nobody gets: withheld after a trip, or of a process that cannot be killed.
+-- Devices that are kept from jobs: withheld after a trip, or used by a process that cannot be killed.
 -- Takes no locks of its own but in lift_withheld, a step of the tick: device_holds, skip locked.
 --
 -- Several live workers may see one device (device_claimants). The jobs of one of them may take it

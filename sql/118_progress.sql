@@ -14,8 +14,7 @@ returns table (
 ) language sql stable as $$
   select coalesce(ts.budget_s, q.budget_s, s.budget_s),
     coalesce(ts.budget_s, q.budget_s, s.budget_gpu_s),
-    -- Five times the longest honest gap, never under the installation's number: a floor that no
-    -- lucky run lowers.
+    -- Five times the longest learned gap, but never less than the installation's number.
     coalesce(ts.stall_timeout_s, greatest(s.stall_timeout_s, 5 * b.longest_s)),
     coalesce(ts.load_grace_s, s.load_grace_s), coalesce(ts.health_window_s, s.health_window_s),
     coalesce(ts.long_phase_s, s.long_phase_s), coalesce(ts.notify_only, s.notify_only),

@@ -1,4 +1,4 @@
-"""Whether Python gets on in this process: whether its threads leave the calls they are in.
+"""Whether Python makes progress in this process: whether its threads return from the calls they are in.
 
 Processor time cannot tell, because a call that spins in vain burns all of it. A thread that stays in one call into C
 makes no pending call of CPython's either, and stands at the same instruction at every look. One that computes, polls
@@ -20,7 +20,7 @@ OWN_NAMES = ("gangq-", "pool-")
 
 _CALLBACK = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _kept: list[object] = []
-"""Every callback there was: a call of it may be pending long after its owner is gone."""
+"""All callbacks ever made: a call of one may be pending long after its owner is gone."""
 
 
 class PythonSteps:
@@ -29,7 +29,7 @@ class PythonSteps:
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
         self.count = 0
         self.at: float | None = None
-        """When a thread was last seen to have gone on; None: not yet."""
+        """When a thread was last seen to make progress; None: not yet."""
         self._clock = clock
         self._lock = threading.Lock()
         self._passed = False
@@ -39,7 +39,7 @@ class PythonSteps:
         _kept.append(self._callback)
 
     def look(self) -> int:
-        """Take note of what went on since the look before; returns how many looks have found something."""
+        """Record progress since the previous look; return how many looks have found some."""
         with self._lock:
             passed, self._passed = self._passed, False
             stands = _places()

@@ -1,4 +1,4 @@
-"""What people do on the page: a form that asks first, and the verb, called with the rights of their login."""
+"""Actions on the page: a form asks for confirmation, then the verb is called with the rights of the login."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_PAUSE_S = 1e9
 
 
 class Said(NamedTuple):
-    """What the form said. `until`: when a pause ends; None: when somebody resumes it."""
+    """What the form contains. `until`: when a pause ends; None: when it is resumed by hand."""
 
     reason: str | None = None
     until: datetime | None = None

@@ -1,4 +1,4 @@
-"""Bringing a job's output into the database, in pieces, bounded, as text."""
+"""Writes a job's output to the database: as text, in chunks, bounded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LogShipper:
         self._next = 0.0
 
     def ship(self) -> None:
-        """Send what is new, if it is time to."""
+        """Send new output, at most twice a second."""
         if self._clock() < self._next:
             return
         self._next = self._clock() + EVERY_S
@@ -58,7 +58,7 @@ class LogShipper:
         self._send()
 
     def finish(self) -> None:
-        """It has ended: send the rest."""
+        """Send the rest, once the job has ended."""
         for _ in range(1 + self._session.terms.log_bytes // _CHUNK):
             self._read(final=True)
             for _ in range(_FINAL_TRIES):

@@ -9,8 +9,8 @@ library call returns), and a second SIGTERM means something else than the first.
 
 from __future__ import annotations
 
-# For its getsignal(): after every job the signals are looked at, and the one in signal takes microseconds to
-# find out that a function is no member of an enum.
+# For its getsignal(), called after every job: signal.getsignal() takes microseconds longer, because it first
+# tries to convert the function to an enum member.
 import _signal  # type: ignore[import-not-found]
 import contextlib
 import logging
@@ -44,7 +44,7 @@ class SignalWatch:
         self._write: int
         self._former: dict[signal.Signals, Any] = {}
         self._former_fd = -1
-        # The bound method is made once: whether it is still the one installed is then a question of identity.
+        # The bound method is made once, so `is` tells whether it is still the installed handler.
         self._installed = self._handler
 
     def install(self) -> None:
