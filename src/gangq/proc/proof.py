@@ -31,7 +31,7 @@ import hashlib
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeGuard
 
 from gangq.proc import cgroup, procfs
@@ -219,27 +219,27 @@ def confirm_gone(
         found = _look(mark, identities, uids={host.uid, os.getuid()})
         clean = 0 if found.survivors or found.unreadable else clean + 1
         if clean >= 2 or (time.monotonic() >= until and clean == 0):
-            return Evidence(
-                mark,
-                here.boot_id,
-                same_machine,
-                same_boot,
-                same_namespace,
-                found.checked,
-                tuple(found.survivors),
-                tuple(found.unreadable),
+            return replace(
+                verdict,
+                checked=found.checked,
+                survivors=tuple(found.survivors),
+                unreadable=tuple(found.unreadable),
                 complete=not found.unreadable,
             )
         if kill and found.survivors:
-            left = [found.stats[survivor.pid] for survivor in found.survivors]
-            groups = cgroup.left_by(mark)
-            if only is not None:
-                left = [entry for entry in left if procfs.user_ids(entry.pid) <= set(only)]
-                groups = [group for group in groups if _owner(group) in only]
-            procfs.strike([entry for entry in left if not _guards(entry)] or left)
-            for group in groups:
-                cgroup.kill(group)
+            _kill([found.stats[survivor.pid] for survivor in found.survivors], mark, only)
         time.sleep(_PAUSE_S)
+
+
+def _kill(left: list[procfs.Stat], mark: str, only: Collection[int] | None) -> None:
+    """Kill these processes, guardians last, and the control groups of the mark."""
+    groups = cgroup.left_by(mark)
+    if only is not None:
+        left = [entry for entry in left if procfs.user_ids(entry.pid) <= set(only)]
+        groups = [group for group in groups if _owner(group) in only]
+    procfs.strike([entry for entry in left if not _guards(entry)] or left)
+    for group in groups:
+        cgroup.kill(group)
 
 
 def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pass:

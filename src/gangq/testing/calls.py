@@ -94,22 +94,25 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
         finally:
             again = None if problem is None else after(task.retry, problem, context.attempt)
             hooks.ended(context, result, problem, again)
+    found: R = _stored(task.name, context, result)
+    return found
+
+
+def _stored(name: str, context: FakeContext, result: object) -> Any:
+    """Return what a worker would store for a handler that returned `result`; raises what `run` says of results."""
     if context.completed:
         stored = context.result
     elif result is None and context.stop_seen:
         raise Stopped(
-            f"the handler of task {task.name!r} returned None after it saw that it should stop: a worker hands the "
+            f"the handler of task {name!r} returned None after it saw that it should stop: a worker hands the "
             "job back, to be run again"
         )
     else:
-        stored = json.loads(dumps_result(result, f"the result of task {task.name!r}"))
+        stored = json.loads(dumps_result(result, f"the result of task {name!r}"))
     match stored:
         case {ResultNotStored.KEY: str(note), **others} if not others:
-            raise ResultNotStored(
-                f"task {task.name!r} is done, its result is not stored: {note}", context.job.id
-            )
-    found: R = stored
-    return found
+            raise ResultNotStored(f"task {name!r} is done, its result is not stored: {note}", context.job.id)
+    return stored
 
 
 @contextlib.contextmanager

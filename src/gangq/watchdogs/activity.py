@@ -143,19 +143,7 @@ def movement(before: HostSample, after: HostSample) -> Movement:
         # one has taken the GIL, and until it is free again.
         switches -= 2 * own_switches
     memory = _held(after) - _held(before)
-    scale = max(interval, _LEAST_S) / _PER_S
-    found = [
-        f"{what} {amount}"
-        for what, amount, limit in (
-            ("bytes read or written:", io, IO_BYTES),
-            ("bytes of memory gained or lost:", abs(memory), MEMORY_BYTES),
-            ("page faults:", faults, FAULTS),
-            ("voluntary waits:", switches, SWITCHES),
-        )
-        if amount > limit * scale
-    ]
-    if child_cpu > _CHILD_CPU * max(interval, _LEAST_S):
-        found.append(f"processor time of child processes: {child_cpu:.2f} s")
+    found = _signs_of_work(interval, io, memory, faults, switches, child_cpu)
     moved: bool | None = True
     why = "; ".join(found)
     if not found:
@@ -172,6 +160,26 @@ def movement(before: HostSample, after: HostSample) -> Movement:
         max(0.0, child_cpu) / max(interval, 1e-3),
         _waiting_for(before, after),
     )
+
+
+def _signs_of_work(
+    interval: float, io: int, memory: int, faults: int, switches: int, child_cpu: float
+) -> list[str]:
+    """Name each amount that is more than a job that only waits would reach in this interval."""
+    scale = max(interval, _LEAST_S) / _PER_S
+    found = [
+        f"{what} {amount}"
+        for what, amount, limit in (
+            ("bytes read or written:", io, IO_BYTES),
+            ("bytes of memory gained or lost:", abs(memory), MEMORY_BYTES),
+            ("page faults:", faults, FAULTS),
+            ("voluntary waits:", switches, SWITCHES),
+        )
+        if amount > limit * scale
+    ]
+    if child_cpu > _CHILD_CPU * max(interval, _LEAST_S):
+        found.append(f"processor time of child processes: {child_cpu:.2f} s")
+    return found
 
 
 def _waiting_for(before: HostSample, after: HostSample) -> str | None:

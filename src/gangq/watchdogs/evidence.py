@@ -75,16 +75,20 @@ def collect(
     steps["processes"] = processes
 
     found, missing = _within(limit_s, steps)
-    for name in ("more", "waits"):
-        # Their parts are named as they stand in the evidence.
+    _flatten(found, "more", "waits")
+    if missing:
+        found["incomplete"] = missing
+    return {"host": socket.gethostname(), "pid": os.getpid(), **found}
+
+
+def _flatten(found: dict[str, Any], *names: str) -> None:
+    """Put the parts of these entries in their place: the evidence has them beside the other entries."""
+    for name in names:
         part = found.pop(name, None)
         if isinstance(part, dict):
             found |= part
         elif part is not None:
             found[name] = part
-    if missing:
-        found["incomplete"] = missing
-    return {"host": socket.gethostname(), "pid": os.getpid(), **found}
 
 
 def _within(limit_s: float, steps: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[str]]:
