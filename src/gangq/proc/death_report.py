@@ -23,6 +23,7 @@ else:
 _REPORT_S = 5.0
 _REPORTED_S = 2.0
 """For the death of a worker that has reported its trip itself."""
+_REPORTED_LATER = "the next start of this worker reports it"
 _LEAST_S = 0.7
 """A fresh Python reports nothing in less."""
 
@@ -62,17 +63,13 @@ class DeathReport:
         trip = _kept_trip(directory, incarnation)
         reported = bool(trip.get("reported"))
         if not reported and directory:
-            try:
-                kept = json.dumps({**facts, "incarnation": incarnation}).encode()
-                statefile.write(directory, statefile.DEATH, kept)
-            except OSError as problem:
-                self._log.say("warning", "death_not_kept", error=str(problem))
+            self._keep(directory, json.dumps({**facts, "incarnation": incarnation}).encode())
         if stuck:
             for_s = _REPORT_S
         else:
             for_s = _left_s(trip.get("until") if frozen_at is None else frozen_at + _REPORT_S, reported)
         if for_s < _LEAST_S:
-            self._log.say("warning", "report_skipped", advice="the next start of this worker reports it")
+            self._log.say("warning", "report_skipped", advice=_REPORTED_LATER)
             return
         parts = {
             "record": record,
@@ -88,8 +85,13 @@ class DeathReport:
             self._log.say("error", "reporter_not_started", error=str(problem))
             return
         if status != 0:
-            advice = "the next start of this worker reports it"
-            self._log.say("error", "death_not_reported", exit_code=status, advice=advice)
+            self._log.say("error", "death_not_reported", exit_code=status, advice=_REPORTED_LATER)
+
+    def _keep(self, directory: str, death: bytes) -> None:
+        try:
+            statefile.write(directory, statefile.DEATH, death)
+        except OSError as problem:
+            self._log.say("warning", "death_not_kept", error=str(problem))
 
 
 def _kept_trip(directory: str, incarnation: int) -> dict[str, object]:
