@@ -83,8 +83,8 @@ class Supervised:
             entry
             for pid in procfs.descendants(table, {self.process.pid}) | {self.process.pid}
             if (entry := table[pid])
-            and b"stand_in" in _command_line(pid)
-            and b"supervisor.py" not in _command_line(pid)
+            and b"stand_in" in command_line(pid)
+            and b"supervisor.py" not in command_line(pid)
         ]
         return found[0]
 
@@ -173,7 +173,7 @@ def needs_namespaces() -> None:
         pytest.skip("unshare --pid does not work here: needs root, or user namespaces")
 
 
-def _command_line(pid: int) -> bytes:
+def command_line(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gangq.client import Client
 from gangq.proc import cgroup, procfs
 from process import other_user, snoop
+from process.supervised import command_line
 from process.wire import Wire
 from worker.worker_process import eventually, short_leases, until_state
 
@@ -213,7 +214,7 @@ def test_what_runs_beside_workers_as_their_user_keeps_the_address_to_itself(
 
     def closed() -> bool:
         """All of this is root's then."""
-        begun = b"python" in _command_line(process.pid).partition(b"\0")[0]
+        begun = b"python" in command_line(process.pid).partition(b"\0")[0]
         return begun and os.stat(f"/proc/{process.pid}/environ").st_uid == 0
 
     eventually(closed, f"it is closed\n{house.log}", 15)
@@ -247,7 +248,7 @@ def test_a_job_that_watches_other_workers_start_and_die_finds_the_password_in_no
     job = client.submit(task="command", payloads=[{"argv": [*snooping(SECRET, answer), str(enough)]}])[0]
     until_state(client, job, "running")
     eventually(
-        lambda: any(b"snoop.py" in _command_line(e.pid) for e in processes_of(house, "python")), "it looks"
+        lambda: any(b"snoop.py" in command_line(e.pid) for e in processes_of(house, "python")), "it looks"
     )
     decoy = house.run("sleep", "2", PGPASSWORD=SECRET, GANGQ_DSN="")
     for name in ("b", "c"):
@@ -287,7 +288,7 @@ def test_a_successor_proves_its_predecessor_dead_beside_workers_whose_memory_it_
     job = client.submit(task="command", payloads=[{"argv": ["sleep", "600"]}])[0]
     until_state(client, job, "running")
     eventually(lambda: processes_of(house, "sleep"), "the command runs")
-    guardians = [e for e in processes_of(house, "gangq:") if b"guardian.py" in _command_line(e.pid)]
+    guardians = [e for e in processes_of(house, "gangq:") if b"guardian.py" in command_line(e.pid)]
     assert len(guardians) == 1
     (at_work,) = processes_of(house, "sleep")
     # The supervisor, the worker and the guardian at once: nobody is left to end the command or to report.
@@ -431,7 +432,7 @@ def test_in_a_control_group_a_daemon_ends_although_its_guardian_was_killed(
     argv = [sys.executable, "-c", _LOOKS_BACK, _DAEMON, str(unit.directory)]
     job = client.submit(task="command", payloads=[{"argv": argv}], max_attempts=1, max_crashes=1)[0]
     (daemon,) = eventually(lambda: processes_of(unit, "sleep"), "the daemon runs", 40)
-    procfs.strike([e for e in processes_of(unit, "gangq:") if b"guardian.py" in _command_line(e.pid)])
+    procfs.strike([e for e in processes_of(unit, "gangq:") if b"guardian.py" in command_line(e.pid)])
     until_state(client, job, "failed", timeout=40)
     assert procfs.same(daemon) is None
     assert not [path for path in unit.cgroup.iterdir() if path.is_dir()]
@@ -461,7 +462,7 @@ def test_a_daemon_that_cleared_its_environment_ends_although_its_guardian_was_ki
     )[0]
     (daemon,) = eventually(lambda: processes_of(house, "sleep"), "the daemon runs", 40)
     assert not Path(f"/proc/{daemon.pid}/environ").read_bytes()
-    procfs.strike([e for e in processes_of(house, "gangq:") if b"guardian.py" in _command_line(e.pid)])
+    procfs.strike([e for e in processes_of(house, "gangq:") if b"guardian.py" in command_line(e.pid)])
     until_state(client, job, "failed", timeout=40)
     assert procfs.same(daemon) is None
 
@@ -477,10 +478,3 @@ def test_what_a_process_says_of_itself_spares_it_nothing(house: House, client: C
     procfs.strike(processes_of(house, "gangq:"))
     worker.wait(40)
     assert [entry for entry in left if procfs.same(entry)] == []
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""

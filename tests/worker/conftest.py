@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import controls
 import pytest
+from worker_process import Fleet, fleet_of, short_leases
+
+from gangq.client import Client
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +24,11 @@ def control_loops() -> Iterator[None]:
     yield
     while controls.running:
         controls.running.pop().stop()
+
+
+@pytest.fixture
+def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
+    """Worker processes on short leases; they are ended with the test."""
+    short_leases(client)
+    with fleet_of(dsn, tmp_path) as running:
+        yield running

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
+from worker_process import Fleet, eventually, until_state
 
 from gangq import App, ResultNotStored
 from gangq.client import Client
-
-
-@pytest.fixture
-def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
-    short_leases(client)
-    with fleet_of(dsn, tmp_path) as running:
-        yield running
-
 
 INLINE_AND_ISOLATED = pytest.mark.parametrize("isolate", [False, True], ids=["inline", "in a child"])
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import pytest
-from worker_process import Fleet, fleet_of, short_leases, until_state
+from worker_process import Fleet, until_state
 
 from gangq.client import Client
 from gangq.watchdogs import ExitCode
@@ -28,13 +27,6 @@ ROWS = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"
 THREADS = [row[0].strip("`") for row in ROWS]
 NO_THREADS = {"gangq-", "gangq-w-", "gangq-call"}
 """Names in the source that begin like a thread's: prefixes, of a directory too; a memory file beside an executor."""
-
-
-@pytest.fixture
-def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
-    short_leases(client)
-    with fleet_of(dsn, tmp_path) as running:
-        yield running
 
 
 def test_a_worker_with_a_job_in_each_lane_has_the_threads_it_names(client: Client, fleet: Fleet) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
+from worker_process import Fleet, eventually, short_leases, until_state
 
 from gangq.client import Client
 
@@ -32,13 +31,6 @@ async def task(ctx, how="returns"):
     print("said by", ctx.job.id)
     return os.getpid()
 """
-
-
-@pytest.fixture
-def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
-    short_leases(client)
-    with fleet_of(dsn, tmp_path) as running:
-        yield running
 
 
 def submit(client: Client, how: str = "returns", task: str = "task", **options: object) -> int:

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
+from worker_process import Fleet, eventually, until_state
 
 from gangq.client import Client
-
-
-@pytest.fixture
-def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
-    short_leases(client)
-    with fleet_of(dsn, tmp_path) as running:
-        yield running
 
 
 def run(client: Client, *argv: str, shell: bool = False, **options: Any) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
+from worker_process import Fleet, eventually, until_state
 
 from gangq.client import Client
 
@@ -56,13 +55,6 @@ def task(ctx, how="returns"):
         return None
     return list(SEEN)
 """
-
-
-@pytest.fixture
-def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
-    short_leases(client)
-    with fleet_of(dsn, tmp_path) as running:
-        yield running
 
 
 def seen(place: Path) -> list[tuple[int, str]]:

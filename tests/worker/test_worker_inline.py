@@ -5,21 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
-from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
+from worker_process import Fleet, eventually, short_leases, until_state
 
 from gangq.client import Client
-
-
-@pytest.fixture
-def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
-    short_leases(client)
-    with fleet_of(dsn, tmp_path) as running:
-        yield running
 
 
 def submit(client: Client, task: str, payload: dict[str, object] | None = None, **options: object) -> int:

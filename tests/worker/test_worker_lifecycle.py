@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from worker_process import Fleet, eventually, fleet_of, short_leases, until_state
+from worker_process import Fleet, eventually, short_leases, until_state
 
 from gangq.client import Client
 
@@ -23,13 +22,6 @@ def waits(ctx, until=None):
             return "finished"
         time.sleep(0.01)
 """
-
-
-@pytest.fixture
-def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
-    short_leases(client)
-    with fleet_of(dsn, tmp_path) as running:
-        yield running
 
 
 def worker_state(client: Client, name: str) -> str | None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from worker_process import Fleet, eventually, fleet_of, short_leases
+from worker_process import Fleet, eventually
 
 from gangq.client import Client
 from gangq.client.rows import EndpointRow
@@ -46,13 +44,6 @@ def serve(ctx, model="m"):
     ctx.wait_stopping()
     server.shutdown()
 """
-
-
-@pytest.fixture
-def fleet(dsn: str, client: Client, tmp_path: Path) -> Iterator[Fleet]:
-    short_leases(client)
-    with fleet_of(dsn, tmp_path) as running:
-        yield running
 
 
 def until_endpoints(client: Client, name: str, count: int) -> list[EndpointRow]:
