@@ -1,5 +1,5 @@
--- Devices that are kept from jobs: withheld after a trip, or used by a process that cannot be killed.
--- Takes no locks of its own but in lift_withheld, a step of the tick: device_holds, skip locked.
+-- Devices that are kept from jobs: withheld after a trip, or used by a process that cannot be
+-- killed. Locks: lift_withheld, a step of the tick, device_holds, with skip locked.
 --
 -- Several live workers may see one device (device_claimants). The jobs of one of them may take it
 -- (device_registry.offered_by). While it is held it has one row in device_holds:

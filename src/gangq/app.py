@@ -255,7 +255,7 @@ class App:
     @overload
     def on_worker_start(self, /, *, children: bool = False) -> Callable[[W], W]: ...
     def on_worker_start(self, hook: Any = None, /, *, children: bool = False) -> Any:
-        """Call `hook()` once in each process that runs handlers, before its first one; see docs/hooks.md.
+        """Call `hook()` once in each process that runs handlers, before its first one; see docs/manual/hooks.md.
 
         By default only in the worker's own process, where that runs handlers; with `children` in its child processes
         too.

@@ -25,7 +25,7 @@ SOURCES = [
 PAGE = (TOP / "docs/manual/architecture.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"(?m)^\| `.*$", PAGE)]
 THREADS = [row[0].strip("`") for row in ROWS]
-NO_THREADS = {"gangq-", "gangq-w-", "gangq-call"}
+NO_THREADS = {"gangq-", "gangq-w-", "gangq-call", "gangq-lookup"}
 """Names in the source that begin like a thread's: prefixes, of a directory too; a memory file beside an executor."""
 
 
@@ -64,7 +64,7 @@ def test_no_thread_has_a_name_that_the_page_does_not_know() -> None:
     names = {name for path in SOURCES for name in thread_names(path)}
     assert {"gangq-control", "gangq-job-*", "gangq-exit-work", "gangq-limits", "gangq-stall"} <= names
     assert names - known - NO_THREADS == set()
-    made_of_parts = {"gangq-*-tell", "gangq-call_*"}
+    made_of_parts = {"gangq-*-tell", "gangq-call_*", "gangq-lookup_*"}
     assert known - made_of_parts - names == set()
 
 

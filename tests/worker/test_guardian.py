@@ -107,6 +107,17 @@ def test_exit_codes_and_signals_are_reported_exactly(start: Start) -> None:
     assert start("sh", "-c", "kill -SEGV $$").wait(10) == Exit(None, signal.SIGSEGV, True)
 
 
+def test_a_command_whose_output_somebody_has_removed_goes_on(start: Start, tmp_path: Path) -> None:
+    child = start("sh", "-c", "echo begin; until test -e go; do sleep 0.02; done")
+    eventually(lambda: child.read_new_output() == b"begin\n")
+    Path(child.log_path).unlink()
+    assert child.read_new_output() == b""
+    (tmp_path / "go").touch()
+    ended = child.wait(20)
+    assert ended is not None
+    assert (ended.code, ended.tree_dead) == (0, True)
+
+
 def test_output_of_both_streams_can_be_read_while_it_comes(start: Start, tmp_path: Path) -> None:
     child = start("sh", "-c", "echo out; echo err >&2; until test -e go; do sleep 0.02; done; echo end")
     seen = b""

@@ -166,6 +166,18 @@ def test_an_order_after_the_start_reaches_the_work_once(client: Client, tmp_path
     assert work.heard == [("stop", "drain"), "lose"]
 
 
+def test_a_stop_for_a_lease_that_was_renewed_does_not_keep_a_later_one_from_the_work(
+    client: Client, tmp_path: Path
+) -> None:
+    job, work = job_of(client, tmp_path), RecordedWork()
+    assert job.start(work)
+    for reason in ("lease", "lease", "cancel", "lease", "drain"):
+        job.tell_stop(reason, 1.0)  # type: ignore[arg-type]
+    assert work.heard == [("stop", "lease"), ("stop", "cancel")]
+    job.hasten()
+    assert work.heard[2:] == [("stop", "cancel")]
+
+
 def test_a_job_that_has_ended_is_not_lost_any_more(client: Client, tmp_path: Path) -> None:
     job, work = job_of(client, tmp_path), RecordedWork()
     job.start(work)

@@ -43,7 +43,6 @@ class Identity:
         reads that pipe waiting for ever. PG* variables are dropped, they would redirect the programs.
         """
         env = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
-        # By its role a worker's supervisor knows that the server, should that worker start it, outlives it.
         env |= {"LC_ALL": "C"}
         with tempfile.TemporaryFile() as out:
             try:

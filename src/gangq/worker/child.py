@@ -229,11 +229,14 @@ class Child:
         Beyond the first ``log_head`` bytes nothing comes while the command runs; at its end, a line that says
         how many bytes were dropped and then the last ``log_tail`` ones.
         """
-        with self._lock, open(self.log_path, "rb") as file:
-            file.seek(self._log_offset)
-            data = file.read(limit)
-            self._log_offset += len(data)
-            return data
+        try:
+            with self._lock, open(self.log_path, "rb") as file:
+                file.seek(self._log_offset)
+                data = file.read(limit)
+                self._log_offset += len(data)
+                return data
+        except FileNotFoundError:  # Somebody has removed it. What runs goes on.
+            return b""
 
     def log_tail(self, count: int = 8192) -> bytes:
         """The last ``count`` bytes of output as of now, whether it runs or has ended."""

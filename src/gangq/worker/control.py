@@ -24,6 +24,7 @@ log = logging.getLogger("gangq.worker.control")
 _STOP_S = 2.0
 _CALLS = 4
 """Threads for what a task cannot await, at most."""
+_LOOKUPS = 2
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class Control:
         }
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop
+        self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="gangq-call")
         self._thread = threading.Thread(target=self._run, name="gangq-control", daemon=True)
         self.client = ListeningClient(client.target.conninfo, **options)
         """For tasks of the loop."""
@@ -50,7 +52,8 @@ class Control:
         """Start the thread. Before that there is nothing to call."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_fault)
-        self._loop.set_default_executor(ThreadPoolExecutor(_CALLS, thread_name_prefix="gangq-call"))
+        # The loop looks up the names of hosts there.
+        self._loop.set_default_executor(ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="gangq-lookup"))
         self._thread.start()
 
     def stop(self) -> None:
@@ -115,6 +118,16 @@ class Control:
         future = self._submit(coroutine)
         future.add_done_callback(ended)
         return future
+
+    # -- for tasks of the loop -------------------------------------------------------------------------------
+
+    async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        """What ``function`` returns, which may wait for calls that this loop makes for threads.
+
+        In the loop's own threads, as by ``asyncio.to_thread``, such waits would leave none to look up the host of
+        the database, and the call that they wait for would never begin.
+        """
+        return await self._loop.run_in_executor(self._calls, function, *arguments)
 
     # -- inside ----------------------------------------------------------------------------------------------
 

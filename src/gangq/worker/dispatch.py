@@ -56,8 +56,8 @@ class Dispatcher:
         try:
             self._run(job, inline, done, more_follow)
         except Exception as problem:
-            # A fault of ours, or of this host (no space left, no more threads). Nothing of the job runs: both
-            # runners see to that on their way out.
+            # A fault of ours, or of this host (no space left, no more threads). The runners have ended the job on
+            # their way out, unless it survives SIGKILL.
             log.exception("runner_fault", extra=job.extra)
             job.end_work()
             if inline is not None:

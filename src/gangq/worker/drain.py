@@ -75,7 +75,7 @@ class Drain:
                 break
             job.tell_stop("drain", 0.0)
             job.end_work()
-            await asyncio.to_thread(reporter.stopped, job)
+            await session.control.in_thread(reporter.stopped, job)
         left = self._timeout_s
         while left > 0 and not self.urgent.is_set() and len(session.table):
             await asyncio.sleep(min(left, _SLICE_S))

@@ -128,12 +128,13 @@ class ActiveJob:
     # -- orders ----------------------------------------------------------------------------------------------
 
     def tell_stop(self, reason: StopReason, grace_s: float) -> None:
-        """Stop within the grace. The first reason is kept; an order of the database is remembered anyway,
-        because it decides what is reported at the end.
+        """Stop within the grace. The first reason is kept, but for a lease that may be renewed yet; an order of the
+        database is remembered anyway, because it decides what is reported at the end.
         """
         with self._lock:
             self.told_by_server = self.told_by_server or reason in ("preempt", "cancel")
-            if self.stop_reason is not None or self.lost is not None or self.reporting:
+            told = self.stop_reason not in (None, "lease") or self.stop_reason == reason
+            if told or self.lost is not None or self.reporting:
                 return
             self.stop_reason = reason
             work = self._work

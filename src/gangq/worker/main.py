@@ -1,10 +1,10 @@
 """A worker: registers, claims, runs, keeps its lease, and stops as asked.
 
 The main thread claims and runs the handlers of one lane, because a handler may need it (signals, GUI toolkits,
-CUDA). What the other lane runs is in child processes, and a thread claims for it. All else (the lease, the
-listener, the tick, the socket, the drain) is done by the control loop (:mod:`gangq.worker.control`). An incarnation
-is a :class:`gangq.worker.session.Session`; when the database ends it, the worker makes sure that nothing of it runs
-any more and registers anew.
+CUDA). What the other lane runs is in child processes. The control loop (:mod:`gangq.worker.control`) claims for it,
+and does all else: the lease, the listener, the tick, the socket, the drain. An incarnation is a
+:class:`gangq.worker.session.Session`; when the database ends it, the worker makes sure that nothing of it runs any
+more and registers anew.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class InlineWork:
     def stop(self, reason: StopReason, grace_s: float) -> None:
         """``ctx.stopping`` is up already; see to it that the handler is gone when the grace is over."""
         if reason == "lease":
-            return  # The lease's own deadline is the limit.
+            return  # The lease's own deadline is the limit, until it is renewed.
         with self._lock:
             stop_by = boottime() + grace_s
             if not self._active or (self._stop_by is not None and self._stop_by <= stop_by):

@@ -162,7 +162,7 @@ class SocketServer:
             return job, _encoded(await self._of_process(job, request))
         op = request["op"]
         if not small or (isinstance(op, str) and op in _SLOW):
-            return job, await asyncio.to_thread(self._carry_out, job, request)
+            return job, await self._session.control.in_thread(self._carry_out, job, request)
         return job, self._carry_out(job, request)
 
     def _read(self, line: bytes | None) -> tuple[ActiveJob | SharedProcess | None, dict[str, Any]]:
