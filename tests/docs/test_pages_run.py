@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ TOP = Path(__file__).parents[2]
 PAGES = {
     "README.md": ["--devices", "4x24GiB"],
     "docs/manual/tasks.md": ["--devices", "none", "--slots", "2"],
-    "docs/manual/schedules.md": [],
+    "docs/manual/schedules.md": ["--slots", "2"],
     "docs/manual/batches.md": [],
     "docs/manual/hooks.md": ["--slots", "0"],
 }
@@ -36,6 +37,10 @@ def test_the_python_of_the_page_runs(dsn: str, client: Client, tmp_path: Path, p
     command = [sys.executable, "-m", "gangq", "worker", "tasks:app", "--name", "w"]
     worker = subprocess.Popen([*command, *PAGES[page]], cwd=tmp_path, env=environ)
     try:
+        deadline = time.monotonic() + 30
+        while not client.workers():
+            assert time.monotonic() < deadline, "it registers"
+            time.sleep(0.05)
         done = subprocess.run(
             [sys.executable, "page.py"],
             cwd=tmp_path,
