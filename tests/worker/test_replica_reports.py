@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gangq.context import ServiceInfo
+from gangq.errors import DatabaseUnreachable
 from gangq.worker.replicas import Replica, ReplicaWatch
 
 
 class Client:
     def __init__(self) -> None:
         self.loads: list[float] = []
+        self.meanwhile = lambda: None
+
+    async def report_ready(self, **_: Any) -> None:
+        self.meanwhile()
 
     async def report_load(self, *, load: float, **_: Any) -> None:
+        self.meanwhile()
         self.loads.append(load)
+
+
+def watched() -> tuple[Client, Replica, Callable[[float], None]]:
+    """A replica, who is told of it, and what looks at a time in seconds."""
+    client = Client()
+    watch = ReplicaWatch(SimpleNamespace(control=SimpleNamespace(client=client)))  # type: ignore[arg-type]
+    replica = Replica(ServiceInfo(name="chat", revision=1, port=80, health=None), lambda: None)
+    job: Any = SimpleNamespace(id=1, token=2)
+    return client, replica, lambda now: asyncio.run(watch._report(job, replica, now))
 
 
 @pytest.mark.parametrize(
@@ -31,16 +47,39 @@ class Client:
 def test_a_load_is_told_once_a_second_at_most_and_again_if_it_was_said_again(
     says: Any, told_at: list[int]
 ) -> None:
-    client = Client()
-    watch = ReplicaWatch(SimpleNamespace(control=SimpleNamespace(client=client)))  # type: ignore[arg-type]
-    replica = Replica(ServiceInfo(name="chat", revision=1, port=80, health=None), lambda: None)
-    job: Any = SimpleNamespace(id=1, token=2)
+    client, replica, look = watched()
     told = []
     for now in range(600):
         at = now / 10
         if (load := says(at)) is not None:
             replica.busy(load)
         before = len(client.loads)
-        asyncio.run(watch._report(job, replica, 100 + at))
+        look(100 + at)
         told += [at] * (len(client.loads) - before)
     assert told == told_at
+
+
+def test_a_load_said_while_another_report_is_on_its_way_is_told() -> None:
+    client, replica, look = watched()
+    replica.said = (True, 80)
+    replica.busy(0.1)
+    more = [0.2]
+    client.meanwhile = lambda: replica.busy(more.pop()) if more else None
+    look(100)
+    look(110)
+    assert client.loads[-1] == 0.2
+
+
+def test_a_load_whose_report_was_lost_is_told_again() -> None:
+    client, replica, look = watched()
+
+    def lost() -> None:
+        raise DatabaseUnreachable("away")
+
+    replica.busy(0.1)
+    client.meanwhile = lost
+    with pytest.raises(DatabaseUnreachable):
+        look(100)
+    client.meanwhile = lambda: None
+    look(110)
+    assert client.loads == [0.1]

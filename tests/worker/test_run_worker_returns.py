@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from worker_process import eventually
 
 _PROGRAM = """
-import ctypes, json, logging, os, signal, sys, time
+import ctypes, json, logging, os, signal, sys, tempfile, threading, time
 import gangq
 app = gangq.App(sys.argv[1])
 logging.basicConfig()
@@ -24,12 +25,21 @@ def state():
         "wakeup": signal.set_wakeup_fd(-1),
         "dumpable": ctypes.CDLL(None).prctl(3, 0, 0, 0, 0),
         "name": open("/proc/self/comm").read(),
+        "threads": [one.name for one in threading.enumerate()],
         "streams": (sys.stdout, sys.stderr, logging.root.handlers[0].stream),
     }
 
+if sys.argv[2] == "refused":
+    def no_place(**_):
+        raise PermissionError(13, "Permission denied")
+    tempfile.mkdtemp = no_place
+
 os.environ["CUDA_VISIBLE_DEVICES"] = "7"
 before = state()
-code = app.run_worker(once=True, devices="2x1GiB", name="w1")
+try:
+    code = app.run_worker(once=True, devices="2x1GiB", name="w1")
+except gangq.GangqError as problem:
+    code = str(problem)
 after = state()
 child = os.fork()
 if child == 0:
@@ -41,11 +51,12 @@ os._exit(0)
 """
 
 
+@pytest.mark.parametrize("how", ["ends", "refused"])
 def test_everything_is_put_back_and_what_is_forked_later_outlives_the_program(
-    dsn: str, tmp_path: Path
+    dsn: str, tmp_path: Path, how: str
 ) -> None:
     program = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, dsn],
+        [sys.executable, "-c", _PROGRAM, dsn, how],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"},
@@ -54,7 +65,11 @@ def test_everything_is_put_back_and_what_is_forked_later_outlives_the_program(
     assert program.stdout is not None
     said = json.loads(program.stdout.readline())
     try:
-        assert (said["code"], said["changed"]) == (0, [])
+        assert said["changed"] == []
+        if how == "ends":
+            assert said["code"] == 0
+        else:
+            assert "finds no place for its socket and logs" in said["code"]
         assert program.stdin is not None
         program.stdin.close()
         program.wait(10)

@@ -68,9 +68,11 @@ class _Stream:
 
     def write(self, text: str) -> int:
         job = _here.get(None)
-        if job is None or job.log is None:
+        # Once: the log of a job that ends while a thread of it goes on is taken away.
+        own = None if job is None else job.log
+        if own is None:
             return self._stream.write(text)
-        job.log.write(text.encode("utf-8", "replace"))
+        own.write(text.encode("utf-8", "replace"))
         return len(text)
 
     def writelines(self, lines: Any) -> None:

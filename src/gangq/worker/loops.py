@@ -234,17 +234,18 @@ class ChildProcessLoop:
         claims.paced(await claims.wakes.wait_kept(claims.pace_s))
         if self._stopping:
             return False
-        free = self._free
-        if free <= 0:
-            await claims.wakes.wait(_FULL_S)
-            return False
         if not self._claiming.acquire(blocking=False):
             await asyncio.sleep(_CLAIMING_S)
+            return False
+        free = self._free  # Only now: a job that ends claims for the slot that it leaves.
+        if free <= 0:
+            self._claiming.release()
+            await claims.wakes.wait(_FULL_S)
             return False
         execute = intake.session.control.client.execute
         asked, self._idle_since = self._asked, None
         try:
-            jobs = await execute(intake.taking(claims, self._free))
+            jobs = await execute(intake.taking(claims, free))
         finally:
             self._claiming.release()
         for job in jobs:

@@ -138,6 +138,7 @@ class Worker:
         devices = self._detection.devices if self.lanes.main == "placed" else ()
         shown = self._detection.visible_env(devices, environ=self._environ)
         former = {name: os.environ.get(name) for name in (procfs.MARK_VARIABLE, *shown)}
+        directory = _private_directory()
         self._control.start()
         if in_main:
             self._signals.install()
@@ -149,7 +150,6 @@ class Worker:
             os.environ.update(shown)
         surroundings = Surroundings.here()
         closed = private.close(procfs.work_name(PROCESS_MARK) if in_main else None)
-        directory = _private_directory()
         self._liveness.start()
         self._sampler.start()
         # What was imported stays. To look through all of it for garbage, now and then, would hold the jobs for 20 ms.

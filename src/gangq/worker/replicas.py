@@ -144,14 +144,19 @@ class ReplicaWatch:
 
     async def _report(self, job: ActiveJob, replica: Replica, now: float) -> None:
         client = self._session.control.client
-        said, load = replica.said, replica.load
+        said = replica.said
         if said is not None and said != replica.reported:
             await client.report_ready(job_id=job.id, token=job.token, ready=said[0], port=said[1])
             replica.reported = said
+        load = replica.load
         pace_s = _SAME_LOAD_S if load == replica.reported_load else _POLL_S
         if load is not None and replica.load_said and now - replica.load_at >= pace_s:
-            replica.load_said = False
-            await client.report_load(job_id=job.id, token=job.token, load=load)
+            replica.load_said = False  # Before the call: what the handler says meanwhile is for the next one.
+            try:
+                await client.report_load(job_id=job.id, token=job.token, load=load)
+            except TRANSIENT:
+                replica.load_said = True
+                raise
             replica.reported_load, replica.load_at = load, now
 
 
