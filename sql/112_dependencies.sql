@@ -14,7 +14,7 @@ $$;
 
 -- Internal. How this job's latest ending counts for a dependency that wants this; null: it has not
 -- ended. A member that a done gang could spare (its completion rule, an elastic role) is cancelled
--- and lets nobody down. All members of a failed gang have failed for what waits for its failure,
+-- and counts as done. All members of a failed gang have failed for what waits for its failure,
 -- those too that were done before.
 create function gangq.ended_as(job_id bigint, wants text) returns text language sql stable as $$
   select case

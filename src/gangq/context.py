@@ -23,7 +23,6 @@ from gangq.errors import GangqError, Stopped
 if TYPE_CHECKING:
     import logging
 
-    # Subscripting an adapter at run time needs Python 3.11.
     Logger = logging.LoggerAdapter[logging.Logger]
 
 

@@ -69,8 +69,7 @@ class Due(Parsed):
         if length is not None:
             return timedelta(seconds=length)
         try:
-            # Python 3.10 does not know Z; a time without a zone is the typist's.
-            return datetime.fromisoformat(re.sub("[Zz]$", "+00:00", value)).astimezone()
+            return datetime.fromisoformat(value).astimezone()  # Without a zone it is the typist's.
         except (ValueError, OverflowError):
             raise ValueError(
                 f"{value!r} is no time: write 90s, 15m or 2h for from now, or 2026-11-20T14:30 (this "

@@ -20,7 +20,7 @@ from gangq.watchdogs import signs
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.watchdogs.giveway import GiveWay
-from gangq.watchdogs.numbers import seconds
+from gangq.watchdogs.numbers import length_s
 
 if TYPE_CHECKING:
     from typing import Self
@@ -80,11 +80,11 @@ class Backstop:
             InvalidInput: a silence that makes no sense.
             Unsupported: this platform has no such timers.
         """
-        self._silence_s = seconds("silence_s", silence_s, most=86400)
+        self._silence_s = length_s("silence_s", silence_s, most=86400)
         self._code = int(code)
         self._interval_s = self._silence_s / _REARMS
         if interval_s is not None:
-            self._interval_s = seconds("interval_s", interval_s, most=self._silence_s / 2)
+            self._interval_s = length_s("interval_s", interval_s, most=self._silence_s / 2)
         self._dumps = dump_file is not None
         self._ends_at: float | None = None
         self._lost = False
@@ -142,7 +142,7 @@ class Backstop:
         Raises:
             InvalidInput: a silence that makes no sense.
         """
-        self._silence_s = seconds("silence_s", silence_s, most=86400)
+        self._silence_s = length_s("silence_s", silence_s, most=86400)
         self._due = 0.0
         if self._thread is not None:
             self.sign()

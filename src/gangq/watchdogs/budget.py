@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gangq.watchdogs.codes import ExitCode
-from gangq.watchdogs.numbers import seconds
+from gangq.watchdogs.numbers import length_s
 from gangq.watchdogs.verdicts import Trip
 from gangq.watchdogs.watch import Setup, Watch, Watched
 
@@ -57,7 +57,7 @@ class Watchdog(Watch[_Budgeted]):
             InvalidInput: a number that makes no sense, by name.
         """
         super().__init__(**setup)
-        self._budget_s = None if budget_s is None else seconds("budget_s", budget_s)
+        self._budget_s = None if budget_s is None else length_s("budget_s", budget_s)
         self._devices = devices
 
     def start(self, *, budget_s: float | None = None, devices: bool | None = None, job: Any = None) -> Self:
@@ -73,7 +73,7 @@ class Watchdog(Watch[_Budgeted]):
                 with_devices = self._devices if devices is None else devices
                 budget_s = BUDGET_GPU_S if with_devices else BUDGET_S
         else:
-            budget_s = seconds("budget_s", budget_s)
+            budget_s = length_s("budget_s", budget_s)
         self._begin(_Budgeted(self._clock(), self.pauses.total_s, job, budget_s))
         return self
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gangq.watchdogs.activity import movement
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import QUIET_PCT, Sample, judge, summary
-from gangq.watchdogs.numbers import factor, seconds
+from gangq.watchdogs.numbers import factor, length_s
 from gangq.watchdogs.sensors import Sensors, WorkSensors
 from gangq.watchdogs.stall import LOAD_GRACE_S, LONG_PHASE_S
 from gangq.watchdogs.verdicts import Trip
@@ -130,11 +130,11 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
             InvalidInput: a number that makes no sense, by name.
         """
         super().__init__(**setup)
-        self._window_s = seconds("window_s", window_s)
+        self._window_s = length_s("window_s", window_s)
         self._wait_factor = factor("wait_factor", wait_factor)
-        self._load_grace_s = seconds("load_grace_s", load_grace_s, zero=True)
-        self._long_phase_s = seconds("long_phase_s", long_phase_s)
-        self._sample_s = seconds("sample_s", sample_s, most=60)
+        self._load_grace_s = length_s("load_grace_s", load_grace_s, zero=True)
+        self._long_phase_s = length_s("long_phase_s", long_phase_s)
+        self._sample_s = length_s("sample_s", sample_s, most=60)
         self._sensors = sensors or WorkSensors(clock=self._clock)
         self._sampler = sampler
 
@@ -156,12 +156,12 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         watched = _WithDevices(self._clock(), self.pauses.total_s, job)
         watched.sensors = sensors or self._sensors
         watched.sampler = sampler or self._sampler or getattr(watched.sensors, "sampler", None)
-        watched.window_s = self._window_s if window_s is None else seconds("window_s", window_s)
+        watched.window_s = self._window_s if window_s is None else length_s("window_s", window_s)
         watched.load_grace_s = (
-            self._load_grace_s if load_grace_s is None else seconds("load_grace_s", load_grace_s, zero=True)
+            self._load_grace_s if load_grace_s is None else length_s("load_grace_s", load_grace_s, zero=True)
         )
         watched.long_phase_s = (
-            self._long_phase_s if long_phase_s is None else seconds("long_phase_s", long_phase_s)
+            self._long_phase_s if long_phase_s is None else length_s("long_phase_s", long_phase_s)
         )
         self._begin(watched)
         return self

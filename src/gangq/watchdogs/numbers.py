@@ -13,7 +13,7 @@ from gangq.errors import InvalidInput
 LONGEST_S = 1e9
 
 
-def seconds(name: str, value: float, *, most: float = LONGEST_S, zero: bool = False) -> float:
+def length_s(name: str, value: float, *, most: float = LONGEST_S, zero: bool = False) -> float:
     """Return ``value`` if it is a sane number of seconds.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import Sample, Verdict, judge
-from gangq.watchdogs.numbers import count, factor, seconds
+from gangq.watchdogs.numbers import count, factor, length_s
 from gangq.watchdogs.sensors import Sensors, WorkSensors
 from gangq.watchdogs.verdicts import Trip
 from gangq.watchdogs.watch import Setup, Watch, Watched
@@ -137,12 +137,12 @@ class StallWatchdog(Watch[_Beaten]):
         super().__init__(**setup)
         self._learns = stall_timeout_s is None
         self._timeout_s = (
-            STALL_TIMEOUT_S if stall_timeout_s is None else seconds("stall_timeout_s", stall_timeout_s)
+            STALL_TIMEOUT_S if stall_timeout_s is None else length_s("stall_timeout_s", stall_timeout_s)
         )
-        self._confirm_s = seconds("confirm_s", confirm_s)
+        self._confirm_s = length_s("confirm_s", confirm_s)
         self._confirm_samples = count("confirm_samples", confirm_samples, least=2)
-        self._load_grace_s = seconds("load_grace_s", load_grace_s)
-        self._long_phase_s = seconds("long_phase_s", long_phase_s)
+        self._load_grace_s = length_s("load_grace_s", load_grace_s)
+        self._long_phase_s = length_s("long_phase_s", long_phase_s)
         self._overdue_factor = factor("overdue_factor", overdue_factor)
         self._wait_factor = factor("wait_factor", wait_factor)
         self._sensors = sensors or WorkSensors(clock=self._clock)
@@ -172,13 +172,13 @@ class StallWatchdog(Watch[_Beaten]):
         watched.load_grace_s = self._load_grace_s
         watched.long_phase_s = self._long_phase_s
         if stall_timeout_s is not None:
-            watched.timeout_s = seconds("stall_timeout_s", stall_timeout_s)
+            watched.timeout_s = length_s("stall_timeout_s", stall_timeout_s)
         if learn is not None:
             watched.learns = learn
         if load_grace_s is not None:
-            watched.load_grace_s = seconds("load_grace_s", load_grace_s)
+            watched.load_grace_s = length_s("load_grace_s", load_grace_s)
         if long_phase_s is not None:
-            watched.long_phase_s = seconds("long_phase_s", long_phase_s)
+            watched.long_phase_s = length_s("long_phase_s", long_phase_s)
         self._latest = watched
         self._begin(watched)
         return self

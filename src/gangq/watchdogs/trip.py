@@ -33,7 +33,7 @@ from gangq.watchdogs import waits
 from gangq.watchdogs.deadman import Deadman
 from gangq.watchdogs.family import Family
 from gangq.watchdogs.gate import Gate
-from gangq.watchdogs.numbers import seconds
+from gangq.watchdogs.numbers import length_s
 from gangq.watchdogs.verdicts import Trip, error_of, sentence
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class TripPath:
         self._target = core.target(database, {}) if isinstance(database, str) else database
         self._incarnation = incarnation
         self._leave = leave
-        self._deadline_s = seconds("deadline_s", deadline_s, most=60)
-        self._database_s = seconds("database_s", database_s, most=60)
+        self._deadline_s = length_s("deadline_s", deadline_s, most=60)
+        self._database_s = length_s("database_s", database_s, most=60)
         self._first = first
         self._ignored = ignored
         self._keep = keep

@@ -22,7 +22,7 @@ from gangq import logqueue
 from gangq.errors import GangqError
 from gangq.proc.clock import boottime
 from gangq.watchdogs import signs
-from gangq.watchdogs.numbers import seconds
+from gangq.watchdogs.numbers import length_s
 from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.trip import leave_now
 from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Suspicion, Trip
@@ -90,7 +90,7 @@ class Watch(ABC, Generic[J]):
         """The pauses of this process that the thread has met; they move every deadline."""
         self._closing = threading.Event()
         self._wait = setup.get("wait") or self._closing.wait
-        self._poll_s = seconds("poll_s", setup.get("poll_s", self._default_poll_s), most=3600)
+        self._poll_s = length_s("poll_s", setup.get("poll_s", self._default_poll_s), most=3600)
         self._on_trip = setup.get("on_trip") or leave_now
         self._on_suspect = setup.get("on_suspect")
         self._log = logging.getLogger(f"gangq.watchdogs.{self._class}")

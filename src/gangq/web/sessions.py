@@ -23,7 +23,6 @@ _SESSIONS = 200
 _ATTEMPTS = 10
 _ATTEMPTS_ALL = 60
 _PER_S = 60.0
-_ADDRESSES = 10_000
 
 
 class LoginRefused(Exception):
@@ -59,7 +58,7 @@ class Attempts:
         for times in recent.values():
             while times and times[0] <= now - _PER_S:
                 times.popleft()
-        if any(len(recent[key]) >= most for key, most in limits.items()) or len(self._of) >= _ADDRESSES:
+        if any(len(recent[key]) >= most for key, most in limits.items()):
             return False
         for key, times in recent.items():
             times.append(now)

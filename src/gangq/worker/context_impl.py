@@ -37,13 +37,8 @@ SUBMITS: dict[str, Verb[..., Any]] = {
 }
 """What a job may call."""
 
-if TYPE_CHECKING:
-    _Adapter = logging.LoggerAdapter[logging.Logger]
-else:
-    _Adapter = logging.LoggerAdapter  # not generic before Python 3.11
 
-
-class _JobLogger(_Adapter):
+class _JobLogger(logging.LoggerAdapter[logging.Logger]):
     """Adds fields of the job to every record, and keeps those that the handler gives (`extra=`)."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
