@@ -26,6 +26,14 @@ def test_a_transaction_that_ticked_may_idle_for_five_seconds_at_most(meeting, ow
     assert patience(conn) == own, "only that transaction was in anybody's way"
 
 
+@pytest.mark.parametrize("judge", ["reap_expired", "flag_dead_workers", "rollback_stale"])
+def test_a_transaction_that_judged_may_idle_as_short(meeting, judge):
+    """Until it ends nobody else can judge."""
+    conn = meeting.connect(autocommit=False)
+    call(conn, judge)
+    assert patience(conn) == "5s"
+
+
 def test_a_tick_left_open_in_a_transaction_does_not_stop_the_next_one(meeting):
     frozen = meeting.connect(autocommit=False, idle_in_transaction_session_timeout="300ms")
     call(frozen, "tick", force=True)

@@ -110,3 +110,29 @@ def test_a_lane_that_has_looked_again_in_vain_is_idle() -> None:
     assert loop.idle
     loop.look_again()
     assert not loop.idle
+
+
+def test_a_slot_that_a_job_which_ends_has_filled_meanwhile_is_not_asked_for() -> None:
+    asked: list[int] = []
+    of = intake()
+
+    def taking(_: object, most: int) -> Steps[list[Any]]:
+        asked.append(most)
+        yield from never()
+        return []
+
+    class Filled:
+        """Who had it before has claimed a job for the one slot."""
+
+        def acquire(self, blocking: bool = True) -> bool:
+            of.session.table.append("a job")
+            return True
+
+        def release(self) -> None:
+            """Nobody waits."""
+
+    of.taking = taking
+    loop = child_loop(of, 1)
+    loop._claiming = Filled()  # type: ignore[assignment]
+    asyncio.run(loop.run())
+    assert asked == []

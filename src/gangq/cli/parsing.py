@@ -29,9 +29,8 @@ _NEW_WORKERS = re.compile(r"(\d+)(?:x(\d+))?x([^,\s]+)((?:,[^,=\s]+=[^,\s]+)*)",
 class Parsed(ParamType):
     """What `_parse` makes of a text; any other value is one already."""
 
-    def _parse(self, value: str) -> Any:
-        # Raises `ValueError`, which says how it is written.
-        raise NotImplementedError
+    _parse: Callable[[str], Any]
+    """Raises `ValueError`, which says how it is written."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read a text of the command line, or a default."""
