@@ -63,6 +63,7 @@ LOOKS = {
     "unknown-id": "show g999",
     "no-id": "show 12x",
     "unknown-command": "lss",
+    "unknown-option": "service set chat --tag x",
     "help": "--help",
     "help-ls": "ls --help",
     "help-submit": "submit --help",

@@ -128,6 +128,9 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as e:
+            if isinstance(e, click.NoSuchOption):
+                # Click would put those alike behind the last line.
+                vars(e).update(message=e.format_message(), possibilities=None)
             vars(e)["message"] = _in_lines(e)  # Final to mypy, and shown as it is
             raise
         except (click.exceptions.Exit, click.Abort):
