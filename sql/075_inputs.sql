@@ -1,8 +1,8 @@
 -- What a job may read of those that it waited for.
 -- Takes no locks of its own.
 
--- The rights are those of the job: its submitter may name any job in after, and must not read so
--- what it may not read otherwise (the view jobs).
+-- The rights are those of the job: its submitter may name any job in after, and must not be shown
+-- what the view jobs would not show it.
 --
 -- How the jobs ended that this one was submitted to wait for, by id, for the worker that holds its
 -- claim: of a gang its members. One that is not in history any more is left out. readable: whether

@@ -45,8 +45,8 @@ $$;
 -- Internal. Tells the dependents of these jobs how they ended, but for rows that another
 -- transaction holds: see gangq.unsettled.
 create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
-  -- Once for all that wait for a job. Whether an ending that is no longer in history was a success
-  -- is not known.
+  -- Asked once for all that wait for a job. Of an ending that is no longer in history it is not
+  -- known whether it was a success.
   with endings as materialized (
     select e.on_job_id, e.wants,
       coalesce(gangq.ended_as(e.on_job_id, e.wants), 'cancelled') as outcome

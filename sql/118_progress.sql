@@ -200,7 +200,7 @@ begin
       where d.members >= 3
     ),
     noted as (
-      -- Who lags from now on is noted, and who lags no more is not.
+      -- Set for those that begin to lag, cleared for those that do not lag any more.
       update gangq.progress p set lags_since = case when p.lags_since is null then t end
       where p.job_id = any (array(
         select z.job_id from judged d join gangq.progress z on z.job_id = d.id
