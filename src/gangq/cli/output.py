@@ -230,5 +230,8 @@ def plain(value: object) -> str:
         return when(value)
     if isinstance(value, (dict, list)):
         value = to_json(value)
+    text = str(value)
+    if text.isprintable():
+        return text
     # Names and reasons come from others: no line of theirs may break a table or drive the terminal.
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

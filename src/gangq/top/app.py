@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -13,18 +14,34 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
+from textual.widgets import Footer, Input, Static, TabbedContent, TabPane
 
-from gangq.cli import output, tables
+from gangq.cli import output
 from gangq.cli.output import seconds
-from gangq.cli.tables import Column
 from gangq.client import Client
-from gangq.colours import colour_of
 from gangq.errors import GangqError
+from gangq.top.table import Table
 from gangq.top.tabs import MOST, TABS, Row, Tab, summary
 
 _LATE_S = 15.0
 """A tick that is older is shown as a fault."""
+
+
+class Line:
+    """A row of a tab, and what it shows: made once, when it is looked at."""
+
+    def __init__(self, tab: Tab, row: Row) -> None:
+        self.tab, self.row = tab, row
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The cells."""
+        return [output.plain(column.cell(self.row)) for column in self.tab.columns]
+
+    @cached_property
+    def searched(self) -> str:
+        """What a filter looks into."""
+        return " ".join(self.texts).casefold()
 
 
 class Top(App[None]):
@@ -36,7 +53,6 @@ class Top(App[None]):
     #summary { height: 1; padding: 0 1; background: $panel; }
     #filter { display: none; border: none; height: 1; }
     #filter.open { display: block; }
-    DataTable { height: 1fr; }
     Pages, Question { align: center middle; }
     Pages > VerticalScroll { width: 95%; height: 90%; border: round $primary; padding: 0 1; background: $surface; }
     Question > Static { width: auto; border: round $warning; padding: 1 2; background: $surface; }
@@ -59,7 +75,7 @@ class Top(App[None]):
         self._look = look
         self._every_s = every_s
         self._held = False
-        self._answer: tuple[Tab, list[Row]] = TABS[0], []
+        self._answer: tuple[Tab, list[Line]] = TABS[0], []
         self._names: list[str | None] = []
         self._wanted = ""
         self._sort: dict[str, tuple[int | None, bool]] = {tab.title: (None, False) for tab in TABS}
@@ -69,7 +85,7 @@ class Top(App[None]):
         with TabbedContent():
             for number, tab in enumerate(TABS, 1):
                 with TabPane(f"{number} {tab.title}", id=f"tab-{number}"):
-                    yield DataTable(cursor_type="row", zebra_stripes=True)
+                    yield Table()
         yield Input(placeholder="only rows that hold this text; Esc shows all", id="filter")
         yield Footer()
 
@@ -96,7 +112,7 @@ class Top(App[None]):
 
     def _answered(self, tab: Tab, fleet: Row, rows: list[Row]) -> None:
         self._say(_in_one_line(fleet, held=self._held))
-        self._answer = tab, rows
+        self._answer = tab, [Line(tab, row) for row in rows]
         self.draw()
 
     def _say(self, text: Text) -> None:
@@ -105,35 +121,31 @@ class Top(App[None]):
     def draw(self) -> None:
         """Show the rows that were answered last, as they are sorted and filtered now; the cursor stays on its row."""
         tab, table = self.tab, self._table()
-        asked, rows = self._answer
-        rows = list(rows) if asked is tab else []
+        asked, lines = self._answer
+        lines = list(lines) if asked is tab else []
         if self._wanted:
             wanted = self._wanted.casefold()
-            rows = [row for row in rows if wanted in " ".join(_texts(tab, row)).casefold()]
+            lines = [line for line in lines if wanted in line.searched]
         by, backwards = self._sort[tab.title]
         if by is not None:
-            rows.sort(key=lambda row: _key(tab.columns[by].cell(row)))
+            lines.sort(key=lambda line: _key(tab.columns[by].cell(line.row)))
         if backwards:
-            rows.reverse()
-        before, at = self._chosen(), table.cursor_row
-        self._names = [tab.named(row) for row in rows[:MOST]]
-        _fill(table, tab.columns, [_texts(tab, row) for row in rows[:MOST]])
+            lines.reverse()
+        before, at = self._chosen(), table.cursor
+        seen = lines[:MOST]
+        self._names = [tab.named(line.row) for line in seen]
         if before is not None and before in self._names:
             at = self._names.index(before)
-        table.move_cursor(row=min(at, max(0, len(self._names) - 1)), animate=False)
-        table.border_subtitle = f"{MOST} of {len(rows)}: / filters" if len(rows) > MOST else ""
+        note = f"{MOST} of {len(lines)}: / filters" if len(lines) > MOST else ""
+        table.show(tab.columns, [line.texts for line in seen], at, note)
 
-    def on_resize(self) -> None:
-        """Show the columns that fit now."""
-        self.draw()
-
-    def _table(self) -> DataTable[Text]:
+    def _table(self) -> Table:
         pane = self.screen_stack[0].query_one(TabbedContent).active_pane
         assert pane is not None
-        return pane.query_one(DataTable)
+        return pane.query_one(Table)
 
     def _chosen(self) -> str | None:
-        row = self._table().cursor_row
+        row = self._table().cursor
         return self._names[row] if row < len(self._names) else None
 
     # -- Keys --------------------------------------------------------------------------------------------------
@@ -197,8 +209,8 @@ class Top(App[None]):
         if (name := self._chosen()) is not None:
             self.push_screen(Pages(self._look([command, name])))
 
-    def on_data_table_row_selected(self) -> None:
-        """Open the row: the table itself takes the key."""
+    def on_table_opened(self) -> None:
+        """Open the row that was clicked."""
         self.action_open("show")
 
     def action_cancel(self) -> None:
@@ -278,29 +290,6 @@ def _in_one_line(fleet: Row, *, held: bool) -> Text:
     if age is None or age > _LATE_S:
         part("no tick yet" if age is None else f"the last tick was {seconds(age)} ago", "red")
     return text
-
-
-def _texts(tab: Tab, row: Row) -> list[str]:
-    return [output.plain(column.cell(row)) for column in tab.columns]
-
-
-def _fill(table: DataTable[Text], columns: Sequence[Column], texts: Sequence[Sequence[str]]) -> None:
-    """Show these rows, with the columns that fit, as the command line's tables do."""
-    titles = [column.title.replace("_", " ").upper() for column in columns]
-    widths = [max(map(tables.width, of)) for of in zip(titles, *texts, strict=True)]
-    # A cell has a blank on each side, and the table a scroll bar.
-    shown = tables.fit(widths, texts, columns, table.size.width - 2 - table.styles.scrollbar_size_vertical)
-    table.clear(columns=True)
-    for i in shown:
-        table.add_column(titles[i], width=widths[i])
-    table.add_rows([_cell(columns[i], row[i], widths[i]) for i in shown] for row in texts)
-
-
-def _cell(column: Column, text: str, most: int) -> Text:
-    colour = colour_of(text) if column.title in tables.COLOURED else None
-    text = tables.cut(text, most)
-    justify = "right" if column.right or text.isdecimal() else "left"
-    return Text(text, style=colour or "", justify=justify, no_wrap=True)  # type: ignore[arg-type]
 
 
 def _key(value: Any) -> tuple[int, Any]:

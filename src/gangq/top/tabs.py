@@ -107,7 +107,7 @@ TABS = (
         from gangq.jobs j where j.state in ('reserved', 'running', 'preempting')
         order by j.gang_id, j.rank, j.id limit 5000""",
         _columns(
-            "what state task >members gpus progress >steps/s >left >for submitter:2 queue:1 hosts:3",
+            "what state task >members >gpus progress >steps/s >left >for submitter:2 queue:1 hosts:3",
             {
                 "progress": lambda row: (
                     bar(row["step"], row["total"]) or ("" if row["step"] is None else f"step {row['step']:g}")
@@ -140,7 +140,7 @@ TABS = (
           (q.maximum ->> 'gpus') as most_gpus, q.waiting_gangs, q.waiting_jobs
         from gangq.queues q limit 1000""",
         _columns(
-            "name paused policy running_gangs running_jobs used_gpus >most_gpus waiting_gangs waiting_jobs"
+            "name paused policy >running_gangs >running_jobs >used_gpus >most_gpus >waiting_gangs >waiting_jobs"
         ),
     ),
     Tab(
@@ -150,7 +150,7 @@ TABS = (
           w.lease_left_s::float8, w.step_rate::float8, coalesce(w.quarantined, w.cordoned, '') as withheld
         from gangq.workers w where w.ended_at is null order by w.host, w.name limit 5000""",
         _columns(
-            "name host:2 state >slots >light:1 gpus >silent >lease:2 >steps/s:1 withheld",
+            "name host:2 state >slots >light:1 >gpus >silent >lease:2 >steps/s:1 withheld",
             {
                 "slots": lambda row: f"{row['used_slots']}/{row['slots']}",
                 "light": lambda row: f"{row['used_light']}/{row['light']}",
@@ -167,7 +167,7 @@ TABS = (
         from gangq.devices d where d.worker is not null or d.state = 'quarantined'
         order by d.host, d.index limit 5000""",
         _columns(
-            "host >index model state health >job busy >memory power:1 trips_day:2 reason",
+            "host >index model state health >job >busy >memory >power:1 >trips_day:2 reason",
             {
                 "job": lambda row: row["job_id"],
                 "busy": _reading("gpu_pct", "%"),
@@ -183,7 +183,7 @@ TABS = (
         select t.at, t.code, t.class, t.task, t.job_id, t.gang_id, t.rank, t.worker, t.host, t.outcome, t.reason
         from gangq.trips t where t.at > gangq.now() - interval '1 day' order by t.at desc limit 200""",
         _columns(
-            "at code:1 class task job >rank:1 host outcome:2 reason",
+            "at >code:1 class task >job >rank:1 host outcome:2 reason",
             {"at": lambda row: output.when(row["at"]), "job": lambda row: row["job_id"]},
         ),
         named=lambda row: str(row["job_id"]) if row["job_id"] else None,
@@ -195,7 +195,7 @@ TABS = (
           coalesce(s.why, x.why, '') as why
         from gangq.services s left join gangq.scaling x on x.service = s.name order by s.name limit 1000""",
         _columns(
-            "name state ready >wants gangs:2 revision:2 load:1 task:1 queue:2 why",
+            "name state ready >wants >gangs:2 >revision:2 >load:1 task:1 queue:2 why",
             {"ready": lambda row: f"{row['ready_replicas']} of {row['replicas']}"},
         ),
     ),
