@@ -213,6 +213,26 @@ def test_keys_and_clicks_move_the_cursor_and_the_titles_stay(client: Client, dsn
     on_screen(client, dsn, steps)
 
 
+def test_in_80_columns_hosts_reasons_and_titles_are_whole(client: Client, dsn: str, fleet: int) -> None:
+    client.register_worker(
+        name="gpu-node-00-0",
+        host="gpu-node-00.example.org",
+        queues=["default"],
+        slots=8,
+        devices=[{"uuid": "GPU-0", "index": 0, "model": "NVIDIA H100 80GB HBM3", "source": "declared"}],
+    )
+
+    async def steps(pilot: Pilot[None], app: Top) -> None:
+        for key, words in (("2", "waits for a free worker"), ("3", ""), ("5", "gpu-node-00.example.org")):
+            await pilot.press(key)
+            await settled(pilot)
+            titles = app._table().render_line(0).text.rstrip()
+            assert any(titles.endswith(title) for title in (" WHY", " WAITING JOBS", " TRIPS DAY"))
+            assert any(words in line for line in lines(app))
+
+    on_screen(client, dsn, steps, size=(80, 24))
+
+
 @pytest.mark.parametrize(
     ("done", "total", "shown"),
     [(None, 5, ""), (3, None, ""), (0, 0, ""), (0, 4, "  0% " + "░" * 10), (9, 4, "100% " + "█" * 10)],

@@ -128,7 +128,7 @@ TABS = (
           extract(epoch from gangq.now() - w.since)::float8 as for_s, w.why
         from gangq.waiting w order by w.priority desc, w.since limit 1000""",
         _columns(
-            "what state task >size >priority queue >for why",
+            "what state task >size:1 >priority:2 queue:2 >for why",
             {"for": lambda row: output.seconds(row["for_s"]), "what": lambda row: row["what"] or "jobs"},
         ),
         named=_get("what"),  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ TABS = (
           (q.maximum ->> 'gpus') as most_gpus, q.waiting_gangs, q.waiting_jobs
         from gangq.queues q limit 1000""",
         _columns(
-            "name paused policy >running_gangs >running_jobs >used_gpus >most_gpus >waiting_gangs >waiting_jobs"
+            "name paused policy:1 >running_gangs >running_jobs >used_gpus >most_gpus:1 >waiting_gangs >waiting_jobs"
         ),
     ),
     Tab(
@@ -167,7 +167,7 @@ TABS = (
         from gangq.devices d where d.worker is not null or d.state = 'quarantined'
         order by d.host, d.index limit 5000""",
         _columns(
-            "host >index model state health >job >busy >memory >power:1 >trips_day:2 reason",
+            "host >index model:3 state health >job >busy >memory >power:1 >trips_day:2 reason",
             {
                 "job": lambda row: row["job_id"],
                 "busy": _reading("gpu_pct", "%"),
