@@ -38,6 +38,13 @@ declare
   n record;
 begin
   select x.* into s from gangq.shapes x where x.id = infeasible.shape_id;
+  -- Nearly every job fits on the first ten workers, and then it fits on all of them.
+  if (
+    select sum(gangq.room(
+        s, (o.worker).slots, (o.worker).memory_mb, (o.worker).cpus, o.enough)) >= size
+    from gangq.offers(s, false, 10) o where o.able) then
+    return null;
+  end if;
   select count(*) as serving, count(*) filter (where s.labels <@ w.labels) as labelled,
     count(*) filter (where o.able) as able,
     coalesce(sum(w.slots) filter (where o.able), 0) as slots,
