@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ROOMS := $(filter-out tests/packaging/ tests/process/ tests/__pycache__/,$(wildcard tests/*/))
 # A file is not shared out, so what takes longest begins first. Files of seconds come last: they fill the gaps.
-FIRST := tests/property/test_fuzz.py tests/host/test_bounce.py tests/embedded/ tests/property/ tests/cli/test_run.py \
+FIRST := tests/property/test_fuzz.py tests/host/test_bounce.py tests/docs/ tests/embedded/ tests/property/ tests/cli/test_run.py \
   tests/servers/ tests/sql/test_plans.py tests/host/ tests/worker/ tests/bench/ tests/testing/ tests/client/ tests/cli/ \
   tests/schema/ tests/gpu/ tests/examples/ tests/simulator/ tests/watchdogs/
 LAST := tests/interleaving/ tests/acceptance/ tests/sql/ tests/placement/
@@ -12,20 +12,22 @@ LAST := tests/interleaving/ tests/acceptance/ tests/sql/ tests/placement/
 WAITS := $(addprefix tests/process/test_,process_watchdogs.py process_secrets.py process_not_reported.py process_devices.py \
   process_frozen.py process_gil.py statements.py process_outage.py supervisor.py supervisor_killed.py) \
   tests/watchdogs/test_trip.py $(addprefix tests/process/test_,failover.py process_told.py process_wire.py process_kill.py) \
-  tests/watchdogs/test_judged.py tests/watchdogs/test_logqueue.py tests/process/
+  tests/watchdogs/test_judged.py tests/watchdogs/test_unread_log.py tests/process/
 NAMED := $(FIRST) $(LAST) $(WAITS)
 $(if $(filter-out $(wildcard $(NAMED)),$(NAMED)),$(error not there: $(filter-out $(wildcard $(NAMED)),$(NAMED))))
-PYTEST := $(BIN)/python -m pytest -m "not soak and not torch and not gpu" --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+QUICK := -m "not slow and not soak and not torch and not gpu"
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # The tests start hundreds of programs. Without compiled modules each needs 0.4 s more of a processor to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-servers test-gpu test-torch soak bench simulate five docs lint wheel-check clean help
+.PHONY: demo test test-slow test-servers test-gpu test-torch soak bench simulate five docs lint wheel-check clean help
 
 help:
 	@echo "make demo        a training gang survives the death of a rank (private PostgreSQL, nothing to configure)"
-	@echo "make test        every test, on real PostgreSQL"
+	@echo "make test        the tests, on real PostgreSQL with real processes: ten minutes on two cores"
+	@echo "make test-slow   proofs that cost seconds of a processor each; CI runs them after make test"
 	@echo "make test-servers what is about SQL, all of it on every PostgreSQL found"
 	@echo "make soak        the long proofs"
 	@echo "make bench       gangq beside its floors and other queues, as tables and pictures (BENCH=--quick: one small round)"
@@ -62,8 +64,11 @@ demo: $(VENV)/.demo
 # What measures time runs apart from what computes. First the tests are compiled: six processes at once would each do it.
 test: $(VENV)/.dev
 	printf '%s\n' tests/*/ | xargs -n 8 -P 2 $(BIN)/python -m pytest --collect-only -qq > /dev/null
-	$(PYTEST) -n 6 $(FIRST) $(filter-out $(FIRST) $(LAST),$(ROOMS)) $(LAST) $(addprefix --ignore=,$(filter-out tests/process/,$(WAITS)))
-	$(PYTEST) -n 7 $(WAITS)
+	$(PYTEST) $(QUICK) -n 5 $(FIRST) $(filter-out $(FIRST) $(LAST),$(ROOMS)) $(LAST) $(addprefix --ignore=,$(filter-out tests/process/,$(WAITS)))
+	$(PYTEST) $(QUICK) -n 7 $(WAITS)
+
+test-slow: $(VENV)/.dev
+	$(PYTEST) -m "slow and not soak" -n 4 $(FIRST) $(WAITS) tests/
 
 test-servers: $(VENV)/.dev
 	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving
@@ -75,7 +80,7 @@ test-torch: $(VENV)/.dev
 	$(BIN)/python -m pytest -m torch
 
 soak: $(VENV)/.dev
-	GANGQ_SOAK=1 $(BIN)/python -m pytest -s -m "soak or not soak" tests/property tests/interleaving tests/watchdogs tests/process tests/simulator
+	GANGQ_SOAK=1 $(BIN)/python -m pytest -s -m "soak or not soak" tests/property tests/interleaving tests/watchdogs tests/process tests/placement/test_properties.py tests/simulator tests/sql/test_mutation.py tests/sql/test_claim_pace.py
 
 bench: $(VENV)/.bench
 	$(BIN)/python tests/bench/run.py $(BENCH)

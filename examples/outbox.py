@@ -2,7 +2,10 @@
 
 A row of your own and its job are committed together, or neither is. The job's effect and its end are, too.
 No outbox table and no relay process: the queue is in the database of the rows.
+A worker of its own: FILMS_DSN=$(gangq db dsn --embedded) gangq worker --embedded outbox.py:app
 """
+
+import os
 
 import psycopg
 
@@ -11,16 +14,21 @@ import gangq
 app = gangq.App()
 
 
+def films():
+    """The database of the rows. No job gets GANGQ_DSN: what its handler uses has a variable of its own."""
+    return psycopg.connect(os.environ["FILMS_DSN"])
+
+
 @app.task(wait_for_hardware=True)  # its worker starts after the submit
 def render(ctx, film):
     """Its effect commits with its end: what a lost attempt has written is rolled back."""
-    with psycopg.connect(app_dsn) as connection:
+    with films() as connection:
         connection.execute("update example_films set frames = frames + 24 where id = %s", [film])
         ctx.complete(connection, "rendered")
 
 
 def order(title, paid=True):
-    with psycopg.connect(app_dsn) as connection:  # commits at its end, unless there is an error
+    with films() as connection:  # commits at its end, unless there is an error
         insert = "insert into example_films (title) values (%s) returning id"
         (film,) = connection.execute(insert, [title]).fetchone()
         job = render.options(connection=connection).submit(film=film)
@@ -30,8 +38,8 @@ def order(title, paid=True):
 
 
 if __name__ == "__main__":
-    app_dsn = app.dsn  # a job has no database of its own: here it runs in this process, and uses this one
-    with psycopg.connect(app_dsn) as connection:
+    os.environ.setdefault("FILMS_DSN", app.dsn)
+    with films() as connection:
         columns = "id serial, title text, frames int default 0"
         connection.execute(f"create table if not exists example_films ({columns})")
     order("Heat")
@@ -40,7 +48,7 @@ if __name__ == "__main__":
     except ValueError as error:
         print("rolled back:", error)
     app.run_worker(once=True)
-    with psycopg.connect(app_dsn) as connection:
+    with films() as connection:
         for film in connection.execute("select id, title, frames from example_films order by id"):
             print("film:", film)
     jobs = app.client.jobs(task="render")

@@ -41,4 +41,4 @@ if __name__ == "__main__":
     app.run_worker(once=True)
     reported = app.job(app.job(started.id).result(timeout="1m"))
     print("report:", reported.result(timeout="1m"))
-    print("the next night is:", app.client.schedules()[0].next_due)
+    print("the next night is:", night.row().next_due)

@@ -1,19 +1,26 @@
 -- The state machine as data, and the triggers that enforce it, also for the owner in psql. The
 -- trigger has the legal pairs as constants: a lookup in the table would double the cost of an
--- update. A test keeps the two equal.
+-- update. tests/sql/test_transitions.py keeps the two equal.
 -- Takes no locks of its own.
 --
--- Where the states of a job are known, for a change of one of them:
+-- Where the states of a job or gang are known, for a change of one of them. Each file that writes
+-- one is here (tests/sql/test_transitions.py); those that only show them are the views (136 to 139,
+-- 143), explanations (142), metrics (147).
 --   here                    which follows which
 --   0001_foundation         is_sound: what each needs in its columns; the partial indexes
 --   078_charges             causes: what the end of an attempt costs, which ends are losses
---   080_finish, 100_drain   every end: leave, end_attempt, stopped, drain, complete_drain, end_gang
---   104_preempt             stop_solo: running to preempting
---   033_submit, 034_gangs   births
---   040_workers             report_dead: scheduled to pending
---   112_dependencies        promote_due: scheduled and waiting to pending
+--   034_submit, 035_gangs, 106_retry, 134_schedule_step
+--                           births
+--   036_unique              replace_job: pending and scheduled
+--   080_leave, 082_complete, 084_fail, 100_drain
+--                           every end: leave, end_attempt, stopped, drain, complete_drain
+--   101_losses              lose_members: preempted to blocked; 102_gang_ends: end_gang
+--   104_preempt, 105_cancel running to preempting
+--   112_dependencies        make_pending, release_dependents: scheduled and waiting to pending
 --   062_reserve             blocked to reserved and back; 065_timeouts: split_gang
---   063_places, 070_claim   pending and reserved to running
+--   063_places, 070_claim, 072_light
+--                           pending and reserved to running
+--   074_barrier             gangs: reserved to running
 --   148_violations          what must never be seen
 
 delete from gangq.transitions;
@@ -58,6 +65,16 @@ from (values
 ) as r(role, verbs, pairs)
 cross join string_to_table(r.verbs, ' ') as v(verb)
 cross join string_to_table(r.pairs, ' ') as p(pair);
+
+-- Internal. The state of a job or gang that has not been started, by what it waits for.
+create function gangq.waiting_state(
+  waits_on integer, gang_id bigint, due_at timestamptz default null, t timestamptz default null
+) returns text language sql immutable
+return case
+  when waits_on > 0 then 'waiting'
+  when gang_id is not null then 'blocked'
+  when due_at > t then 'scheduled'
+  else 'pending' end;
 
 -- Internal. Trigger: refuses a change of state that gangq.transitions does not list and numbers
 -- that no job has, and marks a job that is pending in a place which claims may have passed.

@@ -1,5 +1,6 @@
 -- A kind is what a gang asks for, stored once: gangs with the same queue, roles and placement have
--- the same kind, and a pass judges kinds instead of gangs.
+-- the same kind, and a pass judges kinds instead of gangs. And which members are in an epoch of a
+-- gang, which of an elastic kind need not be all of them.
 -- Takes no locks.
 
 -- Internal. The shapes that have a pending job. Shapes and kinds are never deleted. These two views
@@ -77,3 +78,21 @@ language sql as $$
   where k.id = kind_of_shapes.kind_id
   group by k.id
 $$;
+
+-- Internal. Whether such gangs may run with fewer members. A gang whose roles all have one size has
+-- all its members in every epoch. Of an elastic one those with an epoch_rank are in it; the others
+-- stay blocked, or are being stopped because they have just left it.
+create function gangq.elastic(kind_id integer) returns boolean language sql stable as $$
+  select exists (
+    select 1 from gangq.kind_roles r
+    where r.kind_id = elastic.kind_id and r.min_members < r.max_members)
+$$;
+
+-- Internal. Whether a member of a placed gang is part of its present epoch.
+create function gangq.in_epoch(j gangq.live_jobs, g gangq.live_gangs) returns boolean
+language sql immutable
+return j.epoch_rank is not null or g.world_size = g.size;
+
+-- Internal. The rank that a member has in its epoch, or would have if all members ran.
+create function gangq.rank_of(j gangq.live_jobs) returns integer language sql immutable
+return coalesce(j.epoch_rank, j.rank);

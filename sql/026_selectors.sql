@@ -61,6 +61,34 @@ begin
       from jsonb_array_elements(selector) with ordinality as e(c, n)) d);
 end $$;
 
+-- Internal. A key or value of a selector as people write it: in quotation marks where it has to be.
+create function gangq.selector_word(word text) returns text language sql immutable as $$
+  select case when word ~ '^[^\s=<>!(),"]+$' then word
+    else '"' || regexp_replace(word, '(["\\])', '\\\1', 'g') || '"' end
+$$;
+
+-- Internal. A checked selector as people write it: vram>=40,rack in (a,b),!spot.
+create function gangq.selector_text(selector jsonb) returns text language sql immutable as $$
+  select string_agg(case d.op
+      when 'exists' then d.key
+      when 'absent' then '!' || d.key
+      when 'in' then format('%s in (%s)', d.key, d.given)
+      when 'notin' then format('%s notin (%s)', d.key, d.given)
+      else d.key || d.op || d.given end, ',' order by d.n)
+  from (
+    select e.n, e.c ->> 'op' as op, gangq.selector_word(e.c ->> 'key') as key, (
+        select string_agg(gangq.selector_word(v.x), ',' order by v.n)
+        from jsonb_array_elements_text(e.c -> 'values') with ordinality as v(x, n)) as given
+    from jsonb_array_elements(selector) with ordinality as e(c, n)) d
+$$;
+
+-- Internal. Labels as people write them: gpu=h100, zone=a.
+create function gangq.labels_text(labels jsonb) returns text language sql immutable as $$
+  select string_agg(gangq.selector_word(l.key) || '=' || gangq.selector_word(l.value), ', '
+    order by l.key)
+  from jsonb_each_text(labels_text.labels) l
+$$;
+
 -- Internal. Taints or tolerations, sorted and each once; wildcard: * is one too. Raises GQ001.
 create function gangq.check_taints(taints text[], what text, wildcard boolean) returns text[]
 language plpgsql as $$

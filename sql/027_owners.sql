@@ -36,38 +36,53 @@ create function gangq.shared_queues() returns text[] language sql stable as $$
     where q.others = 'shared' and gangq.may_act_as('gangq_submitter'))
 $$;
 
--- Internal. Raises 42501 unless the caller may change all these jobs and gangs, live or ended: it
--- submitted them, it is an admin, or their queue is shared. A login owns what it submitted. A login
--- may set a role for each of its users: then each role owns what was submitted in it, and the login
--- without a role owns all of it.
+-- Internal. Whether the caller may read and change this work: it is an admin, it submitted or
+-- stored it, or the queue is shared. A login owns what it submitted. A login may set a role for
+-- each of its users: then each role owns what was submitted in it, and the login without a role
+-- owns all of it. Returns a set, which is inlined with its subqueries: they are asked once per
+-- query, and per row only columns are compared.
+create function gangq.owned(submitter text, login text, queue text) returns setof boolean
+language sql stable
+return (select gangq.is_admin())
+  or login = session_user
+  and submitter = any ((select gangq.roles_of(gangq.caller()))::text[])
+  or queue = any ((select gangq.shared_queues())::text[]);
+
+-- Internal. Who submitted or stored something, for people.
+create function gangq.whose(submitter text, login text) returns text language sql immutable
+return submitter || coalesce(' (login ' || nullif(login, submitter) || ')', '');
+
+-- Internal. Raises 42501 unless the caller may change this, which is of this submitter.
+create function gangq.check_own(
+  verb text, what text, submitter text, login text, queue text
+) returns void language plpgsql stable as $$
+begin
+  perform gangq.refuse('42501',
+    format('%s may not %s %s, which is of %s', gangq.actor(), verb, what,
+      gangq.whose(submitter, login)),
+    format('In queue %L only its submitter and members of gangq_admin may do that; nothing was '
+      'changed. To allow it to all submitters: gangq.set_queue(%L, ''{"others": "shared"}'').',
+      queue, queue))
+  from gangq.owned(submitter, login, queue) as o(mine) where o.mine is not true;
+end $$;
+
+-- Internal. Raises 42501 unless the caller may change all these jobs and gangs, live or ended.
 create function gangq.check_owner(verb text, job_ids bigint[], gang_ids bigint[]) returns void
 language plpgsql stable as $$
-declare
-  other record;
 begin
   if gangq.is_admin() then
     return;
   end if;
-  select n.what, n.submitter, n.login, n.queue into other
+  perform gangq.check_own(verb, n.what, n.submitter, n.login, n.queue)
   from (
     select 'job ' || j.id as what, j.submitter, j.login, j.queue
     from gangq.jobs j where j.id = any (check_owner.job_ids)
     union all
     select 'gang g' || g.id, g.submitter, g.login, g.queue
     from gangq.gangs g where g.id = any (check_owner.gang_ids)) n
-  where (n.login = session_user
-      and n.submitter = any ((select gangq.roles_of(gangq.caller()))::text[])) is not true
-    and n.queue <> all ((select gangq.shared_queues())::text[])
+  cross join lateral gangq.owned(n.submitter, n.login, n.queue) as o(mine)
+  where o.mine is not true
   order by n.what limit 1;
-  if found then
-    perform gangq.refuse('42501',
-      format('%s may not %s %s, which %s submitted', gangq.actor(), verb, other.what,
-        other.submitter || coalesce(' (login ' || nullif(other.login, other.submitter) || ')', '')),
-      format('In queue %L only the submitter of a job and members of gangq_admin may do that; '
-        'nothing was changed. To allow it to all submitters: gangq.set_queue(%L, ''{"others": '
-        '"shared"}'').',
-        other.queue, other.queue));
-  end if;
 end $$;
 
 -- Internal. Raises 42501 if this submitter may not give this priority in this queue: in each queue

@@ -100,7 +100,7 @@ end $$;
 -- submitters apart by now. Returns how many. Jobs submitted before the queue separated submitters
 -- share one shape. A pass sees only its first job, so a submitter at its limit would block the
 -- others.
-create function gangq.part_submitters(most integer default 1000) returns integer
+create function gangq.part_submitters(most integer default 200) returns integer
 language plpgsql as $$
 declare
   n integer;

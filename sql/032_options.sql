@@ -70,7 +70,7 @@ create type gangq.arguments as (
 create type gangq.other_arguments as (
   name gangq.name, task gangq.name, source gangq.name, queue gangq.name, submitter gangq.name,
   gang gangq.members, work gangq.object, target gangq.target_name, kinds text[],
-  max_attempts gangq.few
+  max_attempts gangq.few, tag gangq.role_name, unique_key gangq.name, keep_s gangq.seconds
 );
 
 -- A role of a gang. count: how many members it has at most. min: how many are enough to start

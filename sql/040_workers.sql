@@ -1,8 +1,10 @@
 -- Workers: register_worker, retire_worker, report_dead (proof of death). What a worker registers
 -- belongs to one incarnation, which ends (end_incarnation) when the worker retires or dies.
--- Locks: register_worker the worker's name (a row of worker_names), then its devices by UUID;
--- retire_worker and report_dead the incarnation, for no key update because foreign keys point at
--- it. Then its jobs are freed with skip locked (free_orphans, 110); the next tick frees the rest.
+-- Locks: register_worker the worker's name (a row of worker_names), the tasks that it declares
+-- (task_options, by task), then its devices (device_registry, by UUID); retire_worker and
+-- report_dead the incarnation, for no key update because foreign keys point at it, then its
+-- devices by UUID. Then its jobs are freed with skip locked (free_orphans, 108); the next tick
+-- frees the rest.
 
 -- Internal. Locks a worker's name until the transaction ends, whether it exists or not.
 create function gangq.lock_name(name text) returns void language plpgsql as $$
@@ -28,7 +30,7 @@ declare
   new gangq.task_options;
 begin
   if jsonb_typeof(declare_tasks.task_options) <> 'object'
-    or pg_column_size(declare_tasks.task_options) > 262144 then
+    or pg_column_size(declare_tasks.task_options) > gangq.most_said() then
     perform gangq.refuse('GQ001',
       format('task_options of worker %L is no JSON object of 256 KiB at most', worker),
       'For example {"train": {"gpus": 1, "vram_mb": 16000}}.');
@@ -76,7 +78,8 @@ begin
   perform gangq.refuse_larger(format('%s of worker %s', w.what, name), w.bytes, w.most)
   from (values ('labels', pg_column_size(o.labels), 8192),
     ('identity', pg_column_size(o.identity), 65536), ('devices', pg_column_size(devices), 1048576),
-    ('tasks', pg_column_size(o.tasks), 262144), ('queues', pg_column_size(queues), 262144),
+    ('tasks', pg_column_size(o.tasks), gangq.most_said()),
+    ('queues', pg_column_size(queues), gangq.most_said()),
     ('taints', pg_column_size(o.taints), 65536),
     ('boot_id', octet_length(o.boot_id), 200)) as w(what, bytes, most);
   if coalesce(cardinality(queues), 0) = 0 then
@@ -248,6 +251,21 @@ create function gangq.offer_devices(device_ids bigint[]) returns void language s
   where r.id = best.id and r.offered_by is distinct from best.incarnation
 $$;
 
+-- Internal. Locks all devices that this incarnation sees without waiting; false: one is locked
+-- already, and some of the others may be locked from here on. For the tick, before offer_devices.
+create function gangq.try_lock_devices(incarnation bigint) returns boolean language sql volatile as
+$$
+  with seen as materialized (
+    select c.device_id from gangq.device_claimants c
+    where c.incarnation = try_lock_devices.incarnation
+  ),
+  locked as materialized (
+    select from gangq.device_registry d
+    where d.id in (select s.device_id from seen s) order by d.uuid for no key update skip locked
+  )
+  select (select count(*) from locked) = (select count(*) from seen)
+$$;
+
 -- Internal. Raises GQ005, or GQ002 for an incarnation that never was.
 create function gangq.refuse_ended(incarnation bigint) returns void language plpgsql as $$
 declare
@@ -269,7 +287,7 @@ returns void language plpgsql as $$
 begin
   update gangq.incarnations i set state = final_state, ended_at = t, model = null
   where i.id = end_incarnation.incarnation;
-  perform gangq.forget_sleeper(end_incarnation.incarnation);
+  perform gangq.forget_sleepers(array[end_incarnation.incarnation]);
   perform gangq.close_places(array(
     select p.id from gangq.places p where p.incarnation = end_incarnation.incarnation));
   perform gangq.offer_devices(array(
@@ -298,7 +316,7 @@ begin
   end if;
   if not final then
     update gangq.incarnations i set state = 'draining' where i.id = me.id;
-    perform gangq.forget_sleeper(me.id);
+    perform gangq.forget_sleepers(array[me.id]);
     perform gangq.log_event(t, 'drain_worker', incarnation => me.id);
   else
     perform gangq.end_incarnation(me.id, 'retired', t);
@@ -335,6 +353,15 @@ begin
   return i;
 end $$;
 
+-- Internal. Locks the single jobs that wait until the process of this incarnation, which tripped,
+-- is gone: see 117. Returns those that no other transaction holds.
+create function gangq.waits_for_exit(i gangq.incarnations) returns bigint[] language sql as $$
+  select array(
+    select z.id from gangq.live_jobs z
+    where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
+    order by z.id for update skip locked)
+$$;
+
 -- Proof of death of a worker's work: its parent, its next incarnation or its host's bouncer has
 -- confirmed gone every process it had started. Its jobs are free at once, also one that waits since
 -- a trip for its process to be gone, and so are devices withheld since then; returns how many jobs.
@@ -345,8 +372,7 @@ language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   i gangq.incarnations;
-  due integer;
-  shapes integer;  -- that were woken
+  due bigint[];
 begin
   i := gangq.lock_reported(report_dead.worker, report_dead.incarnation, report_dead.evidence);
   if i.ended_at is not null and i.exits_at is null then
@@ -355,23 +381,14 @@ begin
   perform gangq.log_event(t, 'dead', incarnation => i.id, reason => 'proof of death',
     data => gangq.for_events(report_dead.evidence));
   insert into gangq.evidence (at, kind, incarnation, data)
-  values (t, 'dead', i.id, gangq.cut(report_dead.evidence, 4194304));
+  values (t, 'dead', i.id, gangq.cut(report_dead.evidence, gangq.most_evidence()));
   if i.ended_at is null then
     perform gangq.end_incarnation(i.id, 'dead', t);
   end if;
   -- After a trip jobs wait for exits_at, when the process would be gone: they need not any more.
   update gangq.incarnations x set exits_at = null, flagged_at = null where x.id = i.id;
-  with freed as (
-    update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
-    where j.id = any (array(
-      select z.id from gangq.live_jobs z
-      where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
-      order by z.id for update skip locked))
-    returning j.shape_id
-  )
-  select coalesce(sum(f.jobs), 0), count(gangq.wake_lane(f.shape_id, f.jobs, 'sleepers'))
-  into due, shapes
-  from (select x.shape_id, count(*) as jobs from freed x group by x.shape_id) f;
+  due := gangq.waits_for_exit(i);
+  perform gangq.make_pending(due);
   perform gangq.lift_withheld(i.id, t);
-  return due + gangq.free_orphans(array[i.id]);
+  return cardinality(due) + gangq.free_orphans(array[i.id]);
 end $$;

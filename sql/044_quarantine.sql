@@ -34,7 +34,7 @@ begin
 end $$;
 
 -- Keeps a device, or a worker (by name, also after a restart), from taking work. Running work goes
--- on. For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use).
+-- on. For gangq_admin. Raises GQ001, GQ002, GQ004 (device in use), GQ007 (the reason).
 create function gangq.quarantine(
   device_uuid text default null, worker text default null, reason text default 'operator'
 ) returns void language plpgsql as $$

@@ -44,7 +44,7 @@ end $$;
 -- deadline and then fails. When this function returns, no claim that was under way can take
 -- anything any more. A repeated call changes only what it gives: a plain cordon does not end a
 -- drain, and the deadline infinity removes the deadline. For gangq_admin. Raises GQ001, GQ002
--- (naming hosts or workers like it).
+-- (naming hosts or workers like it), GQ007 (the reason).
 create function gangq.cordon(
   host text default null, worker text default null, drain boolean default false,
   deadline timestamptz default null, reason text default null
@@ -90,11 +90,7 @@ begin
     operator = excluded.operator
   returning x.* into c;
   -- These sleepers would be woken for work that they may not take.
-  delete from gangq.sleepers z
-  where z.incarnation = any (array(
-    select y.incarnation from gangq.sleepers y
-    where y.incarnation = any (ids)
-    order by y.incarnation for update skip locked));
+  perform gangq.forget_sleepers(ids);
   perform gangq.log_cordon('cordon', t, c);
   perform gangq.wake_tick(c.drain);
 end $$;

@@ -1,6 +1,6 @@
 -- Pauses of tasks: of a task that is paused nothing new starts, whatever its queue.
--- Locks: pause_task and resume_task the row of the task in task_pauses; end_pauses (028), a step of
--- the tick, with skip locked. A claim or pass only reads the table.
+-- Locks: pause_task and resume_task the row of the task in task_pauses; end_pauses, a step of the
+-- tick, queue rows by name, then those of tasks, with skip locked. A claim or pass only reads them.
 
 -- From now on nothing of a task starts, until then (null: until resume_task); what runs goes on. A
 -- gang waits if the task of one of its members is paused. Repeated, it says anew until when and
@@ -28,14 +28,11 @@ end $$;
 
 -- Ends the pause of a task. Can be repeated. For gangq_admin.
 create function gangq.resume_task(task text) returns void language plpgsql as $$
-declare
-  ended text[];
 begin
-  with gone as (
-    delete from gangq.task_pauses p where p.task = resume_task.task returning p.task
-  )
-  select array_agg(g.task) into ended from gone g;
-  perform gangq.wake_tasks(ended);
+  delete from gangq.task_pauses p where p.task = resume_task.task;
+  if found then
+    perform gangq.wake_tasks(array[resume_task.task]);
+  end if;
 end $$;
 
 -- Internal. Wakes who may start what waits of these tasks.
@@ -46,9 +43,7 @@ begin
     select distinct s.queue
     from gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
     where s.task = any (tasks)) w;
-  if tasks <> '{}' then
-    perform gangq.wake_tick(true);
-  end if;
+  perform gangq.wake_tick(true);
 end $$;
 
 -- Internal. A task of a kind of gang, or of a shape (negative), that is paused; null: none.
@@ -68,3 +63,25 @@ create function gangq.pause_in_words(task text) returns text language sql stable
     ': ' || p.reason)
   from gangq.task_pauses p where p.task = pause_in_words.task
 $$;
+
+-- Internal, a step of the tick. Opens the queues and tasks whose pause is over. Returns how many.
+create function gangq.end_pauses() returns integer language plpgsql as $$
+declare
+  opened text[] := array(
+    select q.name from gangq.queues_table q
+    where q.paused_until <= gangq.now() order by q.name for no key update skip locked);
+  tasks text[] := array(
+    select p.task from gangq.task_pauses p
+    where p.until <= gangq.now() order by p.task for update skip locked);
+begin
+  if opened <> '{}' then
+    update gangq.queues_table q set paused = false, paused_until = null
+    where q.name = any (opened);
+    perform gangq.wake_below(opened);
+  end if;
+  if tasks <> '{}' then
+    delete from gangq.task_pauses p where p.task = any (tasks);
+    perform gangq.wake_tasks(tasks);
+  end if;
+  return cardinality(opened) + cardinality(tasks);
+end $$;

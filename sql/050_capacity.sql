@@ -31,10 +31,16 @@ $$;
 create function gangq.placed_waits() returns boolean language sql stable
 return exists (select 1 from gangq.live_gangs g where g.state = 'blocked') or gangq.single_waits();
 
+-- Internal. This queue, or the nearest one above it, if it is paused; null: none is.
+create function gangq.paused_queue(queue text) returns text language sql stable as $$
+  select q.name from gangq.queues_table q
+  where q.paused and gangq.below(paused_queue.queue, array[q.name])
+  order by length(q.name) desc limit 1
+$$;
+
 -- Internal. Whether this queue, or one above it, is paused.
 create function gangq.paused(queue text) returns boolean language sql stable
-return exists (
-  select 1 from gangq.queues_table q where q.paused and gangq.below(paused.queue, array[q.name]));
+return gangq.paused_queue(queue) is not null;
 
 -- Internal. Per incarnation: free slots for placed work, light jobs it may still take, memory,
 -- CPUs, and free devices with their memory, smallest first. Reserved, running and preempting jobs
@@ -76,7 +82,8 @@ returns table (
 $$;
 
 -- Internal. What keeps each live worker, or each of these, from taking work now; null: nothing. One
--- rule for claims, boards and explanations.
+-- rule for claims, boards and explanations. Of several reasons the first is said: what
+-- people have to end comes before what ends by itself.
 create function gangq.barred(t timestamptz, among bigint[] default null)
 returns table (incarnation bigint, why text) language sql stable as $$
   select i.id, case
@@ -104,6 +111,25 @@ language sql stable as $$
     from gangq.barred(candidates.t, candidates.among) b
     where b.why is null
     order by b.incarnation)
+$$;
+
+-- For views. The free slots for placed work of each worker that may be given work now. Open places
+-- and seats that are kept for what others were told to stop for count as taken.
+create function gangq.open_slots() returns table (incarnation bigint, slots integer)
+language sql stable as $$
+  select i.id, greatest(0, i.slots - h.held - coalesce(k.kept, 0))::integer
+  from unnest(gangq.candidates(gangq.now())) as o(id)
+  join gangq.incarnations i on i.id = o.id
+  cross join lateral (
+    select (
+      select count(*) from gangq.live_jobs j where j.incarnation = i.id and not j.light) + (
+      select count(*) from gangq.places p
+      where p.incarnation = i.id and p.job_id is null) as held) h
+  left join (
+    select (s.value ->> 'worker')::bigint as incarnation, count(*) as kept
+    from gangq.plans p cross join lateral jsonb_array_elements(p.seats) as s(value)
+    where p.kept
+    group by 1) k on k.incarnation = i.id
 $$;
 
 -- Internal. Whether this worker is for jobs of this shape at all, free or not.

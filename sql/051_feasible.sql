@@ -5,11 +5,14 @@
 -- kind_room for all roles together. Takes no locks.
 
 -- Internal. Workers that serve the queue and task of a shape, free or not, at most so many. known:
--- also ended ones. able: the job may run there. gpus: devices that it does not avoid. enough: those
--- of them with the memory that it asks for.
+-- also ended ones.
 create function gangq.offers(s gangq.shapes, known boolean, most integer default null)
 returns table (
-  worker gangq.incarnations, able boolean, gpus bigint, vram_mb integer, enough bigint
+  worker gangq.incarnations,
+  able boolean,  -- labels, selector and taints let the job run there
+  gpus bigint,  -- devices that the job does not avoid
+  vram_mb integer,  -- the most that one of them has
+  enough bigint  -- how many of them have the memory that it asks for
 ) language sql stable as $$
   select w.i, a.able, d.gpus, d.vram_mb, d.enough
   from (
@@ -28,6 +31,31 @@ returns table (
     from gangq.devices_of((w.i).id, (w.i).ended_at is not null) r
     where s.gpus > 0 and (s.avoid is null or r.id <> all (s.avoid))) d
 $$;
+
+-- Internal, for infeasible. Why no worker may run this shape. serving: how many serve its queue and
+-- task; labelled: how many of them carry its labels.
+create function gangq.unable(s gangq.shapes, serving bigint, labelled bigint, known boolean)
+returns text language plpgsql stable as $$
+begin
+  if serving = 0 and known then
+    return format('no worker known of queue %s, ended ones included, runs task %s; they run %s',
+      s.queue, s.task, (
+        select left(string_agg(distinct t.task, ', ' order by t.task), 300)
+        from gangq.fleet(true) i cross join lateral unnest(i.tasks) as t(task)
+        where s.queue = any (i.queues)));
+  elsif serving = 0 then
+    return format('no registered worker serves queue %s with task %s', s.queue, s.task);
+  elsif labelled = 0 then
+    return format('none of %s of queue %s carries labels %s',
+      gangq.counted(serving, 'worker'), s.queue, gangq.labels_text(s.labels));
+  end if;
+  return format('none of %s of queue %s%s %s', gangq.counted(labelled, 'worker'), s.queue,
+    case when s.labels <> '{}' then ' with labels ' || gangq.labels_text(s.labels) else '' end,
+    case when s.selector is null then 'is free of taints, and it tolerates '
+        || coalesce(array_to_string(s.tolerates, ', '), 'none')
+      else format('meets the selector %s with taints it tolerates',
+        gangq.selector_text(s.selector)) end);
+end $$;
 
 -- Internal. Why the registered workers could never hold so many members of this shape; null: they
 -- could. known: the same for all known workers; null also when none of its queue is known.
@@ -65,23 +93,8 @@ begin
         case when s.plain and infeasible.size = 1 then (o.worker).light end) as slots) w;
   if n.room >= size or (infeasible.known and not gangq.known_workers(s.queue)) then
     return null;
-  elsif n.serving = 0 and infeasible.known then
-    return format('no worker known of queue %s, ended ones included, runs task %s; they run %s',
-      s.queue, s.task, (
-        select left(string_agg(distinct t.task, ', ' order by t.task), 300)
-        from gangq.fleet(true) i cross join lateral unnest(i.tasks) as t(task)
-        where s.queue = any (i.queues)));
-  elsif n.serving = 0 then
-    return format('no registered worker serves queue %s with task %s', s.queue, s.task);
-  elsif n.labelled = 0 then
-    return format('none of %s of queue %s carries labels %s',
-      gangq.counted(n.serving, 'worker'), s.queue, s.labels);
   elsif n.able = 0 then
-    return format('none of %s of queue %s%s %s', gangq.counted(n.labelled, 'worker'), s.queue,
-      case when s.labels <> '{}' then ' with labels ' || s.labels::text else '' end,
-      case when s.selector is null then 'is free of taints, and it tolerates '
-          || coalesce(array_to_string(s.tolerates, ', '), 'none')
-        else format('meets the selector %s with taints it tolerates', s.selector) end);
+    return gangq.unable(s, n.serving, n.labelled, infeasible.known);
   end if;
   return format(
       'the %s of queue %s could hold %s of %s even when idle (each needs %s of %s MiB, %s MiB '
@@ -116,7 +129,12 @@ $$;
 
 -- 1. hosts, inner_domains: how many members of each role a host and a domain of the role hold.
 -- 2. by_role: of each domain of the gang, how many of each role find room there.
--- 3. together: what the roles lack in a domain, although each of them would fit alone.
+-- 3. together: what the roles lack in a domain, although each of them would fit alone. A worker
+--    counts once there, with the devices of the role that may use most of them (distinct on).
+--
+-- Example: a driver that needs 1 GPU and two workers that need 2 each, in one rack. Rack a has a
+-- host of 4 GPUs and 4 slots. By role: driver 1 of 1, worker 2 of 2. Together: 4 of 5 GPUs. So rack
+-- a does not fit, and that is what is said of it.
 --
 -- Internal. The best domain of the level that a kind of gang requires; without a level all workers
 -- are one domain. fits: when it is idle, all roles find room for their minimum. has: for how many.

@@ -199,7 +199,7 @@ begin
     select z.* into s from gangq.shapes z where z.id = p.shape_id;
     why := gangq.no_fill(me, p, s, t);
     if why is null then
-      select j.id, 1000 - (j.order_key >> 50) as priority, j.budget_s into head
+      select j.id, gangq.priority_of(j.order_key) as priority, j.budget_s into head
       from gangq.live_jobs j
       where j.shape_id = p.shape_id and j.state = 'pending'
       order by j.order_key limit 1 for update skip locked;

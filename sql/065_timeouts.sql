@@ -4,7 +4,7 @@
 -- clock per kind, ineligible_s, runs while gangs of that kind are not eligible; timeout_at includes
 -- that time up to the reading that the gang has in its own ineligible_s. time_out moves timeout_at
 -- only of overdue gangs of eligible kinds, so a paused queue costs one look.
--- Locks: the gang, then its jobs, with skip locked. What is busy is left to the next tick.
+-- Locks: the gang, then its jobs, with skip locked. What is busy is left to the next pass.
 
 -- A trigger, because many verbs make a gang wait, and a gang that one of them forgot would time out
 -- for the hours in which it ran.
@@ -22,12 +22,11 @@ declare
   t timestamptz := gangq.now();
   so_far jsonb;
 begin
-  if new.state = 'reserved' then
+  if tg_op = 'UPDATE' and old.state = 'blocked' then
     new.timeout_at := gangq.timeout_shifted(old, gangq.ineligible_s(old.kind_id, t), t);
-    return new;
-  elsif tg_op = 'UPDATE' and old.state = 'blocked' then
-    new.timeout_at := new.timeout_at + make_interval(secs => greatest(0,
-      gangq.ineligible_s(old.kind_id, t) - old.ineligible_s));
+    if new.state = 'reserved' then
+      return new;
+    end if;
     so_far := gangq.clock_since(gangq.kind_clock(old.kind_id, t), old.waited_from);
   elsif tg_op = 'UPDATE' and old.state in ('reserved', 'draining') and old.go_at is null then
     -- Its barrier never opened, so its timeout runs on. Otherwise a gang whose reservations are
@@ -87,10 +86,7 @@ begin
     data => jsonb_build_object('job_ids', ids));
   perform gangq.end_gang((g).id, 'cancelled',
     format('%s; its members run as single jobs', reason), t);
-  perform gangq.wake_lane(w.shape_id, w.jobs, 'sleepers')
-  from (
-    select j.shape_id, count(*) as jobs from gangq.live_jobs j
-    where j.id = any (ids) group by j.shape_id) w;
+  perform gangq.wake_jobs(ids, 'sleepers');
 end $$;
 
 -- Internal. Carries out the timeout of a locked, blocked gang. requeue: if its planned start is

@@ -249,6 +249,7 @@ begin
     if why is null then
       perform gangq.add_place(
         me, s, seat.devices, seat.min_priority, seat.ends_by, seat.refills, t);
+      -- The plan was for the first that waits, which may start now.
       delete from gangq.plans p where p.ask = (a).ask;
     end if;
     left_out := coalesce(left_out, why);

@@ -4,6 +4,29 @@
 -- members with skip locked; workers, waited for; queues with limits, by name. What is busy is left
 -- to the next pass. The row 'pass' of lock_rows before all of them; the row of decider after them.
 
+-- Internal. Why these decisions did not place something: of each the asks that it is about, and
+-- their kind.
+create function gangq.refusals_in(decisions jsonb)
+returns table (
+  n bigint, asks text[], action text, kind_id integer, gate text, why text, unblocks text,
+  follows text, numbers jsonb
+) language sql stable as $$
+  select x.n, array[y.ask] || array(select jsonb_array_elements_text(x.value -> 'alike')),
+    x.value ->> 'action', k.kind_id, left(y.refused ->> 'gate', 100), left(x.value ->> 'why', 500),
+    left(x.value ->> 'unblocks', 500), left(x.value ->> 'follows', 500),
+    gangq.cut(jsonb_strip_nulls(y.refused || jsonb_build_object('after', x.value -> 'after',
+      'used', trim_scale((y.refused ->> 'limit')::numeric - (y.refused ->> 'have')::numeric))),
+      4000)
+  from jsonb_array_elements(decisions) with ordinality as x(value, n)
+  cross join lateral (select x.value ->> 'ask' as ask, x.value -> 'refused' as refused) y
+  left join gangq.live_gangs g
+    on g.id = case when y.ask ~ '^g' then substr(y.ask, 2)::bigint end
+  cross join lateral (
+    select case when y.ask ~ '^k' then -split_part(substr(y.ask, 2), '/', 1)::integer
+      else g.kind_id end as kind_id) k
+  where k.kind_id is not null and y.refused ->> 'gate' is not null
+$$;
+
 -- Internal. Why what waits was not placed: of each kind, and of each ask that differs from it. A
 -- verdict is written when it has changed, not in every pass; since and waited change with the
 -- gate alone. A kind gets the verdict of its first waiting ask without a planned start or reserved
@@ -12,23 +35,7 @@ create function gangq.note_verdicts(decisions jsonb, t timestamptz) returns void
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 begin
   with said as materialized (
-    select x.n, array[x.value ->> 'ask'] || array(
-        select jsonb_array_elements_text(x.value -> 'alike')) as asks,
-      x.value ->> 'action' as action, k.kind_id,
-      left(r.refused ->> 'gate', 100) as gate, left(x.value ->> 'why', 500) as why,
-      left(x.value ->> 'unblocks', 500) as unblocks, left(x.value ->> 'follows', 500) as follows,
-      gangq.cut(jsonb_strip_nulls(r.refused || jsonb_build_object('after', x.value -> 'after',
-        'used', trim_scale((r.refused ->> 'limit')::numeric - (r.refused ->> 'have')::numeric))),
-        4000) as numbers
-    from jsonb_array_elements(decisions) with ordinality as x(value, n)
-    cross join lateral (select x.value -> 'refused' as refused) r
-    left join gangq.live_gangs g
-      on g.id = case when x.value ->> 'ask' ~ '^g' then substr(x.value ->> 'ask', 2)::bigint end
-    cross join lateral (
-      select case when x.value ->> 'ask' ~ '^k'
-        then -split_part(substr(x.value ->> 'ask', 2), '/', 1)::integer else g.kind_id end
-        as kind_id) k
-    where k.kind_id is not null and r.refused ->> 'gate' is not null
+    select r.* from gangq.refusals_in(decisions) r
   ),
   kinds as materialized (
     select distinct on (s.kind_id) s.*
@@ -108,9 +115,11 @@ begin
         when z.kind_id < 0 then (
           select true from gangq.live_jobs j
           where j.shape_id = -z.kind_id and j.state = 'pending' limit 1)
+        -- In `alike` a decider may have written anything.
         when z.ask <> '' then (
           select g.state = 'blocked' or g.missing_since is not null
-          from gangq.live_gangs g where g.id = substr(z.ask, 2)::bigint)
+          from gangq.live_gangs g
+          where g.id = case when z.ask ~ '^g[0-9]{1,18}$' then substr(z.ask, 2)::bigint end)
         else coalesce((
           select true from gangq.live_gangs g
           where g.kind_id = z.kind_id and g.state = 'blocked' limit 1), (
@@ -136,8 +145,10 @@ exception when lock_not_available then
   where i.id = any (workers) order by i.id for no key update skip locked;
 end $$;
 
--- Internal. Locks all that these decisions are about. units: those that were not busy; busy_queues,
--- busy_keys: those with limits, if another session holds one of them; else null.
+-- Internal. Locks all that these decisions are about, except those that only wait: they change
+-- nothing. units: the gangs and jobs locked; it lacks those that are busy or have ended, and single
+-- jobs that wait (k7/5): their places are checked under the worker's row. busy_queues, busy_keys:
+-- those with limits, if another session holds one of them; else null.
 create function gangq.lock_decided(decisions jsonb, out units text[], out busy_queues text[],
   out busy_keys text[]
 ) language plpgsql as $$
@@ -237,22 +248,34 @@ exception
   when lock_not_available or deadlock_detected then
     return 'busy';
   when others then
-    -- One decision that makes no sense must not keep the others from being carried out.
+    -- One decision that makes no sense must not keep the others from being carried out. One whose
+    -- workers, places or verdict cannot be read refuses the whole part.
     if sqlstate !~ '^(GQ|22)' then
       raise warning 'gangq.apply: % of % failed: % (%)', action, d ->> 'ask', sqlerrm, sqlstate;
     end if;
     return sqlerrm;
 end $$;
 
--- Carries out what was decided on the board of this pass, each decision verified by itself: a gang
--- is placed whole or not at all. decisions: [{"ask": "g7", "action": start, stop, plan, move or
--- wait, "seats" or "planned": [{"worker", "devices", "role"}], "stop": ["g3", "j5"], "starts_at",
--- "refused", "alike": others of its kind that wait for the same}], at most 50 that place or stop
--- something, and 1,000 in all. part: 1 begins the pass, others follow in order; last: this part is
--- its last. seen: {"digest", "asked", "board"} of the board, which is text. accepted: false where a
--- newer pass has begun or this part was taken before, and nothing was done. outcomes: of each that
--- is not a wait done, stale, busy, or why it was refused. again: decide again soon. Raises GQ001,
--- GQ008.
+-- 1. The row of the pass: a part of an older pass, or one that is repeated, changes nothing.
+-- 2. All locks in the order of the schema. A decision whose rows are busy is skipped, so that no
+--    later step waits.
+-- 3. Places are closed, so that this pass may use what they held, and those that stay are renewed.
+-- 4. The decisions, in their order.
+-- 5. Why the rest waits, and the record. Step 6 reads both the plans and the verdicts.
+-- 6. The last part: gangs time out, after all that could be placed has been. Then old plans go, and
+--    the turn ends, which waits for the row of decider.
+--
+-- Carries out what was decided on the board of this pass, each decision verified by itself. A gang
+-- is placed whole or not at all. Of the places for single jobs those that are free are opened, and
+-- the outcome says why another was not. decisions: [{"ask": "g7", "action": start, stop, plan, move
+-- or wait, "seats" or "planned": [{"worker", "devices", "role"}], "stop": ["g3", "j5"],
+-- "starts_at", "refused", "alike": others of its kind that wait for the same}], at most 50 that
+-- place or stop something, and 1,000 in all. part: 1 begins the pass, others follow in order; last:
+-- this part is its last. seen: {"digest", "asked", "board"} of the board, which is text. accepted:
+-- false where a newer pass has begun or this part was taken before, and nothing was done. outcomes:
+-- of each that is not a wait done, stale, busy, or why it was refused. again: decide again soon.
+-- Call it in autocommit: see tick. Raises GQ001 (a decision cannot be read: nothing of this part is
+-- done), GQ008.
 create function gangq.apply(
   pass bigint, decisions jsonb, part integer default 1, last boolean default true,
   seen jsonb default '{}', closes bigint[] default '{}'
@@ -269,8 +292,8 @@ begin
   perform gangq.check_decisions(apply.decisions);
   outcomes := '{}';
   again := true;
-  -- Nothing is done from an older board: whoever began a pass since has seen more. Each part moves
-  -- the number on, so one that is sent again after a lost reply is refused.
+  -- 1. Nothing is done from an older board: whoever began a pass since has seen more. Each part
+  -- moves the number on, so one that is sent again after a lost reply is refused.
   perform from gangq.lock_rows l
   where l.name = 'pass' and l.runs + 1 - apply.part = apply.pass for update skip locked;
   accepted := found;
@@ -280,10 +303,12 @@ begin
   end if;
   update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'pass';
   perform gangq.hang_up_soon();
+  -- 2.
   mine := gangq.lock_decided(apply.decisions);
-  -- First, so that this very pass may use what they held.
+  -- 3.
   perform gangq.close_places(apply.closes);
   perform gangq.renew_places(apply.decisions, 'refills', t);
+  -- 4.
   for d in
     select x.value from jsonb_array_elements(apply.decisions) with ordinality as x(value, n)
     where x.value ->> 'action' <> 'wait' order by x.n
@@ -298,10 +323,12 @@ begin
         select z.ask from gangq.plans z where z.ask = d ->> 'ask' for update skip locked));
     end if;
   end loop;
+  -- 5.
   perform gangq.note_verdicts(apply.decisions, t);
   perform gangq.record_pass(apply.pass, apply.decisions, apply.seen, t);
+  -- 6.
   if apply.last then
-    -- After what could be placed has been: a gang whose planned start is now does not time out.
+    -- A gang whose planned start is now does not time out.
     perform gangq.tick_step('time_out', decides => true);
     perform gangq.forget_old_plans(apply.pass + 1, t);
     again := gangq.end_turn((apply.seen ->> 'asked')::bigint,
@@ -310,6 +337,9 @@ begin
   again := again
     or exists (select 1 from jsonb_each_text(outcomes) o where o.value in ('busy', 'stale'));
   return next;
+exception when data_exception then
+  perform gangq.refuse('GQ001', format('a decision cannot be read: %s', sqlerrm),
+    'Pass what gangq decide has said.');
 end $$;
 
 -- Internal. Refuses what cannot be read, or too many.
@@ -320,7 +350,8 @@ begin
   if coalesce(jsonb_typeof(decisions), 'null') <> 'array' then
     perform gangq.refuse('GQ001', 'decisions are no list', 'Pass what gangq decide has said.');
   end if;
-  perform gangq.refuse_larger('the decisions', octet_length(decisions::text), 4194304);
+  perform gangq.refuse_larger('the decisions', octet_length(decisions::text),
+    gangq.most_evidence());
   select count(*) filter (where y.action in ('start', 'stop', 'move')) as changes,
     count(*) as decisions, (array_agg(x.value order by x.n) filter (
       where coalesce(y.ask, '') !~ '^([gj][0-9]{1,18}|k[0-9]{1,9}/-?[0-9]{1,4})$'
@@ -347,7 +378,7 @@ end $$;
 -- Internal. In how many seconds the caller may decide: 0, now; more, another has the turn until
 -- then; null, nothing waits, or the caller may not. A session that ticks and finds that something
 -- waits to be placed has the turn for a second, unless another has it: that one learns from asked
--- that there is more to see, and goes on.
+-- that there is more to see, and goes on. Raises 55P03 while an open pass holds the row.
 create function gangq.take_turn(t timestamptz) returns real language plpgsql as $$
 declare
   others_until timestamptz;

@@ -1,9 +1,10 @@
--- A worker takes work: claim. A claim decides nothing. It takes up to max_jobs, in this order:
--- members that are reserved here, jobs for the places that are open here, light jobs by priority
--- and age.
+-- A worker takes work: claim. A claim chooses among light jobs only: where placed work runs was
+-- decided. It takes up to max_jobs, in this order: members that are reserved here, jobs for the
+-- places that are open here, light jobs by priority and age.
 -- Locks, in this order: the gangs with members reserved here, by id; those members; this worker's
--- row; then places and pending jobs, with skip locked only. complete_and_claim takes all of them
--- with skip locked (patient false): a report of finished jobs waits for nothing but those jobs.
+-- row; then places and pending jobs, with skip locked only. A port that another worker under this
+-- host name is taking is waited for 50 ms. complete_and_claim takes all the rest with skip locked
+-- (patient false): a report of finished jobs waits for nothing but those jobs.
 
 -- A claimed job, with all that its worker needs to know. light: it took a light slot. array_index:
 -- its place in its batch, from 0.
@@ -37,8 +38,9 @@ end $$;
 
 -- Internal. Locks the gangs with members reserved on this worker, and returns up to so many of
 -- those members, locked. A claim of a sibling holds a gang for milliseconds, an open cancel for as
--- long as it likes: after 200 ms the gang is left to the next claim, and this worker gets its other
--- work. Whoever changes a member locks its gang first, so the rows of members are not waited for.
+-- long as it likes: after 200 ms that gang is left to the next claim, and this worker gets its
+-- other gangs and work. Whoever changes a member locks its gang first, so the rows of members are
+-- not waited for.
 create function gangq.lock_reserved(incarnation bigint, most integer, patient boolean)
 returns bigint[] language plpgsql set lock_timeout = '200ms' as $$
 declare
@@ -47,8 +49,13 @@ declare
     where j.incarnation = lock_reserved.incarnation and j.token is null and j.state = 'reserved');
 begin
   if patient then
-    perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
-  else
+    begin
+      perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
+    exception when lock_not_available then
+      patient := false;
+    end;
+  end if;
+  if not patient then
     gang_ids := array(
       select g.id from gangq.live_gangs g
       where g.id = any (gang_ids) order by g.id for update skip locked);
@@ -58,8 +65,6 @@ begin
     where j.incarnation = lock_reserved.incarnation and j.state = 'reserved'
       and j.gang_id = any (gang_ids)
     order by j.id limit most for update skip locked);
-exception when lock_not_available then
-  return '{}';
 end $$;
 
 -- Internal. Starts these members, which are reserved on this worker. Raises GQ004. The gangs and
@@ -99,21 +104,24 @@ begin
     select distinct j.gang_id from gangq.live_jobs j where j.id = any (members)), t);
 end $$;
 
--- Internal, for take. start_members; returns those that it has started. Not patient: none where a
--- port serves another gang. What was reported in this transaction stays so, and the next claim says
--- which port it is.
+-- Internal, for take. start_members; returns those that it has started. None where another session
+-- is giving this port to a gang; not patient: nor where one has done so. What was reported in this
+-- transaction stays so, and the next claim says which port it is.
 create function gangq.start_reserved(
   me gangq.incarnations, members bigint[], request_id uuid, ports integer[], base bigint,
   t timestamptz, patient boolean
-) returns bigint[] language plpgsql as $$
+) returns bigint[] language plpgsql set lock_timeout = '50ms' as $$
 begin
   perform gangq.start_members(me, members, request_id, ports, base, t);
   return members;
-exception when sqlstate 'GQ004' then
-  if patient then
-    raise;
-  end if;
-  return '{}';
+exception
+  when lock_not_available then
+    return '{}';
+  when sqlstate 'GQ004' then
+    if patient then
+      raise;
+    end if;
+    return '{}';
 end $$;
 
 -- Internal. Raises GQ004.
@@ -124,13 +132,6 @@ begin
     'Two workers under one host name hold the same port, in containers perhaps. Bind another and '
     'ask again.');
 end $$;
-
--- Internal. Raises GQ005.
-create function gangq.refuse_unleased(me gangq.incarnations) returns void language sql as $$
-  select gangq.refuse('GQ005',
-    format('the lease of worker %L (incarnation %s) has ended', me.name, me.id),
-    'Call gangq.heartbeat: if it is accepted, claim again; otherwise register again.')
-$$;
 
 -- Internal. The worker that claims, its row locked; null: patient is false, and another session has
 -- it, or it has ended. Raises GQ002, GQ005, 42501.
@@ -185,6 +186,17 @@ returns table (
     from gangq.live_jobs j where j.incarnation = (me).id and j.token >= (me).held_from) h
 $$;
 
+-- Internal. What this worker still holds of what a request has claimed.
+create function gangq.repeated_claim(me gangq.incarnations, request_id uuid)
+returns setof gangq.claim_row language plpgsql stable as $$
+begin
+  return query
+  select c.* from gangq.claimed(array(
+    select j.id from gangq.live_jobs j
+    where j.incarnation = me.id and j.token >= me.held_from
+      and j.request_id = repeated_claim.request_id and j.state in ('running', 'preempting'))) c;
+end $$;
+
 -- Why each step stands before the next one:
 -- 1. Refuse what no claim can ask for, before anything is locked.
 -- 2. Lock gangs, their members, then the worker: the order of all locks. From here on the claims of
@@ -205,7 +217,7 @@ $$;
 --    (2^24) at least.
 --
 -- Internal. claim; patient false: after a completion in the same transaction. Then it waits for no
--- other session, and raises GQ001, GQ007 and GQ008 only.
+-- other session, but 50 ms for a port, and raises GQ001, GQ007 and GQ008 only.
 create function gangq.take(
   incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean,
   model text, lane text, patient boolean
@@ -214,8 +226,8 @@ declare
   t timestamptz;
   me gangq.incarnations;
   room record;
-  starts boolean;  -- what is reserved here
-  takes boolean;  -- other work, too
+  may_start boolean;  -- what is reserved here
+  may_take boolean;  -- other work, too
   members bigint[] := '{}';
   taken bigint[] := '{}';
   claimed bigint;  -- jobs of all kinds so far
@@ -242,7 +254,9 @@ begin
   if me.id is null or not room.leased and not patient then
     return;
   elsif not room.leased then
-    perform gangq.refuse_unleased(me);
+    perform gangq.refuse('GQ005',
+      format('the lease of worker %L (incarnation %s) has ended', me.name, me.id),
+      'Call gangq.heartbeat: if it is accepted, claim again; otherwise register again.');
   end if;
   -- A model is loaded where placed jobs run; light ones need none.
   if take.lane is distinct from 'light' and take.model is distinct from me.model then
@@ -250,23 +264,19 @@ begin
   end if;
   -- 5.
   if room.repeated then
-    return query
-    select c.* from gangq.claimed(array(
-      select j.id from gangq.live_jobs j
-      where j.incarnation = me.id and j.token >= me.held_from and j.request_id = take.request_id
-        and j.state in ('running', 'preempting'))) c;
+    return query select c.* from gangq.repeated_claim(me, take.request_id) c;
     if found then
       return;
     end if;
   end if;
   -- 6.
-  starts := me.state = 'live' and me.quarantined is null;
-  takes := starts and not room.cordoned;
-  if starts and members <> '{}' then
+  may_start := me.state = 'live' and me.quarantined is null;
+  may_take := may_start and not room.cordoned;
+  if may_start and members <> '{}' then
     taken := gangq.start_reserved(
       me, members, take.request_id, take.ports, room.base, t, patient);
   end if;
-  if room.places and not takes then
+  if room.places and not may_take then
     -- Their room returns to the decision.
     perform gangq.close_places(array(select p.id from gangq.places p where p.incarnation = me.id));
     perform gangq.wake_tick();
@@ -279,7 +289,7 @@ begin
     return query select c.* from gangq.claimed(taken) c;
   end if;
   light_room := least(take.max_jobs - claimed, me.light * me.prefetch - room.light);
-  if takes and take.lane is distinct from 'placed' and light_room > 0 then
+  if may_take and take.lane is distinct from 'placed' and light_room > 0 then
     return query
     select l.* from gangq.take_light(
       me, take.request_id, light_room::integer, room.shape_ids, room.base, t) l;
@@ -287,7 +297,7 @@ begin
     claimed := claimed + light_jobs;
     -- 7.
     if claimed > 0 and room.asleep then
-      perform gangq.forget_sleeper(me.id);
+      perform gangq.forget_sleepers(array[me.id]);
     elsif claimed = 0 and take.sleep and not room.asleep then
       insert into gangq.sleepers (incarnation, queues, since) values (me.id, me.queues, t)
       on conflict do nothing;
@@ -301,15 +311,16 @@ begin
   end if;
 end $$;
 
--- A worker takes work, up to max_jobs in all and up to its light slots (the decision has counted
--- the others): members of gangs that are reserved here, jobs for the places that are open here,
--- then light jobs, by priority and first in first out within one. Members beyond max_jobs stay
--- reserved for the next claim. lane: only placed, only light; null: both. Repeating request_id
--- after a lost reply returns the same claims. model: what this worker has loaded; decisions prefer
--- it for jobs that need it. ports: ports this worker holds bound, for the rendezvous of gangs whose
--- rank 0 it gets. sleep: when there is no light job, note that this worker sleeps; commit, claim
--- once more, then wait for NOTIFY. Raises GQ001, GQ002, GQ004 (a port serves another gang of this
--- host), GQ005, GQ007, GQ008, 42501 (another login registered it).
+-- A worker takes work, up to max_jobs in all: members of gangs that are reserved here, jobs for the
+-- places that are open here, then light jobs up to its free light slots, by priority and first in
+-- first out within one. Room for members and places was counted when they were reserved or opened,
+-- and is not counted again. Members beyond max_jobs stay reserved for the next claim. lane: only
+-- placed, only light; null: both. Repeating request_id after a lost reply returns the same claims.
+-- model: what this worker has loaded; decisions prefer it for jobs that need it. ports: ports this
+-- worker holds bound, for the rendezvous of gangs whose rank 0 it gets. sleep: when there is no
+-- light job, note that this worker sleeps; commit, claim once more, then wait for NOTIFY. Raises
+-- GQ001, GQ002, GQ004 (a port serves another gang of this host), GQ005, GQ007, GQ008, 42501
+-- (another login registered it).
 create function gangq.claim(
   incarnation bigint, request_id uuid default null, max_jobs integer default 1,
   ports integer[] default '{}', sleep boolean default false, model text default null,

@@ -20,7 +20,7 @@
 
 -- Internal. The first key that a submission could have with the priority of this key.
 create function gangq.low_start(key bigint) returns bigint language sql immutable
-return (key >> 50 << 50) + 562949953421312;
+return (key >> 50 << 50) + gangq.first_pos();
 
 -- Internal. The key of the first pending job of a shape from a key on, without the entries below
 -- gangq.lows; null: none.
@@ -59,6 +59,7 @@ begin
     raise_low.first)
   on conflict on constraint lows_pkey do update
   set low = least(l.marked, excluded.marked), marked = excluded.marked
+  -- All transactions up to the one that wrote this row had ended when the horizon was read.
   where age(raise_low.horizon::xid) <= age(l.xmin);
 exception when lock_not_available then
   return;  -- Another session is raising one.

@@ -70,9 +70,10 @@ begin
   -- Then all before that key has been looked at, and the next look begins there.
   while most > 0 and from_key is not null loop
     looked_from := from_key;
-    select h.shape, h.key, lead(h.key) over (order by h.key) as next, (
+    select h.shape, h.key, lead(h.key) over (order by h.key) as next, coalesce((
       select l.low from gangq.lows l
-      where l.shape_id = (h.shape).id and l.start = gangq.low_start(h.key)) as low
+      where l.shape_id = (h.shape).id and l.start = gangq.low_start(h.key)),
+      gangq.low_start(h.key)) as low
     into head
     from gangq.light_heads(me, shape_ids, from_key) h
     order by h.key limit 1;
@@ -84,7 +85,7 @@ begin
     from (
       select j.ctid from gangq.live_jobs j
       where j.shape_id = s.id and j.state = 'pending'
-        and (head.low is null or head.low <= head.key or j.returned)
+        and (head.low <= head.key or j.returned)
         and j.order_key >= head.key and j.order_key < coalesce(from_key, 9223372036854775807)
       order by j.order_key limit most for update skip locked) p;
     if found_at is not null then
@@ -105,8 +106,7 @@ begin
     end if;
     -- low is raised only after a look that began at it: one that began higher can miss a job whose
     -- claim is rolled back.
-    if looked_from <= coalesce(head.low, gangq.low_start(head.key))
-      and head.key - coalesce(head.low, gangq.low_start(head.key)) >= 256 then
+    if looked_from <= head.low and head.key - head.low >= 256 then
       perform gangq.raise_low(s.id, head.key, horizon);
     end if;
   end loop;

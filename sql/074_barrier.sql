@@ -1,5 +1,5 @@
 -- barrier: the members of an epoch wait until the last has claimed, and learn who is who.
--- Locks: the gang, when its last member claims.
+-- Locks: barrier, when it is given a port, its gang. Who calls open_barriers has locked the gangs.
 
 -- Internal. Opens the barrier of those locked gangs whose last member has been claimed: at the
 -- start, and again when a running gang has all its missing members back.

@@ -1,6 +1,7 @@
--- Who is charged when an attempt ends. gangq.causes is the one place of the rule, which every end
--- reads: who pays for a cause is changed in its row. How long a gang backs off after it: resumes_at
--- (100).
+-- Who is charged when an attempt ends. What a cause costs is said in gangq.causes only, which every
+-- end reads: it is changed in its row. Which cause an end has is chosen by who ends it: report
+-- (084), free_orphaned_job (108), cause_charged and cause_of_loss below. How long it backs off:
+-- report for single jobs, resumes_at (101) for gangs.
 -- Takes no locks and changes nothing.
 --
 --   event   what the end of a single job is written as; retry instead of fail while it has
@@ -53,7 +54,7 @@ from (values
     'was not claimed')
 ) as c(cause, event, member, gang, ending, hours, words);
 
--- Internal. The row of this cause.
+-- Internal. The row of this cause. Immutable: the view is a list of constants.
 create function gangq.cause_named(
   cause text, out event text, out member text, out gang text, out ending text, out words text
 ) language plpgsql immutable as $$
@@ -79,15 +80,11 @@ create function gangq.charge_job(
     j.snoozes + (charge = 'snooze')::integer
 $$;
 
--- Internal. The counters of a member after this end of its gang.
-create function gangq.charge_member(
-  j gangq.live_jobs, payers bigint[], cause text, final boolean,
-  out attempts integer, out crashes integer, out trips integer, out stops integer
-) language sql immutable as $$
-  select m.attempts, m.crashes, m.trips, m.stops
+-- Internal. What a member pays at this end of its gang.
+create function gangq.member_charge(job_id bigint, payers bigint[], cause text) returns text
+language sql immutable as $$
+  select case when job_id = any (payers) or c.ending = 'asked' then c.member else 'nothing' end
   from gangq.cause_named(cause) c
-  cross join gangq.charge_job(j,
-    case when j.id = any (payers) or c.ending = 'asked' then c.member else 'nothing' end, final) m
 $$;
 
 -- Internal. The counters of a gang after this charge.
@@ -138,8 +135,8 @@ language sql immutable as $$
 $$;
 
 -- Internal. The cause that a gang is charged for. A fault becomes never_started when the code of no
--- stopped member had begun: before the barrier opened, or when each is a replacement whose barrier
--- has not opened.
+-- stopped member had begun: the gang has never gone, or each of them was claimed after
+-- missing_since, as a replacement whose barrier has not opened.
 create function gangq.cause_charged(g gangq.live_gangs, stopped bigint[], cause text) returns text
 language sql stable as $$
   select case
@@ -160,8 +157,8 @@ create function gangq.cause_of_loss(i gangq.incarnations) returns text language 
     when i.state = 'dead' then 'crash' else 'release' end
 $$;
 
--- Internal. The cause with which a gang loses members, whose workers ended with these (null: it
--- loses none that ran, but some that were reserved). One lost host outweighs all others.
+-- Internal. The cause with which a gang loses members, whose workers ended with these; null: it
+-- loses none that ran, but some that were reserved. One lost worker outweighs all others.
 create function gangq.cause_of_losses(causes text[]) returns text language sql immutable as $$
   select case
     when causes is null then 'placement_miss'

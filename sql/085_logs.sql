@@ -30,8 +30,8 @@ end $$;
 
 -- Output of claims, in chunks numbered from 0 per attempt. Stale pairs and numbers that are not
 -- above the last are dropped silently; the worker bounds the total (settings.log_bytes). Raises
--- GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes more for each chunk),
--- 42501 if another login's worker holds or held one of the claims.
+-- GQ001, GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes more for each
+-- chunk), GQ008, 42501 if another login's worker holds or held one of the claims.
 create function gangq.append_log(
   job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]
 ) returns void

@@ -82,6 +82,8 @@ begin
     return;
   end if;
   complete_step := gangq.restore_step(g);
+  -- Each may be as large as settings.checkpoint_bytes: ranks that never save the same step must not
+  -- fill the disk.
   if g.checkpoint_mode = 'each' and 64 < (
     select count(*) from gangq.checkpoints c
     where c.job_id = j.id and c.step > coalesce(complete_step, -1))

@@ -87,8 +87,8 @@ begin
     return false;
   end if;
   update gangq.live_jobs j set state = 'preempting', told_at = t, stop_reason = 'preempt',
-    (attempts, crashes, trips, stops) = (
-      select * from gangq.charge_member(j, '{}', 'preempt', false))
+    (attempts, crashes, trips, stops, snoozes) = (
+      select * from gangq.charge_job(j, (gangq.cause_named('preempt')).member))
   where j.id = any (leaving);
   perform gangq.wake(array(select j.incarnation from gangq.live_jobs j where j.id = any (leaving)),
     'stop');

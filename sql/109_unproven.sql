@@ -89,7 +89,7 @@ begin
     data => gangq.for_events(report_stuck.evidence) || jsonb_build_object('host', i.host,
       'held_by_others', elsewhere, 'devices', gangq.uuids_of(stuck)));
   insert into gangq.evidence (at, kind, incarnation, data)
-  values (t, 'stuck', i.id, gangq.cut(report_stuck.evidence, 4194304));
+  values (t, 'stuck', i.id, gangq.cut(report_stuck.evidence, gangq.most_evidence()));
   raise warning 'UNKILLABLE worker % on host %, incarnation %: % (its devices and its name are '
     'quarantined until gangq.unquarantine%)',
     i.name, i.host, i.id, why, (
@@ -103,21 +103,18 @@ end $$;
 -- Internal, for report_stuck. Locks the gangs that wait until this worker is gone, now or once they
 -- are drained, if they are free within 500 ms. Gangs are locked before worker rows. A gang that
 -- another transaction holds open must not block the report.
-create function gangq.lock_waiting_for(incarnation bigint) returns void language plpgsql as $$
+create function gangq.lock_waiting_for(incarnation bigint) returns void language plpgsql
+set lock_timeout = '500ms' as $$
 begin
-  begin
-    perform set_config('lock_timeout', '500ms', true);
-    perform 1 from gangq.live_gangs g
-    where (g.state = 'draining' or (g.state = 'blocked' or g.missing_since is not null)
-      and g.not_before is not null)
-      and exists (
-        select 1 from gangq.live_jobs j
-        where j.gang_id = g.id and j.ran_on = lock_waiting_for.incarnation)
-    order by g.id for update;
-  exception when lock_not_available then
-    null;
-  end;
-  perform set_config('lock_timeout', '2s', true);
+  perform 1 from gangq.live_gangs g
+  where (g.state = 'draining' or (g.state = 'blocked' or g.missing_since is not null)
+    and g.not_before is not null)
+    and exists (
+      select 1 from gangq.live_jobs j
+      where j.gang_id = g.id and j.ran_on = lock_waiting_for.incarnation)
+  order by g.id for update;
+exception when lock_not_available then
+  null;
 end $$;
 
 -- Internal, for report_stuck. Quarantines every device that an incarnation had and no job or other
@@ -168,9 +165,6 @@ language sql as $$
       and exists (select 1 from gangq.live_jobs j where j.gang_id = z.id and j.ran_on = i.id)
     order by z.id for update skip locked));
   update gangq.live_jobs j set due_at = lease_ends
-  where j.id = any (array(
-    select z.id from gangq.live_jobs z
-    where z.state = 'scheduled' and z.due_at = i.exits_at and z.ran_on = i.id
-    order by z.id for update skip locked));
+  where j.id = any ((select gangq.waits_for_exit(i))::bigint[]);
   update gangq.incarnations x set exits_at = lease_ends where x.id = i.id;
 $$;

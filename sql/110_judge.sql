@@ -3,18 +3,16 @@
 -- 1. A silent worker is flagged after flag_after_s, so that its host restarts it (113).
 -- 2. It is dead when its lease is over (reap_expired), when it trips (117), or by proof
 --    (report_dead, 040).
--- 3. free_orphans then frees its jobs: at once, or at exits_at after a trip. taken_token makes
---    whatever that worker still reports stale.
+-- 3. free_orphans (108) then frees its jobs: at once, or at exits_at after a trip.
 -- 4. Until its death is proven its devices stay withheld (116).
--- Locks: note_outage the row of tick_state; then gangs by id, jobs by id, incarnations by id,
--- device_holds, all with skip locked. What is locked is left for the next tick.
+-- Locks: note_outage the row of tick_state; then incarnations by id, device_registry by UUID, gangs
+-- by id, jobs by id, device_holds, all with skip locked. What is locked is left for the next tick.
 
 -- Internal, for rollback_stale, reap_expired and flag_dead_workers. Records an outage since the
 -- last judgement and returns when the last one ended (null: none; infinity: another transaction is
--- finding out, so nothing can be judged now). A lease can only be judged if
--- the workers could renew it. After a restart, a failover or a jump of the clock every lease gets
--- one full period from now. After a gap between two ticks the same holds for the workers heard
--- since the last such gap.
+-- finding out, so nothing can be judged now). A lease can only be judged if the workers could renew
+-- it. After a restart, a failover or a jump of the clock every lease gets one full period from now.
+-- After a gap between two ticks the same holds for the workers heard since the last such gap.
 create function gangq.note_outage(t timestamptz) returns timestamptz language plpgsql as $$
 declare
   s gangq.tick_state;
@@ -71,15 +69,16 @@ begin
 end $$;
 
 -- Internal. When a lease may be judged as over: after an outage it gets one full period.
-create function gangq.lease_end(expires_at timestamptz, lease_s real, outage_ended_at timestamptz)
+create function gangq.lease_end(expires_at timestamptz, lease_s real, interrupted_at timestamptz)
 returns timestamptz language sql immutable as
 $$ select greatest(expires_at,
-  coalesce(outage_ended_at + make_interval(secs => lease_s), expires_at)) $$;
+  coalesce(interrupted_at + make_interval(secs => lease_s), expires_at)) $$;
 
 -- A step of the tick. Judges by the clock, and only after leases have ended. Incarnations whose
 -- lease is over are dead and their jobs are freed; jobs told to stop that never confirmed are
 -- force-drained and their devices quarantined; devices withheld after a trip are given back when
--- their time is over. Returns how many incarnations and jobs. Raises GQ001.
+-- their time is over. Returns how many incarnations and jobs. Call it in autocommit: see tick.
+-- Raises GQ001.
 create function gangq.reap_expired(most integer default 200) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -100,6 +99,8 @@ begin
     where i.ended_at is null and gangq.lease_end(l.expires_at, l.lease_s, x.interrupted_at) <= t
     order by i.id limit most for no key update of i skip locked for update of l skip locked
   loop
+    -- An open registration may have locked a device that this worker saw.
+    continue when not gangq.try_lock_devices(w.id);
     perform gangq.end_incarnation(w.id, 'dead', t);
     perform gangq.log_event(t, 'reap', incarnation => w.id, reason => 'its lease ended');
     dead := dead + 1;
@@ -147,154 +148,6 @@ begin
   return n;
 end $$;
 
--- Internal. The jobs that ended incarnations still hold and that cannot run any more. A worker that
--- tripped exits within seconds. Until then the child processes of its other slots may run.
-create function gangq.orphans(t timestamptz)
-returns table (job gangq.live_jobs, worker gangq.incarnations) language sql stable as $$
-  select j, i from gangq.incarnations i join gangq.live_jobs j on j.incarnation = i.id
-  where i.ended_at is not null and (i.exits_at > t) is not true
-$$;
-
--- Internal. Frees the jobs that ended incarnations still hold. It reads only rows, so it can be
--- interrupted and repeated. Locked rows and jobs that may still run are left for the next tick.
--- Returns how many jobs.
-create function gangq.free_orphans(of_incarnations bigint[] default null, most integer default 1000)
-returns integer language plpgsql as $$
-declare
-  t timestamptz := gangq.now();
-  freed integer := 0;
-  w record;
-begin
-  for w in
-    select distinct (o.job).gang_id from gangq.orphans(t) o
-    where (of_incarnations is null or (o.worker).id = any (of_incarnations))
-      and (o.job).gang_id is not null
-    order by 1 limit most
-  loop
-    continue when not gangq.try_lock_gang(w.gang_id);
-    freed := freed + gangq.free_orphaned_members(w.gang_id, t);
-  end loop;
-  for w in
-    select (o.job).id, o.worker,
-      row_number() over (partition by (o.worker).id, (o.job).light order by (o.job).token) as nth
-    from gangq.orphans(t) o
-    where (of_incarnations is null or (o.worker).id = any (of_incarnations))
-      and (o.job).gang_id is null
-    order by 1 limit most
-  loop
-    freed := freed + gangq.free_orphaned_job(w.id, w.worker, w.nth, t)::integer;
-  end loop;
-  if freed > 0 then
-    perform gangq.wake_tick();
-  end if;
-  return freed;
-end $$;
-
--- 1. Members that were told to stop have stopped.
--- 2. A gang that drains needs no more than that: complete_drain goes on.
--- 3. A reservation that its workers cannot claim any more is rolled back.
--- 4. Members that ran are lost. The failure policy of the gang decides what follows.
---
--- Internal, for free_orphans. Of a locked gang: members told to stop are stopped, a reservation
--- that nobody claimed is rolled back, running members are lost. Returns how many.
-create function gangq.free_orphaned_members(gang_id bigint, t timestamptz) returns integer
-language plpgsql as $$
-declare
-  j gangq.live_jobs;
-  g gangq.live_gangs;
-  gone bigint[];
-  payers bigint[];
-  cause text;
-  freed integer := 0;
-begin
-  select x.* into g from gangq.live_gangs x where x.id = free_orphaned_members.gang_id;
-  update gangq.live_jobs x set taken_token = x.token
-  from gangq.orphans(t) o
-  where x.id = (o.job).id and x.gang_id = g.id and x.token is not null;
-  -- 1.
-  for j in
-    select (o.job).* from gangq.orphans(t) o
-    where (o.job).gang_id = g.id and (o.job).state = 'preempting' order by (o.job).id
-  loop
-    perform gangq.withhold_doubtful(j, t);
-    perform gangq.stopped(j, null, t, 'dead');
-    freed := freed + 1;
-  end loop;
-  -- 2.
-  if g.state = 'draining' then
-    return freed;
-  end if;
-  -- 3.
-  if g.state = 'reserved' or exists (
-    select 1 from gangq.live_jobs x join gangq.incarnations i on i.id = x.incarnation
-    where x.gang_id = g.id and x.state = 'reserved' and i.ended_at is not null)
-  then
-    if gangq.rollback_gang(g.id, 'a worker ended before it claimed') and g.state = 'reserved' then
-      return freed;
-    end if;
-  end if;
-  -- 4.
-  select coalesce(array_agg((o.job).id order by (o.job).rank), '{}'),
-    gangq.cause_of_losses(array_agg(gangq.cause_of_loss(o.worker)))
-  into gone, cause
-  from gangq.orphans(t) o
-  where (o.job).gang_id = g.id and (o.job).state = 'running';
-  -- Who was lost for another cause pays nothing for this one.
-  payers := array(
-    select (o.job).id from gangq.orphans(t) o
-    where (o.job).id = any (gone) and gangq.cause_of_loss(o.worker) = cause
-    order by (o.job).rank);
-  if gone = '{}' and g.state = 'running' then
-    return freed;
-  end if;
-  perform gangq.withhold_doubtful(x, t), gangq.log_event(t, 'lost', g.id, g.epoch, x.id, x.token,
-    x.incarnation, 'its worker ended')
-  from gangq.live_jobs x where x.id = any (gone);
-  perform gangq.lose_members(g.id, gone, payers, cause,
-    case cause when 'crash'
-      then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
-    format('a member %s%s', (gangq.cause_named(cause)).words,
-      case cause when 'placement_miss' then ': its worker ended' end), t);
-  return freed + cardinality(gone);
-end $$;
-
--- Internal, for free_orphans. Returns false when another transaction holds the job. nth: its place
--- among the claims of its lane. Of prefetched jobs only the oldest can have run; only that one is
--- charged a crash.
-create function gangq.free_orphaned_job(job_id bigint, worker gangq.incarnations, nth bigint,
-  t timestamptz)
-returns boolean language plpgsql as $$
-declare
-  j gangq.live_jobs;
-  cause text := gangq.cause_of_loss(worker);
-begin
-  update gangq.live_jobs x set taken_token = x.token
-  from (
-    select y.id from gangq.live_jobs y
-    where y.id = free_orphaned_job.job_id and y.incarnation = worker.id
-    for update skip locked) mine
-  where x.id = mine.id
-  returning x.* into j;
-  if not found then
-    return false;
-  end if;
-  perform gangq.withhold_doubtful(j, t);
-  if j.state = 'preempting' then
-    perform gangq.stopped(j, null, t, 'dead');
-    return true;
-  end if;
-  perform gangq.log_job(t, 'lost', j, 'its worker ended');
-  perform gangq.end_attempt(j,
-    case when cause = 'crash' and j.light and worker.prefetch > 1 and nth > 1 then 'other_job'
-      else cause end, null,
-    format('worker %s %s', worker.name, case
-      when cause = 'other_job' then format('stopped over another job (%s)', worker.exit_code)
-      when worker.state = 'dead' then 'was lost'
-      else 'was retired' end),
-    t);
-  return true;
-end $$;
-
 -- Internal, for rollback_stale. Whether the reservation of this gang, or of its replacements, is
 -- past its deadline or on a worker that takes no work any more.
 create function gangq.reservation_over(g gangq.live_gangs, t timestamptz) returns boolean
@@ -319,7 +172,7 @@ declare
   w record;
   g gangq.live_gangs;
   due timestamptz;
-  shut_s double precision;
+  reading double precision;
   n integer := 0;
 begin
   if outage = 'infinity' then
@@ -345,11 +198,10 @@ begin
     end if;
     if g.missing_since is not null and g.timeout_at <= t then
       -- Time in which the queue was paused or over a limit does not count.
-      shut_s := gangq.ineligible_s(g.kind_id, t) - g.ineligible_s;
-      if shut_s > 0 then
+      reading := gangq.ineligible_s(g.kind_id, t);
+      if reading > g.ineligible_s then
         update gangq.live_gangs x
-          set timeout_at = x.timeout_at + make_interval(secs => shut_s),
-            ineligible_s = x.ineligible_s + shut_s
+        set timeout_at = gangq.timeout_shifted(x, reading, t), ineligible_s = reading
         where x.id = g.id;
       else
         perform gangq.drain(g.id, '{}', '{}', 'no_replacement', null,

@@ -1,5 +1,6 @@
 -- Devices that a job avoids because it tripped there.
--- Locks: lift_avoided, a step of the tick: gangs and jobs, with skip locked.
+-- Locks: gangs by id, jobs by id. lift_avoided, a step of the tick, skips what is locked; let_use,
+-- for unquarantine, waits.
 
 -- Internal. The shape like this one that avoids exactly these devices; none given: no device.
 create function gangq.shape_avoiding(shape_id integer, device_ids bigint[]) returns integer

@@ -134,30 +134,29 @@ begin
   return told + cardinality(ended);
 end $$;
 
+-- Internal. These scheduled jobs, which are locked, need not wait any more.
+create function gangq.make_pending(job_ids bigint[]) returns void language plpgsql
+set enable_seqscan = off as $$
+begin
+  update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
+  where j.id = any (job_ids);
+  perform gangq.wake_jobs(job_ids, 'sleepers');
+end $$;
+
 -- A step of the tick. Scheduled jobs that are due become pending. Jobs that waited for jobs which
 -- have ended as wanted are released; jobs that waited for one that has ended otherwise are
 -- cancelled. Returns how many moved. Raises GQ001.
 create function gangq.promote_due(most integer default 200) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
-  due record;
+  due bigint[];
   ended bigint[];
-  moved integer := 0;
 begin
   perform gangq.check_most(most);
-  for due in
-    with ready as (
-      update gangq.live_jobs j set state = 'pending', due_at = null, ran_on = null
-      where j.id = any (array(
-        select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at <= t
-        order by z.due_at limit most for update skip locked))
-      returning j.shape_id
-    )
-    select r.shape_id, count(*) as jobs from ready r group by r.shape_id
-  loop
-    moved := moved + due.jobs;
-    perform gangq.wake_lane(due.shape_id, due.jobs, 'sleepers');
-  end loop;
+  due := array(
+    select z.id from gangq.live_jobs z where z.state = 'scheduled' and z.due_at <= t
+    order by z.due_at limit most for update skip locked);
+  perform gangq.make_pending(due);
   ended := array(
     select u.job_id from gangq.unsettled u order by u.job_id limit most for update skip locked);
   if ended <> '{}' then
@@ -168,7 +167,7 @@ begin
       or not exists (
         select 1 from gangq.dependencies d where d.on_job_id = u.job_id and d.outcome is null));
   end if;
-  return moved + gangq.promote_dependents(t, most);
+  return cardinality(due) + gangq.promote_dependents(t, most);
 end $$;
 
 -- Internal, for promote_due. Releases or cancels jobs whose awaited jobs have ended: together the
@@ -222,28 +221,32 @@ begin
   return moved;
 end $$;
 
+-- Internal, for cancel_dependents. Locks the dependencies of these jobs. Returns the jobs of which
+-- another transaction holds one.
+create function gangq.busy_dependents(job_ids bigint[]) returns bigint[] language sql as $$
+  with locked as (
+    select d.job_id, d.on_job_id from gangq.dependencies d
+    where d.job_id = any (job_ids)
+    order by d.on_job_id, d.job_id for update skip locked
+  )
+  select coalesce(array_agg(d.job_id), '{}')
+  from gangq.dependencies d
+  where d.job_id = any (job_ids) and not exists (
+    select 1 from locked l where l.job_id = d.job_id and l.on_job_id = d.on_job_id)
+$$;
+
 -- Internal, for promote_dependents. Cancels locked waiting jobs because unmet has not ended as
 -- wanted: single ones, or some of a gang, which is cancelled as a whole. Returns how many.
 create function gangq.cancel_dependents(job_ids bigint[], gang_id bigint, unmet bigint)
 returns integer language plpgsql as $$
 declare
-  every_one bigint[] := job_ids || array(
-    select j.id from gangq.live_jobs j where j.gang_id = cancel_dependents.gang_id);
-  busy bigint[];
+  -- A caller that completes an awaited job in an open transaction holds dependencies on it: a later
+  -- tick cancels those jobs.
+  busy bigint[] := gangq.busy_dependents(job_ids || array(
+    select j.id from gangq.live_jobs j where j.gang_id = cancel_dependents.gang_id));
   alike record;
   cancelled integer := 0;
 begin
-  -- A caller that completes an awaited job in an open transaction holds dependencies on it: a later
-  -- tick cancels those jobs.
-  with locked as (
-    select d.job_id, d.on_job_id from gangq.dependencies d
-    where d.job_id = any (every_one)
-    order by d.on_job_id, d.job_id for update skip locked
-  )
-  select coalesce(array_agg(d.job_id), '{}') into busy
-  from gangq.dependencies d
-  where d.job_id = any (every_one) and not exists (
-    select 1 from locked l where l.job_id = d.job_id and l.on_job_id = d.on_job_id);
   if cancel_dependents.gang_id is not null and busy <> '{}' then
     return 0;
   end if;
@@ -274,40 +277,29 @@ end $$;
 create function gangq.release_dependents(job_ids bigint[], gang_id bigint, t timestamptz)
 returns integer language plpgsql as $$
 declare
-  lane record;
-  released integer := 0;
+  released bigint[];
 begin
-  for lane in
-    with met as (
-      delete from gangq.dependencies d
-      where d.ctid = any (array(
-        select z.ctid from gangq.dependencies z
-        where z.job_id = any (release_dependents.job_ids) and gangq.is_wanted(z.outcome, z.wants)
-        order by z.on_job_id, z.job_id for update skip locked))
-      returning d.job_id
-    ),
-    -- Counted from what is deleted: another promotion may have taken some of them meanwhile.
-    fewer as (select m.job_id, count(*)::integer as jobs from met m group by m.job_id),
-    told as (
-      update gangq.live_jobs j set
-        waits_on = j.waits_on - f.jobs,
-        state = case
-          when j.waits_on > f.jobs then 'waiting'
-          when j.gang_id is not null then 'blocked'
-          when j.due_at > t then 'scheduled'
-          else 'pending' end
-      from fewer f where j.id = f.job_id
-      returning j.shape_id, j.state
-    )
-    select x.shape_id, x.state, count(*) as jobs from told x group by x.shape_id, x.state
-  loop
-    released := released + lane.jobs;
-    if lane.state = 'pending' then
-      perform gangq.wake_lane(lane.shape_id, lane.jobs, 'sleepers');
-    end if;
-  end loop;
+  with met as (
+    delete from gangq.dependencies d
+    where d.ctid = any (array(
+      select z.ctid from gangq.dependencies z
+      where z.job_id = any (release_dependents.job_ids) and gangq.is_wanted(z.outcome, z.wants)
+      order by z.on_job_id, z.job_id for update skip locked))
+    returning d.job_id
+  ),
+  -- Counted from what is deleted: another promotion may have taken some of them meanwhile.
+  fewer as (select m.job_id, count(*)::integer as jobs from met m group by m.job_id),
+  told as (
+    update gangq.live_jobs j set
+      waits_on = j.waits_on - f.jobs,
+      state = gangq.waiting_state(j.waits_on - f.jobs, j.gang_id, j.due_at, t)
+    from fewer f where j.id = f.job_id
+    returning j.id
+  )
+  select coalesce(array_agg(x.id), '{}') into released from told x;
+  perform gangq.wake_jobs(released, 'sleepers');
   update gangq.live_gangs x set state = 'blocked'
   where x.id = release_dependents.gang_id and not exists (
     select 1 from gangq.live_jobs j where j.gang_id = x.id and j.state = 'waiting');
-  return released;
+  return cardinality(released);
 end $$;

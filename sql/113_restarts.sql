@@ -12,7 +12,7 @@ $$;
 -- Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by
 -- itself; a flag stands until that incarnation is heard again or replaced. Frees nothing: only
 -- proof of death or the end of a lease does. Returns how many were flagged; each is an event and a
--- line in the server's log that says what to do.
+-- line in the server's log that says what to do. Call it in autocommit: see tick.
 create function gangq.flag_dead_workers() returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
@@ -166,9 +166,8 @@ end $$;
 create function gangq.bounced(incarnation bigint, ok boolean, detail jsonb default '{}')
 returns void language plpgsql as $$
 begin
-  if not exists (select 1 from gangq.incarnations i where i.id = bounced.incarnation) then
-    perform gangq.refuse_missing('incarnation', bounced.incarnation::text);
-  end if;
+  perform gangq.refuse_missing('incarnation', bounced.incarnation::text)
+  where not exists (select 1 from gangq.incarnations i where i.id = bounced.incarnation);
   perform gangq.check_login(bounced.incarnation, host => true);
   perform gangq.log_event(gangq.now(), 'bounced', incarnation => bounced.incarnation,
     reason => case when bounced.ok then 'a new incarnation is heard'

@@ -28,7 +28,7 @@ begin
   -- A trip must not fail because of a long log.
   insert into gangq.evidence (at, kind, job_id, token, incarnation, data)
   values (t, log_with_evidence.kind, j.id, j.token, j.incarnation,
-    gangq.cut(coalesce(nullif(log_with_evidence.evidence, 'null'), '{}'), 4194304));
+    gangq.cut(coalesce(nullif(log_with_evidence.evidence, 'null'), '{}'), gangq.most_evidence()));
 end $$;
 
 -- A watchdog doubts a job and goes on looking: an event with its evidence (evidence's "reason" is

@@ -97,8 +97,8 @@ cross join lateral (
   where x.job_id = v.job_id and x.at = v.at and x.token = v.token and x.kind = 'trip' offset 0) e
 cross join lateral jsonb_array_elements_text(coalesce(e.data -> 'blamed', '[]')) as d(uuid)
 where e.code in (select k.code from gangq.trip_classes k where k.devices <> 'nothing')
-  and not coalesce((e.data ->> 'application')::boolean, false)
-  and coalesce((e.data ->> 'charged')::boolean, true)
+  and e.data -> 'application' is distinct from 'true'
+  and e.data -> 'charged' is distinct from 'false'
   and not exists (
     select 1 from gangq.events p where p.job_id = v.job_id and p.kind = 'poison' offset 0);
 

@@ -2,6 +2,16 @@
 -- devices.
 -- Locks: the gang, its members or the job, the row 'brake' of lock_rows, the worker's row; then
 -- other jobs of the worker with skip locked. The caller of trip is dying and has two seconds.
+--
+-- A process that trips is gone exit_in_s later, and its job must not run again before that:
+-- 1. trip sets exits_at of the incarnation. A single job becomes scheduled with ran_on = the
+--    incarnation and due_at = exits_at (end_attempt, 084); a gang has not_before >= exits_at
+--    (resumes_at, 101).
+-- 2. Proof of death makes these jobs pending (report_dead, 040). A process that cannot be killed
+--    postpones exits_at, and due_at and not_before with it (report_stuck, 109). Both find the jobs
+--    by waits_for_exit (040). Nothing else moves due_at: submit_unique replaces no job that has
+--    been claimed, and set_priority changes its place alone.
+-- 3. A job that has ended meanwhile and is retried waits as in 1 (retry, 106).
 
 -- Internal. Raises GQ001 for arguments that no trip has.
 create function gangq.check_trip(code integer, class text, error jsonb, exit_in_s real) returns void
@@ -68,6 +78,12 @@ begin
   return false;
 end $$;
 
+-- 1. Lock the job. A call that is repeated changes nothing.
+-- 2. Describe the trip, for its event.
+-- 3. Ask whether the job goes on: its class only notifies, or the brake holds the trip. Work that
+--    is dead, or was told to stop, cannot go on; a class that only notifies blames no device then.
+-- 4. If it goes on, write that down, and answer so. Otherwise carry the trip out.
+--
 -- A watchdog stops a job, in one statement. The event and its evidence are written. A single job
 -- goes to the front of its priority with a trip counted and its attempt given back, or fails when
 -- its trips are spent; a member is lost with cause trip (lose_members). code: the exit code.
@@ -95,19 +111,20 @@ declare
   data jsonb;
   j gangq.live_jobs;
   blamed bigint[];
-  notifies boolean;
+  can_go_on boolean;
   answer text;
 begin
   select k.* into of_code from gangq.trip_classes k where k.code = trip.code;
   trip.class := coalesce(trip.class, of_code.class);
   perform gangq.check_trip(trip.code, trip.class, trip.error, trip.exit_in_s);
   why := coalesce(trip.error ->> 'type', of_code.class);
-  trip.error := gangq.cut(trip.error, 262144);
-  -- host: after a worker is gone, the restarter of its host reports what it left there.
+  trip.error := gangq.cut(trip.error, gangq.most_said());
+  -- 1. host: after a worker is gone, the restarter of its host reports what it left there.
   j := gangq.lock_job(trip.job_id, host => true);
   if gangq.has_tripped(j, trip.incarnation, trip.job_id, trip.token) then
     return 'repeated';
   end if;
+  -- 2.
   blamed := (
     select coalesce(array_agg(r.id) filter (where r.uuid = any (trip.devices)), array_agg(r.id),
       '{}')
@@ -117,21 +134,24 @@ begin
     trip.error ->> 'message', 'trips', j.trips, 'exit_in_s', trip.exit_in_s,
     'application', coalesce(trip.evidence ->> 'application' = 'true', false),
     'blamed', gangq.uuids_of(blamed));
-  -- Work that is dead, or was told to stop, cannot go on: notify and held are no answers.
-  notifies := gangq.only_notifies(j.shape_id, trip.class);
-  answer := case
-    when trip.exit_in_s is null or j.state = 'preempting' then null
-    when notifies then 'notify'
-    when of_code.held and gangq.held_back(j, trip.class, trip.evidence) then 'held' end;
+  -- 3.
+  can_go_on := trip.exit_in_s is not null and j.state <> 'preempting';
+  if not gangq.only_notifies(j.shape_id, trip.class) then
+    if can_go_on and of_code.held and gangq.held_back(j, trip.class, trip.evidence) then
+      answer := 'held';
+    end if;
+  elsif can_go_on then
+    answer := 'notify';
+  else
+    data := data || '{"notify_only": true, "blamed": []}';
+    blamed := '{}';
+  end if;
+  -- 4.
   t := gangq.now();
   if answer is not null then
     perform gangq.log_with_evidence(t, answer, j, why,
       data || jsonb_build_object('outcome', answer), trip.evidence);
     return answer;
-  elsif notifies then
-    -- It is ended and charged, but a class that only notifies blames no device.
-    data := data || '{"notify_only": true, "blamed": []}';
-    blamed := '{}';
   end if;
   return gangq.carry_out_trip(j, data, why, trip.error, trip.evidence, blamed, t);
 end $$;
@@ -188,8 +208,7 @@ begin
     return 'preempted';
   end if;
   j.shape_id := new_shape;
-  j.order_key := gangq.order_key(j.priority,
-    gangq.front_pos((select b.base from gangq.id_base() b)));
+  j.order_key := gangq.front_key(j.priority);
   return gangq.end_attempt(j, 'trip', error, why, t, gone_at);
 end $$;
 
@@ -294,7 +313,7 @@ declare
   hosts jsonb := (
     select jsonb_agg(distinct e.data ->> 'host') from gangq.events e
     where e.job_id = j.id and e.kind = 'trip' and e.data ->> 'host' is not null
-      and coalesce((e.data ->> 'charged')::boolean, true));
+      and e.data -> 'charged' is distinct from 'false');
 begin
   if jsonb_array_length(hosts) > 1
     and not exists (select 1 from gangq.events e where e.job_id = j.id and e.kind = 'poison')

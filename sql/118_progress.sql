@@ -63,8 +63,7 @@ end $$;
 -- Internal, a step of the tick, about once a heartbeat: judges a hundred gangs whose members report
 -- steps. Returns how many events that made.
 create function gangq.judge_progress(most integer default 100) returns integer
-language plpgsql set lock_timeout = '100ms'
-set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   t timestamptz := gangq.now();
   cfg gangq.settings;

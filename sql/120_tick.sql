@@ -1,7 +1,8 @@
--- tick: all maintenance, in order. One session at a time runs it; tick_step runs each step in a
--- subtransaction of its own.
--- Locks: the row 'tick' of lock_rows, with skip locked; then what each step locks, with skip
--- locked; the row of decider last. A tick is one autocommit call.
+-- tick: all maintenance, in order. One session at a time runs it, in one autocommit call. All steps
+-- commit together, with the call; a step that fails is undone alone.
+-- Locks: the row 'tick' of lock_rows, with skip locked; then what each step locks; the row of
+-- decider last. What the files of the steps do not name as waited for is locked with skip locked.
+-- No wait is longer than 100 ms (150); a step that has waited in vain is tried again.
 --
 -- A caller that finds another tick running may need what that one no longer sees:
 -- 1. The call reads runs = n and finds the row locked: run n + 1 is under way, or a later one.
@@ -10,8 +11,8 @@
 --    itself or runs >= turn. A run that is rolled back, or does only what is due, is not counted.
 
 -- Internal. The steps of a tick, in order. due: the moment of the step has come by t. at_work:
--- there are rows that the step may have to act on. Most steps of most ticks have none: this one
--- statement asks for all of them, and such a step is not begun.
+-- there are rows that the step may have to act on. One statement asks this of all steps; one with
+-- neither is not begun. tick_step has the same names, and time_out.
 create function gangq.tick_steps(t timestamptz)
 returns table (name text, due boolean, at_work boolean) language plpgsql stable
 set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
@@ -78,23 +79,20 @@ create function gangq.tick(
 declare
   t timestamptz := gangq.now();
   every real;
-  last_at timestamptz;
   runs bigint;
   ago_s real;
   just_ran boolean;
   steps text[];
-  step text;
-  done integer;
-  busy boolean := false;
+  done record;
   turn_in_s real;
 begin
   perform gangq.require_read_committed('tick');
-  select s.tick_s, x.last_at, l.runs into every, last_at, runs
+  select s.tick_s, extract(epoch from t - x.last_at), l.runs into every, ago_s, runs
   from gangq.settings s cross join gangq.tick_state x cross join gangq.lock_rows l
   where l.name = 'tick';
-  ago_s := extract(epoch from t - last_at);
   just_ran := coalesce(
     (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8
+      -- No rate holds anything back, or it opens later.
       and gangq.rate_opens_at() > t is not false, false);
   ran := false;
   again := false;
@@ -119,34 +117,41 @@ begin
   -- A run of the due steps alone is not counted: it serves nobody who waits for a whole one.
   update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick' and not just_ran;
   perform gangq.hang_up_soon();
-  foreach step in array steps loop
-    done := gangq.tick_step(step, coalesce(tick.decides, false));
-    detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
-    busy := busy or done = -1;
-    again := again or done < 0 or done >= 200;
-  end loop;
+  done := gangq.run_steps(steps, coalesce(tick.decides, false));
   ran := true;
+  detail := done.detail;
+  again := done.wait_s is not null;
   -- What is due before the next safety tick is served on time. What was due by now and is left is
   -- more than one step takes (again), or another transaction holds it.
-  next_in_s := greatest(0.01,
-    least(next_in_s, extract(epoch from gangq.next_due(t) - gangq.now())));
-  if again then
-    -- What another transaction holds may stay locked: asking at once would be asking all the time.
-    next_in_s := least(next_in_s, case when busy then 0.05 else 0 end);
-  end if;
+  next_in_s := least(done.wait_s, greatest(0.01,
+    least(next_in_s, extract(epoch from gangq.next_due(t) - gangq.now()))));
   unplanned := (select count(*) from gangq.unplanned(gangq.now()));
   -- Last, because the decider waits for this row at the end of its pass.
   if tick.decides and not just_ran then
-    turn_in_s := gangq.take_turn(t);
-    decide := coalesce(turn_in_s = 0, false);
+    begin
+      turn_in_s := gangq.take_turn(t);
+      decide := coalesce(turn_in_s = 0, false);
+    exception when lock_not_available then
+      -- A pass that is left open has the row, and nobody else can decide before it ends.
+      turn_in_s := 0.05;
+      again := true;
+    end;
     next_in_s := least(next_in_s, nullif(turn_in_s, 0));
   end if;
   return next;
 end $$;
 
+-- Internal. A moment among the numbers of a verdict, in seconds since 1970; null: it is none. They
+-- are what a decider said, which may be anything.
+create function gangq.moment_said(numbers jsonb, key text) returns timestamptz
+language sql immutable as $$
+  select case jsonb_typeof(numbers -> key) when 'number'
+    then to_timestamp(least(greatest((numbers ->> key)::numeric, 0), 1e11)::float8) end
+$$;
+
 -- Internal. When the first rate that holds something back allows it; null: none does.
 create function gangq.rate_opens_at() returns timestamptz language sql stable as $$
-  select min(to_timestamp((v.numbers ->> 'at')::float8)) from gangq.verdicts v where v.gate = 'rate'
+  select min(gangq.moment_said(v.numbers, 'at')) from gangq.verdicts v where v.gate = 'rate'
 $$;
 
 -- Internal. The first moment after t at which a job or a schedule is due, a pause ends, a rate
@@ -168,8 +173,25 @@ create function gangq.next_due(t timestamptz) returns timestamptz language sql s
     (select min(p.until) from gangq.task_pauses p where p.until > t))
 $$;
 
+-- Internal, for tick. Does these steps. detail: how much each did. wait_s: when to begin again: at
+-- once, where a step has done as much as it does in one call (its most, 200); a little later, where
+-- another transaction holds something, for it may stay locked; null: all is done.
+create function gangq.run_steps(
+  steps text[], decides boolean, out detail jsonb, out wait_s real
+) language plpgsql as $$
+declare
+  step text;
+  done integer;
+begin
+  foreach step in array steps loop
+    done := gangq.tick_step(step, decides);
+    detail := coalesce(detail, '{}') || jsonb_build_object(step, done);
+    wait_s := greatest(wait_s, case when done < 0 then 0.05 when done >= 200 then 0 end);
+  end loop;
+end $$;
+
 -- Internal. One step, in a subtransaction of its own: how much it did, -1 for busy. A failure is an
--- event (tick_error) and a warning, and the other steps go on.
+-- event (tick_error) and a warning, and the other steps go on. tick_steps has the same names.
 create function gangq.tick_step(step text, decides boolean) returns integer language plpgsql as $$
 begin
   case step
@@ -188,6 +210,7 @@ begin
     when 'raise_idle_lows' then return gangq.raise_idle_lows();
     when 'judge_progress' then return gangq.judge_progress();
     when 'lift_avoided' then return gangq.lift_avoided();
+    -- No step of the tick: apply does it, in the last part of a pass.
     when 'time_out' then return gangq.time_out();
     when 'move_away' then return gangq.move_away();
     when 'trim_outbox' then return gangq.trim_outbox();

@@ -1,8 +1,8 @@
 -- keep_partitions, a step of the tick: history, events and output have a partition a day, and are
 -- dropped a day at a time; forget deletes what nothing refers to any more; turn_requests forgets
 -- the answers of submissions.
--- Locks: tick_state; each partitioned table as a whole, 100 ms at most; once an hour, last,
--- requests and requests_before.
+-- Locks: tick_state; each partitioned table as a whole; the rows that forget deletes; once an hour,
+-- last, requests and requests_before. The tick waits for each of them, 100 ms at most.
 
 -- Internal. What has a partition a day (UTC): key column, retention class, how long it is kept.
 create function gangq.kept_by_day() returns table (name text, key text, class text, keep interval)
@@ -107,8 +107,9 @@ begin
   end if;
 end $$;
 
--- Internal, for keep_partitions. Deletes rows about work and workers long over. offset 0: each is
--- looked up by itself, so that no join reads all jobs.
+-- Internal, for keep_partitions. Deletes rows about work and workers long over, all or, where
+-- another transaction holds one of them, none: the partitions made and dropped so far stay. offset
+-- 0: each is looked up by itself, so that no join reads all jobs.
 create function gangq.forget(t timestamptz) returns void language plpgsql as $$
 declare
   cfg gangq.settings;
@@ -152,12 +153,14 @@ begin
   delete from gangq.checkpoints c
   where c.saved_at < t - cfg.retention_long
     and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0);
+exception
+  when lock_not_available then null;
 end $$;
 
 -- Internal. Once an hour exchanges requests and requests_before, emptied: an answer is kept for one
 -- hour at least. Deleting the answers one by one would cost a submission as much again, and vacuum
--- after it. The lock waits for all submissions under way, and is held until the tick commits: see
--- gangq.answer_of. So this is the last that a tick does.
+-- after it. The lock waits for all submissions under way, 100 ms at most, and is held until the
+-- tick commits: see gangq.answer_of. So this is its last step: only next_due and take_turn follow.
 create function gangq.turn_requests(t timestamptz) returns void language plpgsql
 set lock_timeout = '100ms' as $$
 begin
@@ -175,3 +178,37 @@ exception
   when lock_not_available
     then null;  -- A transaction that has submitted is still open: a later tick does it.
 end $$;
+
+-- Names of partitions and sizes of files: no table is read.
+--
+-- What is kept of what has ended, by class (short, long, forever) and table: in how many partitions
+-- of a day each, how large with indexes, the oldest day, and when that is dropped (keep and
+-- next_drop null: never). missing: today and tomorrow, if they lack a partition; no_default: true
+-- if nothing would catch their rows then.
+create view gangq.retention as
+select k.class, k.name as part_of, k.keep, count(d.day)::integer as partitions,
+  coalesce(sum(pg_total_relation_size(f.oid)), 0)::bigint as bytes, min(d.day) as oldest,
+  ((min(d.day) + 1)::timestamp at time zone 'UTC') + k.keep as next_drop,
+  array(
+    select n::date
+    from generate_series((c.t at time zone 'UTC')::date, (c.t at time zone 'UTC')::date + 1,
+      interval '1 day') n
+    where k.keep is not null
+      and to_regclass('gangq.' || k.name || to_char(n, '_YYYYMMDD')) is null) as missing,
+  k.keep is not null and not coalesce(bool_or(f.oid = p.partdefid), false) as no_default
+from (
+  select x.name, x.class, x.keep from gangq.kept_by_day() x
+  union all values ('history_forever', 'forever', null::interval),
+    ('gang_history_forever', 'forever', null)) k
+cross join (select gangq.now() as t offset 0) c
+join pg_catalog.pg_class r on r.oid = ('gangq.' || k.name)::regclass
+left join pg_catalog.pg_partitioned_table p on p.partrelid = r.oid
+left join lateral (
+  select i.inhrelid as oid from pg_catalog.pg_inherits i where i.inhparent = r.oid
+  union all select r.oid where r.relkind = 'r') f on true
+left join pg_catalog.pg_class b on b.oid = f.oid
+cross join lateral (
+  select case when b.relname ~ '_[0-9]{8}$'
+    then to_date(right(b.relname, 8), 'YYYYMMDD') end as day) d
+group by k.class, k.name, k.keep, c.t
+order by array_position(array['short', 'long', 'forever'], k.class), k.name;

@@ -1,5 +1,5 @@
--- Schedules as they are stored: set_schedule, pause_schedule, resume_schedule, forget_schedule; and
--- who may change them. 133 submits what is due.
+-- Schedules as they are stored: set_schedule, pause_schedule, resume_schedule, forget_schedule,
+-- declare_schedules. 134 submits what is due.
 -- Locks: rows of schedules, before all others.
 
 -- The options of set_schedule. catch_up: which due times that were missed, while no tick ran, are
@@ -22,9 +22,8 @@ create type gangq.due_time as (
 
 -- Internal. Whether a schedule is paused at this moment.
 create function gangq.is_paused(s gangq.schedules_table, t timestamptz) returns boolean
-language sql immutable as $$
-  select (s).paused_at is not null and ((s).paused_until is null or (s).paused_until > t)
-$$;
+language sql immutable
+return (s).paused_at is not null and ((s).paused_until is null or (s).paused_until > t);
 
 -- Internal. Whether other due times of a cron expression may have passed after the one stored.
 create function gangq.is_stale(s gangq.schedules_table, t timestamptz) returns boolean
@@ -78,25 +77,6 @@ create function gangq.keep_schedule(s gangq.schedules_table) returns void langua
   where x.name = (s).name
 $$;
 
--- Internal. Writes an event about a schedule.
-create function gangq.log_schedule(
-  kind text, t timestamptz, name text, about jsonb default '{}', reason text default null,
-  job_id bigint default null, gang_id bigint default null
-) returns void language sql as $$
-  select gangq.log_event(t, kind, gang_id => log_schedule.gang_id, job_id => log_schedule.job_id,
-    reason => log_schedule.reason,
-    data => jsonb_build_object('schedule', log_schedule.name) || log_schedule.about)
-$$;
-
--- Whose it is -------------------------------------------------------------------------------------
-
--- Internal. The queue that a schedule submits to.
-create function gangq.schedule_queue(s gangq.schedules_table) returns text
-language sql stable as $$
-  select coalesce((s).work ->> 'queue',
-    (select o.queue from gangq.task_options o where o.task = (s).task), 'default')
-$$;
-
 -- Internal. Locks and returns a schedule that the caller may change. Raises GQ002, 42501, 55P03.
 create function gangq.own_schedule(verb text, name text) returns gangq.schedules_table
 language plpgsql as $$
@@ -104,119 +84,13 @@ declare
   s gangq.schedules_table;
 begin
   select x.* into s from gangq.schedules_table x where x.name = own_schedule.name for update;
-  if not found then
-    perform gangq.refuse_unknown('schedule', own_schedule.name, array(
-        select x.name::text from gangq.schedules_table x),
-      'Names are in gangq.schedules.');
-  end if;
-  perform gangq.check_keeper(verb, 'schedule', s.name, s.submitter, s.login,
-    gangq.schedule_queue(s));
+  perform gangq.refuse_unknown('schedule', own_schedule.name, array(
+      select x.name::text from gangq.schedules_table x),
+    'Names are in gangq.schedules.')
+  where not found;
+  perform gangq.check_own(verb, format('schedule %L', s.name), s.submitter, s.login,
+    gangq.queue_for(s.work ->> 'queue', s.task));
   return s;
-end $$;
-
--- Internal. Raises 42501 unless the caller stored this schedule or service, is an admin, or its
--- queue is shared.
-create function gangq.check_keeper(
-  verb text, what text, name text, submitter text, login text, queue text
-) returns void language plpgsql stable as $$
-begin
-  if login = session_user and submitter = any (gangq.roles_of(gangq.caller()))
-    or gangq.is_admin() or queue = any (gangq.shared_queues())
-  then
-    return;
-  end if;
-  perform gangq.refuse('42501',
-    format('%s may not %s %s %L, which %s stored', gangq.actor(), verb, what, name,
-      submitter || coalesce(' (login ' || nullif(login, submitter) || ')', '')),
-    format('In queue %L only who stored it and members of gangq_admin may do that; nothing was '
-      'changed. To allow it to all submitters: gangq.set_queue(%L, ''{"others": "shared"}'').',
-      queue, queue));
-end $$;
-
--- Internal. Whether who stored a schedule or service could submit its work now.
-create function gangq.may_submit(submitter text, login text) returns boolean
-language sql stable as $$
-  select submitter = any (gangq.roles_of(login)) and gangq.roles_of(submitter) && array[
-    'gangq_submitter', 'gangq_admin', (
-      select pg_get_userbyid(n.nspowner)::text from pg_namespace n where n.nspname = 'gangq')]
-$$;
-
--- Internal. Raises 42501 unless who stored this schedule or service could submit its work now.
-create function gangq.check_may_submit(what text, submitter text, login text) returns void
-language sql as $$
-  select gangq.refuse('42501', format('%s may not submit any more', submitter
-      || coalesce(' (login ' || nullif(login, submitter) || ')', '')),
-    format('Grant gangq_submitter again, or have gangq_admin store the %s: gangq.set_%1$s.', what))
-  where not gangq.may_submit(submitter, login)
-$$;
-
--- Internal. Raises GQ007 if this login, unless it is an admin, has as many schedules or services as
--- it may.
-create function gangq.check_new(what text) returns void language sql as $$
-  select gangq.refuse('GQ007',
-    format('%s has %s %ss, which is the most', session_user, n.has, what),
-    'Each of them is work for every tick. Remove those that are not needed.')
-  from (
-    select count(*) as has, 1000 as most from gangq.schedules_table s
-    where what = 'schedule' and s.login = session_user
-    union all
-    select count(*), 200 from gangq.services_table s
-    where what = 'service' and s.login = session_user) n
-  where n.has >= n.most and not gangq.is_admin()
-$$;
-
--- Internal. Raises GQ001, GQ007 for what no program can say of the schedules or services it
--- declares.
-create function gangq.check_declared(what text, source text, names text[]) returns void
-language sql as $$
-  select gangq.read_options('declare_' || what || 's',
-    jsonb_build_object('source', coalesce(source, '')), null::gangq.other_arguments);
-  select gangq.refuse_larger(format('the names of %ss', what), pg_column_size(names), 262144);
-$$;
-
--- Internal. Raises GQ002, GQ007 for what a schedule or service cannot submit.
-create function gangq.check_stored(what text, payload jsonb, work jsonb) returns void
-language sql as $$
-  select gangq.refuse_larger('the payload of a ' || what, pg_column_size(payload), 1048576),
-    gangq.refuse_larger('the work of a ' || what, pg_column_size(work), 262144);
-  select gangq.queue_named(work ->> 'queue') where work ->> 'queue' is not null;
-$$;
-
--- Set, paused, forgotten --------------------------------------------------------------------------
-
--- Internal. What a schedule or service submits besides task and payload: the arguments, and the
--- options of submit, or of submit_gang where it has a size or roles. Raises GQ001.
-create function gangq.read_work(
-  work jsonb, what text default 'schedule', out a gangq.arguments, out options jsonb,
-  out of_gang boolean
-) language plpgsql stable as $$
-declare
-  own text[] := '{queue,size,priority,gpus}';
-  wrong text;
-begin
-  if jsonb_typeof(work) is distinct from 'object' then
-    perform gangq.refuse('GQ001', format('work is %s', left(coalesce(work::text, 'null'), 200)),
-      'It is one JSON object: {"queue": "gpu", "gpus": 1, "priority": 5}.');
-  end if;
-  of_gang := coalesce(nullif(work -> 'size', 'null'), nullif(work -> 'roles', 'null')) is not null;
-  a := gangq.read_options('set_' || what, (
-    select coalesce(jsonb_object_agg(e.key, e.value), '{}') from jsonb_each(work) e
-    where e.key = any (own)), a);
-  options := work - own;
-  select e.key into wrong from jsonb_object_keys(options) as e(key)
-  where e.key = any (
-    '{after,after_any,after_failed,at_most,due_at,indexes,parent,parent_token,request_id,wake}')
-  limit 1;
-  if found then
-    perform gangq.refuse('GQ001', format('a %s submits without %s', what, wrong),
-      case wrong when 'at_most' then 'Pass limit_key and limit: they hold for all its jobs.'
-        else 'Leave it out.' end);
-  end if;
-  if of_gang then
-    perform gangq.read_options('submit_gang', options, null::gangq.gang_options);
-  else
-    perform gangq.read_options('submit', options, null::gangq.job_options);
-  end if;
 end $$;
 
 -- Internal. Checks a schedule as far as SQL can read it; known_tz: a time zone that needs no check.
@@ -310,14 +184,14 @@ begin
   then
     return 'same';
   elsif old.name is not null then
-    perform gangq.check_keeper('change', 'schedule', old.name, old.submitter, old.login,
-      gangq.schedule_queue(old));
+    perform gangq.check_own('change', format('schedule %L', old.name), old.submitter, old.login,
+      gangq.queue_for(old.work ->> 'queue', old.task));
     if (s.cron, s.every, s.tz) is distinct from (old.cron, old.every, old.tz) then
       s := gangq.reckon(s, t, anew => true);
     end if;
     perform gangq.keep_schedule(s);
   end if;
-  perform gangq.log_schedule('set_schedule', t, s.name);
+  perform gangq.log_event(t, 'set_schedule', data => jsonb_build_object('schedule', s.name));
   perform gangq.wake_tick(true);
   return case when old.name is null then 'made' else 'changed' end;
 end $$;
@@ -331,14 +205,14 @@ declare
   s gangq.schedules_table := gangq.own_schedule('pause', name);
 begin
   perform gangq.check_moment('until', until);
-  if until <= t then
-    perform gangq.refuse('GQ001', format('until is %s, which has passed', until),
-      'Leave it out to pause without an end; gangq.resume_schedule ends a pause now.');
-  end if;
+  perform gangq.refuse('GQ001', format('until is %s, which has passed', until),
+    'Leave it out to pause without an end; gangq.resume_schedule ends a pause now.')
+  where until <= t;
   s.paused_at := t;
   s.paused_until := until;
   perform gangq.keep_schedule(gangq.reckon(s, t));
-  perform gangq.log_schedule('pause_schedule', t, s.name, jsonb_build_object('until', until));
+  perform gangq.log_event(t, 'pause_schedule',
+    data => jsonb_build_object('schedule', s.name, 'until', until));
 end $$;
 
 -- Ends the pause of a schedule; its due times count from now on. Can be repeated. Raises GQ002,
@@ -352,7 +226,7 @@ begin
     s.paused_at := null;
     s.paused_until := null;
     perform gangq.keep_schedule(gangq.reckon(s, t));
-    perform gangq.log_schedule('resume_schedule', t, s.name);
+    perform gangq.log_event(t, 'resume_schedule', data => jsonb_build_object('schedule', s.name));
     perform gangq.wake_tick(true);
   end if;
 end $$;
@@ -363,7 +237,8 @@ declare
   s gangq.schedules_table := gangq.own_schedule('forget', name);
 begin
   delete from gangq.schedules_table x where x.name = s.name;
-  perform gangq.log_schedule('forget_schedule', gangq.now(), s.name);
+  perform gangq.log_event(gangq.now(), 'forget_schedule',
+    data => jsonb_build_object('schedule', s.name));
 end $$;
 
 -- Says that the program source declares the schedules of these names and no others. Those that it
@@ -374,26 +249,25 @@ language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   s gangq.schedules_table;
-  declared boolean;
 begin
   perform gangq.check_declared('schedule', source, names);
   for s in
     select x.* from gangq.schedules_table x
     where (x.name = any (names) or x.source = declare_schedules.source)
-      and (gangq.is_admin() or x.login = session_user
-        or gangq.schedule_queue(x) = any (gangq.shared_queues()))
+      and (select gangq.owned(x.submitter, x.login,
+        gangq.queue_for(x.work ->> 'queue', x.task)))
     order by x.name for update
   loop
-    declared := s.name = any (names);
-    if declared and (s.source, s.undeclared_at) is distinct from (source, null) then
-      update gangq.schedules_table x
-      set source = declare_schedules.source, undeclared_at = null where x.name = s.name;
-    elsif not declared and s.undeclared_at is null then
+    if s.name = any (names) then
+      update gangq.schedules_table x set source = declare_schedules.source, undeclared_at = null
+      where x.name = s.name
+        and (x.source, x.undeclared_at) is distinct from (declare_schedules.source, null);
+      continue;
+    elsif s.undeclared_at is null then
       update gangq.schedules_table x set undeclared_at = t where x.name = s.name;
-      perform gangq.log_schedule('undeclared', t, s.name, jsonb_build_object('source', source));
+      perform gangq.log_event(t, 'undeclared',
+        data => jsonb_build_object('schedule', s.name, 'source', source));
     end if;
-    if not declared then
-      return next s.name;
-    end if;
+    return next s.name;
   end loop;
 end $$;

@@ -5,23 +5,25 @@
 --
 -- 1. log_event, and end_attempt for a single job that has failed, call tell in the transaction of
 --    what happened. It writes a row for each target that wants this, and nothing where none does.
--- 2. fetch_notification gives out the row that is due first: it counts a delivery and moves due_at
---    to the end of its lease. So another runner gets another row. The row of a runner that died is
---    due again when the lease ends.
+-- 2. fetch_notification gives out the row that is due first: it counts a delivery, moves due_at to
+--    the end of its lease and clears the error of the delivery before. So another runner gets
+--    another row. The row of a runner that died is due again when the lease ends.
 -- 3. acknowledge_notification deletes the row, or moves due_at on by a backoff. After max_attempts
 --    deliveries the row stays as a dead letter until it is retried or dropped.
 -- Each is delivered at least once: a runner that dies between the delivery and step 3 leaves its
 -- row, and the next delivery has the same id.
 --
--- Locks: fetch and acknowledge take a row of the outbox, then the target's. tell inserts and locks
--- nothing: what a job's verb does here waits for nobody. trim_outbox skips what is locked.
+-- Locks: fetch_notification rows of the outbox, with skip locked; acknowledge_notification a row of
+-- it, then the target's; retry_notifications and remove_notification the target's rows of it by id,
+-- then the target's own; add_notification that alone.
+-- tell inserts and locks nothing: what a job's verb does here waits for nobody. trim_outbox skips
+-- what is locked.
 
 -- event: which event is told, if its data has what the jsonpath holds names; null: a verb calls
 -- tell itself. about: a target with a filter is told of jobs, gangs, batches and services alone.
 --
 -- What a target can be told of, and the events that are told. about: job, gang, batch, service,
--- device or
--- worker.
+-- device or worker.
 create view gangq.notification_kinds as
 select *
 from (values
@@ -99,11 +101,10 @@ declare
   x gangq.notification_targets;
 begin
   select y.* into x from gangq.notification_targets y where y.name = target_named.target;
-  if not found then
-    perform gangq.refuse_unknown('notification target', target, array(
-        select y.name::text from gangq.notification_targets y),
-      'Targets are in gangq.notifications; gangq.add_notification makes one.');
-  end if;
+  perform gangq.refuse_unknown('notification target', target, array(
+      select y.name::text from gangq.notification_targets y),
+    'Targets are in gangq.notifications; gangq.add_notification makes one.')
+  where not found;
   return x;
 end $$;
 
@@ -121,36 +122,26 @@ create function gangq.add_notification(
 declare
   known text[] := array(select distinct k.kind from gangq.notification_kinds k order by 1);
   filtered boolean := num_nonnulls(queue, submitter, task) > 0;
-  unknown text;
 begin
   perform gangq.read_options('add_notification', jsonb_strip_nulls(jsonb_build_object(
     'target', target, 'kinds', kinds, 'queue', queue, 'submitter', submitter, 'task', task,
     'max_attempts', max_attempts)), null::gangq.other_arguments);
-  if target is null or kinds = '{}' or max_attempts is null then
-    perform gangq.refuse('GQ001', 'a notification has a target, max_attempts and at least one kind',
-      format('Call gangq.add_notification(''oncall''). The kinds are %s; null: all.',
-        array_to_string(known, ', ')));
-  end if;
-  unknown := (select k.kind from unnest(kinds) as k(kind) where k.kind <> all (known) limit 1);
-  if unknown is not null then
-    perform gangq.refuse('GQ001', format('%L is no kind of notification', left(unknown, 100)),
-      format('There are %s.', array_to_string(known, ', ')));
-  end if;
-  if queue is not null then
-    perform gangq.queue_named(queue);
-  end if;
-  unknown := (
-    select k.kind from gangq.notification_kinds k
-    where filtered and k.kind = any (kinds)
-      and k.about not in ('job', 'gang', 'batch', 'service') limit 1);
-  if unknown is not null then
-    perform gangq.refuse('GQ001', format('%s has no queue, submitter or task', unknown),
-      'Leave the kind out, or make a target without a filter for it.');
-  end if;
+  perform gangq.refuse('GQ001', 'a notification has a target, max_attempts and at least one kind',
+    format('Call gangq.add_notification(''oncall''). The kinds are %s; null: all.',
+      array_to_string(known, ', ')))
+  where target is null or kinds = '{}' or max_attempts is null;
+  perform gangq.refuse('GQ001', format('%L is no kind of notification', left(k.kind, 100)),
+    format('There are %s.', array_to_string(known, ', ')))
+  from unnest(kinds) as k(kind) where k.kind <> all (known);
+  perform gangq.queue_named(queue) where queue is not null;
+  perform gangq.refuse('GQ001', format('%s has no queue, submitter or task', k.kind),
+    'Leave the kind out, or make a target without a filter for it.')
+  from gangq.notification_kinds k
+  where filtered and k.kind = any (kinds) and k.about in ('device', 'worker');
   kinds := array(
     select distinct k.kind from gangq.notification_kinds k
     where case when kinds is not null then k.kind = any (kinds)
-      else not filtered or k.about in ('job', 'gang', 'batch', 'service') end
+      else not filtered or k.about not in ('device', 'worker') end
     order by 1);
   insert into gangq.notification_targets as x (name, kinds, queue, submitter, task, max_attempts,
     created_at, created_by)
@@ -159,10 +150,9 @@ begin
     queue = excluded.queue, submitter = excluded.submitter, task = excluded.task,
     max_attempts = excluded.max_attempts, created_by = excluded.created_by;
   -- What tell costs grows with the targets.
-  if (select count(*) from gangq.notification_targets) > 100 then
-    perform gangq.refuse('GQ004', 'there are 100 notification targets already',
-      'Remove one (gangq.remove_notification), or tell one target of more and sort there.');
-  end if;
+  perform gangq.refuse('GQ004', 'there are 100 notification targets already',
+    'Remove one (gangq.remove_notification), or tell one target of more and sort there.')
+  where (select count(*) from gangq.notification_targets) > 100;
 end $$;
 
 -- What tell writes for it at this moment stays behind, and trim_outbox deletes it.
@@ -172,6 +162,7 @@ create function gangq.remove_notification(target text) returns void language plp
 declare
   x gangq.notification_targets := gangq.target_named(remove_notification.target);
 begin
+  perform from gangq.outbox o where o.target_id = x.id order by o.id for update;
   delete from gangq.outbox o where o.target_id = x.id;
   delete from gangq.notification_targets y where y.id = x.id;
 end $$;
@@ -192,14 +183,19 @@ begin
   return made;
 end $$;
 
--- What was given up for a target is delivered after all, and what waits is tried at once. Returns
--- how many had been given up. For gangq_admin. Raises GQ002.
+-- What was given up for a target is delivered after all, and what backs off is tried at once. What
+-- is being delivered is left alone: it has no error. Returns how many had been given up. For
+-- gangq_admin. Raises GQ002.
 create function gangq.retry_notifications(target text) returns integer language plpgsql as $$
 declare
   t timestamptz := gangq.now();
   x gangq.notification_targets := gangq.target_named(retry_notifications.target);
   revived integer;
 begin
+  perform from gangq.outbox o
+  where o.target_id = x.id and o.error is not null order by o.id for update;
+  update gangq.outbox o set due_at = t
+  where o.target_id = x.id and o.error is not null and o.dead_at is null;
   update gangq.outbox o set dead_at = null, attempts = 0, due_at = t
   where o.target_id = x.id and o.dead_at is not null;
   get diagnostics revived = row_count;
@@ -253,7 +249,8 @@ begin
     return;
   end if;
   update gangq.outbox z
-  set attempts = z.attempts + 1, due_at = t + make_interval(secs => fetch_notification.lease_s)
+  set attempts = z.attempts + 1, due_at = t + make_interval(secs => fetch_notification.lease_s),
+    error = null
   where z.target_id = o.target_id and z.id = o.id;
   id := o.id;
   kind := o.kind;

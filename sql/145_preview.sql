@@ -17,28 +17,28 @@ create type gangq.board_change as (
 -- What a change of a priority, or a cancellation, is about.
 create type gangq.changed_work as (gang bigint, job bigint, value gangq.priority);
 
--- Internal. The gang of this spec as a board would show it. serves: the workers that serve each
--- role. Raises what read_gang raises. The gang that submit_gang would make, behind all that wait.
--- No sequence reaches the numbers that its kind and new workers get.
+-- Internal. The gang that submit_gang would make of this spec, as a board would show it. serves:
+-- the workers that serve each role. Raises what read_gang raises.
 create function gangq.preview_gang(
   spec jsonb, nth integer, out kind jsonb, out ask jsonb, out shapes gangq.shapes[]
 ) language plpgsql stable as $$
 declare
   arguments constant text[] := array(
     select s.name from gangq.settable('gangq.arguments'::regtype) s);
+  kind_id constant integer := 2147000000 + nth;  -- No sequence reaches it.
+  age constant bigint := (1::bigint << 50) - 1000001 + nth;  -- Behind all that wait.
   a gangq.arguments;
   m gangq.gang_spec;
 begin
-  if jsonb_typeof(spec) is distinct from 'object' then
-    perform gangq.refuse('GQ001', format('submit is %s', left(coalesce(spec::text, 'null'), 200)),
-      'It is an object of the parameters of submit_gang: {"task": "train", "size": 4, "gpus": 1}.');
-  end if;
+  perform gangq.refuse('GQ001', format('submit is %s', left(coalesce(spec::text, 'null'), 200)),
+    'It is an object of the parameters of submit_gang: {"task": "train", "size": 4, "gpus": 1}.')
+  where jsonb_typeof(spec) is distinct from 'object';
   a := gangq.read_options('submit',
     spec - array(select jsonb_object_keys(spec - arguments)), null::gangq.arguments);
   m := gangq.read_gang(a,
     gangq.read_options('submit', spec - arguments, null::gangq.gang_options));
   shapes := m.shapes;
-  kind := jsonb_build_object('id', 2147000000 + nth, 'queue', (m.queue).name,
+  kind := jsonb_build_object('id', kind_id, 'queue', (m.queue).name,
     'require', coalesce((m.options).require, ''), 'prefer', coalesce((m.options).prefer, ''),
     'apart', coalesce((m.options).apart, ''),
     'model', coalesce((select min(s.model) from unnest(shapes) s), ''),
@@ -53,8 +53,8 @@ begin
           where i.ended_at is null and gangq.serves(i, shapes[r.ordinality])))
         order by r.ordinality)
       from unnest(m.roles) with ordinality r));
-  ask := jsonb_build_object('id', 'new' || nth, 'kind', 2147000000 + nth, 'priority', m.priority,
-    'age', 1125899905842623 + nth, 'submitter', gangq.caller(), 'estimate_s', (
+  ask := jsonb_build_object('id', 'new' || nth, 'kind', kind_id, 'priority', m.priority,
+    'age', age, 'submitter', gangq.caller(), 'estimate_s', (
       select max(gangq.estimate_s(s.queue, s.task, s.gpus::integer, m.budget_s))::float8
       from unnest(shapes) s));
 end $$;
@@ -134,11 +134,10 @@ declare
   asked jsonb := '[]';
   answers jsonb := '[]';
 begin
-  if jsonb_typeof(changes) is distinct from 'array' then
-    perform gangq.refuse('GQ001',
-      format('changes is %s', left(coalesce(changes::text, 'null'), 200)),
-      'It is a JSON array of changes: [{"priority": {"gang": 7, "value": 50}}].');
-  end if;
+  perform gangq.refuse('GQ001',
+    format('changes is %s', left(coalesce(changes::text, 'null'), 200)),
+    'It is a JSON array of changes: [{"priority": {"gang": 7, "value": 50}}].')
+  where jsonb_typeof(changes) is distinct from 'array';
   -- What the members of each kind ask for, those of submissions included.
   asked := (
     select coalesce(jsonb_agg(jsonb_build_array(r.kind_id, r.ordinal - 1, to_jsonb(s))), '[]')
@@ -182,27 +181,29 @@ end $$;
 create function gangq.preview_workers(w gangq.board_change, nth integer, asked jsonb) returns jsonb
 language plpgsql stable as $$
 declare
-  base constant bigint := 2305843009213693952 + nth * 1048576::bigint;
+  -- Ids that no sequence reaches: 2^20 for the workers of each change, 2^10 for their devices.
+  base constant bigint := (1::bigint << 61) + (nth::bigint << 20);
+  plenty_mb constant integer := 1048576;
+  plenty_cpus constant integer := 1024;
   i gangq.incarnations;
   vrams integer[];
   found jsonb := '[]';
 begin
   if w."like" is not null then
     select x.* into i from gangq.incarnations x where x.name = w."like" order by x.id desc limit 1;
-    if i.id is null then
-      perform gangq.refuse_missing('worker', w."like");
-    end if;
+    perform gangq.refuse_missing('worker', w."like")
+    where i.id is null;
     vrams := array(
       select r.vram_mb from gangq.device_registry r
       where r.offered_by = i.id order by r.vram_mb, r.index, r.id);
   end if;
   if w.gpus is not null then
-    vrams := array_fill(coalesce(w.vram_mb, (select max(v) from unnest(vrams) as v), 1048576),
+    vrams := array_fill(coalesce(w.vram_mb, (select max(v) from unnest(vrams) as v), plenty_mb),
       array[w.gpus]);
   end if;
   i.slots := coalesce(w.slots, i.slots, greatest(1, w.gpus));
-  i.memory_mb := coalesce(w.memory_mb, i.memory_mb, 1048576);
-  i.cpus := coalesce(w.cpus, i.cpus, 1024);
+  i.memory_mb := coalesce(w.memory_mb, i.memory_mb, plenty_mb);
+  i.cpus := coalesce(w.cpus, i.cpus, plenty_cpus);
   i.labels := coalesce(w.labels, i.labels, '{}');
   i.tasks := coalesce(w.tasks, i.tasks);
   i.taints := coalesce(w.taints, i.taints, '{}');

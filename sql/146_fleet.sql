@@ -2,11 +2,11 @@
 -- planned starts. The views cost as much as the fleet is large. They take no locks.
 
 -- A row for each device, and one (uuid null) for each live worker without devices. state: free,
--- held, reserved (for a member or an open place, not claimed yet), kept (free now, for the planned
--- start kept_for: g7 a gang, k7/5 the single jobs of shape 7 with priority 5), quarantined, silent
--- (its worker is not heard), or unknown (no live worker offers it). cordoned: why its worker is
--- given nothing new; slots: how many placed jobs that worker runs. The plans are few: the devices
--- of their seats are read once.
+-- held, reserved (for a member or an open place, not claimed yet), kept (free now, for a planned
+-- start), quarantined, silent (its worker is not heard), or unknown (no live worker offers it).
+-- cordoned: why its worker is given nothing new; slots: how many placed jobs that worker runs;
+-- free_slots: how many more it may be given now; null: it is given none (cordoned, quarantined,
+-- draining, silent, or passed over). The plans are few: the devices of their seats are read once.
 create view gangq.fleet as
 select coalesce(w.host, r.host) as host, w.name as worker, r.uuid, r.index, r.vram_mb, r.model,
   case
@@ -15,11 +15,11 @@ select coalesce(w.host, r.host) as host, w.name as worker, r.uuid, r.index, r.vr
     when w.silent then 'silent'
     when h.kind = 'place' or j.state = 'reserved' then 'reserved'
     when h.kind = 'job' then 'held'
-    when k.ask is not null then 'kept'
+    when k.device_id is not null then 'kept'
     else 'free' end as state,
-  h.job_id, j.gang_id, j.rank, k.ask as kept_for, h.since,
+  h.job_id, j.gang_id, j.rank, h.since,
   coalesce(h.reason, w.quarantined) as reason, w.cordoned, w.state as worker_state, w.renewed_at,
-  w.slots
+  w.slots, o.slots as free_slots
 from (
   select i.id, i.name, i.host, i.state, i.slots, i.quarantined, l.renewed_at,
     i.flagged_at is not null or l.renewed_at <= c.heard_since as silent, (
@@ -32,14 +32,15 @@ from (
     select gangq.now() - make_interval(secs => s.candidate_silence_s) as heard_since
     from gangq.settings s offset 0) c
   where i.ended_at is null) w
+left join gangq.open_slots() o on o.incarnation = w.id
 full join gangq.device_registry r on r.offered_by = w.id
 left join gangq.device_holds h on h.device_id = r.id
 left join gangq.live_jobs j on j.id = h.job_id
 left join (
-  select (d.value #>> '{}')::bigint as device_id, min(p.ask) as ask
+  select distinct (d.value #>> '{}')::bigint as device_id
   from gangq.plans p
-  cross join lateral jsonb_path_query(p.seats, '$[*].devices[*]') as d(value)
-  group by (d.value #>> '{}')::bigint) k on k.device_id = r.id;
+  cross join lateral jsonb_path_query(p.seats, '$[*].devices[*]') as d(value)) k
+    on k.device_id = r.id;
 
 -- What has a planned start, a gang (gang_id) or single jobs of one shape and priority: with how
 -- many seats, when, and whose end that follows. kept: others were told to stop for it, and its
@@ -91,3 +92,23 @@ left join lateral (
   select x.step, x.saved_at from gangq.checkpoints x
   where x.job_id = j.id order by x.step desc limit 1) c on true
 where j.gang_id is not null;
+
+-- A text that differs from an earlier one if what a page shows can have changed in between: by the
+-- rows that were written, as PostgreSQL counts them (at once where a session goes on, within 10 s
+-- where it then idles), the numbers that jobs and claims have drawn, and the workers that may be
+-- given work. What each heartbeat, tick and pass writes does not count. It takes 1 ms, so a page
+-- asks this, and reads the rest only where it differs.
+create function gangq.change_mark() returns text language sql stable as $$
+  select concat_ws(' ', w.written, (select s.last_value from gangq.job_ids s),
+    (select s.last_value from gangq.tokens s), cardinality(gangq.candidates(gangq.now())))
+  from (
+    select sum(pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_deleted(c.oid)
+      -- Each pass renews open places and plans.
+      + case when c.relname in ('places', 'plans') then 0
+        else pg_stat_get_tuples_updated(c.oid) end) as written
+    from pg_class c
+    where c.relnamespace = 'gangq'::regnamespace and c.relkind = 'r' and c.relname !~ '^passes'
+      and c.relname <> all (
+        '{leases,device_readings,decider,tick_state,lock_rows,sleepers,requests,requests_before}')
+  ) w
+$$;

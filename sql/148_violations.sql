@@ -156,6 +156,13 @@ from gangq.batches_table b
 where b.finished_at is not null
   and exists (select from gangq.live_jobs j where j.batch_id = b.id)
 union all
+-- Of a service that has halted, gangs of the good revision are made.
+select 'replicas are whole gangs', 'service ' || s.name,
+  format('%s replicas in gangs of %s', s.replicas, r.gang_size)
+from gangq.services_table s
+join gangq.service_revisions r on r.service = s.name and r.revision = s.revision
+where s.halted is null and s.replicas % r.gang_size <> 0
+union all
 select 'has its rows', 'table ' || n.name, 'empty'
 from (values ('settings', (select count(*) from gangq.settings)),
   ('tick_state', (select count(*) from gangq.tick_state)),

@@ -2,6 +2,11 @@
 -- reads views; gangq_submitter also submits, cancels, retries; gangq_worker also works; gangq_host
 -- is for the bouncer of a host; gangq_notifier delivers notifications; gangq_admin may do all.
 
+-- The newest migration applied; the library refuses to work with another.
+create function gangq.schema_version() returns text language sql stable as $$
+  select max(m.name) from gangq.migrations m where m.name <> 'code'
+$$;
+
 do $$
 declare
   roles text[] := '{gangq_viewer,gangq_submitter,gangq_worker,gangq_host,gangq_notifier,'
@@ -46,7 +51,8 @@ grant select on gangq.jobs, gangq.gangs, gangq.workers, gangq.devices, gangq.wai
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 grant select on gangq.passes to gangq_admin;
 -- The doors: every function that a role may call. Each runs with its owner's rights, and is what
--- the roles that may call it can change at all. gangq_admin may open them all.
+-- the roles that may call it can change at all. gangq_admin may open them all. There are no
+-- overloads, so the name alone is enough: regproc.
 do $$
 declare
   every constant text := 'viewer submitter worker host';
@@ -69,9 +75,10 @@ begin
       ('apply', 'worker', '100ms'),
       ('unplanned_schedules plan_schedules', 'worker host', '2s'),
       ('open_place reserve_gang rollback_gang complete_drain', 'worker', '2s'),
-      ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced tick',
+      ('retire_worker trip report_dead report_stuck predecessor unproven bounce bounced',
         'worker host', '2s'),
-      -- Steps of a tick.
+      ('tick', 'worker host', '100ms'),
+      -- Steps of a tick and, time_out, of a pass.
       ('promote_due reap_expired time_out', 'worker', '100ms'),
       ('flag_dead_workers', 'worker host', '100ms'),
       ('keep_partitions', '', '100ms'),
@@ -86,7 +93,9 @@ begin
       -- What views call.
       ('shared_queues role_of hosts_of waiting_so_far capacity_of queue_load waiting_later', every,
         '2s'),
-      ('key_usage limit_opens_at idle_beside_work infeasible kept_by_day', every, '2s')
+      ('key_usage limit_opens_at idle_beside_work infeasible kept_by_day waits_for_worker', every,
+        '2s'),
+      ('open_slots change_mark', every, '2s')
     ) as d(verbs, roles, waits)
     cross join string_to_table(d.verbs, ' ') as v(name)
     left join pg_catalog.pg_proc p on p.oid = ('gangq.' || v.name)::regproc
@@ -113,7 +122,8 @@ end $$;
 -- What views call for each row, with the rights of whoever reads them.
 grant execute on function
   gangq.now, gangq.caller, gangq.is_admin, gangq.roles_of, gangq.may_act_as, gangq.may_report,
-  gangq.may_report_too, gangq.serves, gangq.in_epoch
+  gangq.may_report_too, gangq.serves, gangq.in_epoch, gangq.number_in,
+  gangq.owned, gangq.is_paused, gangq.in_s, gangq.in_short
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 
 select gangq.keep_partitions(true);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import gc
 import json
 import os
 import shutil
@@ -16,21 +17,21 @@ import signal
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 import gangq
-from databases import Clock, Connection, Databases, Kept, connect
+from databases import Clock, Connection, Databases, Kept, OwnServer, connect
 from gangq import schema
 from gangq.client import Client
-from gangq.embedded import Binaries, Server, find_binaries
+from gangq.embedded import DATABASE, Binaries, Server, find_binaries
 
 MEMORY = Path("/dev/shm")
-_TEMPLATE = "gangq_template"
 SEVERAL_SERVERS = {"interleaving", "schema", "sql"}
 """Rooms whose tests are about what PostgreSQL itself does, and may differ from one major to the next."""
 KEEP_DATABASES = {"acceptance", "cli", "client", "docs", "interleaving", "property", "sql"}
@@ -76,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         # For all processes of this session. Short, because sockets are in it; for every user, as /tmp is.
         runtime = _of_the_session.enter_context(
-            tempfile.TemporaryDirectory(prefix="gq-", ignore_cleanup_errors=True)
+            tempfile.TemporaryDirectory(prefix="gq-", dir=_memory(), ignore_cleanup_errors=True)
         )
         Path(runtime).chmod(0o1777)
         os.environ["XDG_RUNTIME_DIR"] = runtime
@@ -87,6 +88,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     _of_the_session.close()
+
+
+def pytest_collection() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage walk again through 7,000 tests, none of which is garbage."""
+    gc.enable()
+    gc.freeze()
+    gc.set_threshold(20_000)
 
 
 @pytest.hookimpl(trylast=True)
@@ -112,27 +124,42 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if parts[0] not in SEVERAL_SERVERS:
             chosen = chosen[-1:]
         elif os.environ.get("GANGQ_TEST_EVERY_SERVER") != "1":
+            # By the file's name: index 0 is the oldest server, index -1 the newest.
             chosen = [chosen[-(zlib.crc32(parts[-1].encode()) % 2)]]
         names = [f"{binaries.source}{binaries.major}" for binaries in chosen]
         metafunc.parametrize("server", chosen, ids=names, indirect=True, scope="session")
 
 
 def _mutate(dsn: str, function: str, condition: str, without: str) -> None:
-    """For test_mutation: one function of the schema without one of its conditions."""
-    with psycopg.connect(dsn) as db:
-        row = db.execute(
-            "select pg_get_functiondef(oid) from pg_proc "
-            "where pronamespace = 'gangq'::regnamespace and proname = %s",
-            [function],
-        ).fetchone()
-        assert row is not None, f"there is no {function}"
-        assert row[0].count(condition) == 1, f"{function} has {condition!r} not once"
-        db.execute(row[0].replace(condition, without).encode())
+    """For test_mutation: one function of the schema without one of its conditions.
+
+    Where that cannot be made, the run ends with a status of its own: a failed test's would say that it was noticed.
+    """
+    try:
+        with psycopg.connect(dsn) as db:
+            ((body,),) = db.execute(
+                "select pg_get_functiondef(oid) from pg_proc "
+                "where pronamespace = 'gangq'::regnamespace and proname = %s",
+                [function],
+            )
+            assert body.count(condition) == 1, f"{function} has {condition!r} not once"
+            db.execute(body.replace(condition, without).encode())
+    except Exception as error:
+        pytest.exit(f"nothing was mutated: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def _memory() -> str | None:
+    """Where data directories are made: in memory if there is enough; None: where all temporary files are.
+
+    Hundreds of databases are made and dropped: on a disk that is most of the time spent.
+    """
+    may_run = MEMORY.is_dir() and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    return str(MEMORY) if may_run and shutil.disk_usage(MEMORY).free > 4 << 30 else None
 
 
 def _prepared(binaries: Binaries) -> Path:
-    """The data directory of a stopped server with the template. The first process of the session that asks makes it,
-    and the others copy it: initdb and the schema cost 2 s of a processor.
+    """The data directory of a stopped server whose database `gangq` has the schema. The first process of the session
+    that asks makes it, and the others copy it: initdb and the schema cost 2 s of a processor.
     """
     home = Path(os.environ["XDG_RUNTIME_DIR"]) / f"{binaries.source}{binaries.major}"
     home.mkdir(mode=0o755, exist_ok=True)
@@ -141,12 +168,24 @@ def _prepared(binaries: Binaries) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists():
             with Server(home / "pg", binaries=binaries, durable=False) as server:
-                dsn = server.create_database(_TEMPLATE)
-                schema.migrate(dsn, log=lambda _: None)
+                schema.migrate(server.dsn(), log=lambda _: None)
                 if mutation := os.environ.get("GANGQ_MUTATION"):
-                    _mutate(dsn, *json.loads(mutation))
+                    _mutate(server.dsn(), *json.loads(mutation))
             ready.touch()
     return home / "pg"
+
+
+@contextmanager
+def _throwaway(binaries: Binaries, **options: Any) -> Iterator[Server]:
+    """A running copy of the prepared server."""
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", _memory() or tempfile.gettempdir())
+            # Or each of thousands of backends looks up what it calls of the libraries again: a tenth of a first tick.
+            patch.setenv("LD_BIND_NOW", "1")
+            temporary = Server.temporary(binaries=binaries, copy_of=_prepared(binaries), **options)
+            server = stack.enter_context(temporary)
+        yield server
 
 
 class Running:
@@ -167,15 +206,10 @@ class Running:
                 "max_connections": "200",
                 "max_prepared_transactions": "5",
                 "autovacuum_naptime": "1h",
+                "shared_preload_libraries": "plpgsql",
             }
-            with pytest.MonkeyPatch.context() as patch:
-                if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
-                    # Hundreds of databases are made and dropped: on a disk that is most of the time spent.
-                    patch.setattr(tempfile, "tempdir", str(MEMORY))
-                throwaway = Server.temporary(
-                    binaries=binaries, settings=settings, copy_of=_prepared(binaries)
-                )
-                self._servers[binaries.bindir] = self._open.enter_context(throwaway)
+            throwaway = _throwaway(binaries, settings=settings)
+            self._servers[binaries.bindir] = self._open.enter_context(throwaway)
         return self._servers[binaries.bindir]
 
     def databases(self, server: Server) -> Databases:
@@ -214,9 +248,22 @@ def server(request: pytest.FixtureRequest, running: Running) -> Server:
 
 
 @pytest.fixture(scope="session")
+def own_server(server: Server) -> OwnServer:
+    """Starts a server of a test's own, which may be stopped and killed; its database `gangq` has the schema.
+
+    It takes the options of `Server.temporary`.
+    """
+
+    def start(binaries: Binaries = server.binaries, **options: Any) -> AbstractContextManager[Server]:
+        return _throwaway(binaries, **options)
+
+    return start
+
+
+@pytest.fixture(scope="session")
 def template(server: Server) -> str:
     """Name of a database with the schema, to be copied and never connected to."""
-    return _TEMPLATE
+    return DATABASE
 
 
 @pytest.fixture

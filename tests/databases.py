@@ -13,8 +13,8 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,10 +28,14 @@ from psycopg.rows import dict_row
 from gangq.embedded import Server
 
 Connection = psycopg.Connection[dict[str, Any]]
+OwnServer = Callable[..., AbstractContextManager[Server]]
+"""What the fixture `own_server` is."""
 
 TESTS_IN_A_DATABASE = 100
 """So many dead rows do not slow it down yet."""
 _OTHERS_LEAVE_WITHIN_S = 0.2
+LOCKS_ARE_FREE_WITHIN_S = 20
+"""A test that ran out of its time may have left a transaction open: whoever puts the rows back must not hang."""
 
 _numbers = itertools.count(1)
 
@@ -134,9 +138,23 @@ class Databases:
 _BEGUN_WITH = "_begun_with"
 
 
+def check_psycopg(conn: psycopg.Connection[Any]) -> None:
+    """Refuse a psycopg without the private names that `Backends` needs."""
+    missing = [name for name in ("_connect_gen", "_closed") if not hasattr(conn, name)]
+    if missing:
+        raise pytest.UsageError(
+            f"psycopg {psycopg.__version__} has no Connection.{missing[0]}, by which tests keep their backends: "
+            "adapt Backends in tests/databases.py, or install psycopg 3.2 or 3.3"
+        )
+
+
 class Backends:
     """The superuser's backends of one database. While they are lent, psycopg's `connect` takes a free one that was
     begun with the same parameters; `close` rolls back, resets all of the session but its plans, and gives it back.
+
+    Tests and library connect in hundreds of places, so psycopg itself is patched, in two private names that 3.2 and
+    3.3 have. `_connect_gen` is where `connect` opens the socket: its options are read before and applied after.
+    `_closed` says that `close` was called: without it a connection whose backend went back would count as broken.
     """
 
     MOST = 4
@@ -184,7 +202,7 @@ class Backends:
             yield
 
     def _are_of(self, conninfo: str) -> bool:
-        """A process that was forked has sockets that are not its own."""
+        """False in a forked child: the kept sockets belong to its parent, and using them would garble both."""
         return os.getpid() == self._process and self._whose.items() <= conninfo_to_dict(conninfo).items()
 
     def _take(self, conninfo: str) -> PGconn | None:
@@ -243,10 +261,16 @@ class Kept:
         self._tests = 0
         # Of its own: setting session_replication_role throws all plans of a session away.
         self._keeper = connect(dsn)
+        check_psycopg(self._keeper)
+        self._keeper.execute(f"set lock_timeout = '{LOCKS_ARE_FREE_WITHIN_S}s'")
         self.backends = Backends(name, self._keeper.info.user)
         if clock:
             Clock.install(self._keeper)
         _install(self._keeper)
+
+    def ask(self, query: str) -> list[dict[str, Any]]:
+        """The rows of a query that is asked after every test. It is planned once: that is most of what it costs."""
+        return self._keeper.execute(query.encode(), prepare=True).fetchall()
 
     def restore(self) -> None:
         """Put the template's rows and sequences back."""

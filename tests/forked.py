@@ -24,8 +24,9 @@ from typing import Any
 _REQUEST_BYTES = 128 << 10
 
 _SERVER = f"""
-import encodings.idna, gc, json, os, select, signal, socket, sys
-import gangq.decider.passes, gangq.schema, gangq.worker.main, gangq.worker.shutdown
+import encodings.idna, gc, json, os, secrets, select, signal, socket, sys
+import gangq.decider.passes, gangq.schema, gangq.worker.shutdown
+from gangq.worker import main, registration
 
 def request():
     '''What to run, in a new child. The server itself never returns from here.'''
@@ -71,12 +72,11 @@ def request():
         os.environ.update(made["environ"])
         return made
 
-# The mark of a worker is made when its module is imported, so each child imports the package of the worker itself.
-for name in [name for name in sys.modules if name.startswith("gangq.worker")]:
-    del sys.modules[name]
 gc.collect()
 gc.freeze()
 made = request()
+# Drawn when the module is imported: each process has its own.
+registration.PROCESS_MARK = main.PROCESS_MARK = secrets.token_hex(4)
 exec(compile(made["script"], "<string>", "exec"), {{"__name__": "__main__", "options": made["options"]}})
 """
 

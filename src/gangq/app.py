@@ -143,6 +143,7 @@ class App:
         return self._clients.get()
 
     def _client(self) -> Client:
+        """:attr:`client` as the function that a `Job` keeps: a handle alone makes no client."""
         return self.client
 
     def _job(self) -> Context | None:
@@ -525,6 +526,7 @@ class AsyncApp:
         return self._clients.get()
 
     def _client(self) -> AsyncClient:
+        """:attr:`client` as the function that an `AsyncJob` keeps."""
         return self.client
 
     @property

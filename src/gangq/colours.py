@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _STATES_OF: Mapping[str, str] = {
-    # Waits for a time, an event or another job; or is idle, or gone in peace.
+    # Waits for a time, an event or another job; or is idle, or has ended without a failure.
     "bright_black": "scheduled waiting free unknown withdrawn retired stopped drained ended",
     # Waits for room.
     "bright_blue": "pending blocked",

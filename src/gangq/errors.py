@@ -181,7 +181,8 @@ class CommandStartError(GangqError):
 
     ``argv0`` and ``cwd`` are what was tried, ``errno`` the system's reason (0 if it had none), ``stage``
     where it failed: ``exec`` (no such program, or not executable), ``cwd`` (its directory), ``log`` (its log
-    file), ``deadline`` (too late to start it at all) or ``guardian`` (this host cannot start processes).
+    file), ``deadline`` (too late to start it at all), ``timeout`` (a file system that does not answer, most often) or
+    ``guardian`` (this host cannot start processes).
     """
 
     def __init__(self, message: str, *, argv0: str, cwd: str, stage: str, code: int) -> None:

@@ -297,12 +297,13 @@ def gang_results(handle: Handle[R], timeout: Duration | None = None) -> Steps[li
     members = yield from _members(handle.id)
     if ended == "done":
         return [_stored(member) for member in members]
+    what = f"{handle.phrase} (task {gang.task})"
     if ended == "failed":
         culprit = next((m for m in members if m.state == "failed" and m.error), None)
         culprit = culprit or next((m for m in members if m.error), None)
-        raise _failure(f"gang g{gang.id} (task {gang.task})", culprit, gang.reason)
+        raise _failure(what, culprit, gang.reason)
     reason = yield from _cancelled_because(gang, gang.reason)
-    raise JobCancelled(f"gang {gang.id} (task {gang.task}) was cancelled" + _because(reason), reason=reason)
+    raise JobCancelled(f"{what} was cancelled" + _because(reason), reason=reason)
 
 
 def _because(reason: str | None) -> str:

@@ -51,12 +51,18 @@ class Hooks:
     end: list[EndHook] = field(default_factory=list)
     failure: list[EndHook] = field(default_factory=list)
     _started_in: int = 0
+    """The process that has called hooks of `worker_start`, and of how many of them it is done: so each is called once
+    there, also where a later one raises and another call follows.
+    """
+    _started: int = 0
 
     def worker_started(self, *, child: bool = False) -> None:
-        """Call what is to be called once in this process, unless it was. Raises `HookFailed`."""
-        if self._started_in == os.getpid():
-            return
-        for hook, children in self.worker_start:
+        """Call what is to be called once in this process, unless it was. Raises `HookFailed`; a further call goes on
+        with the hook that raised.
+        """
+        if self._started_in != os.getpid():
+            self._started_in, self._started = os.getpid(), 0
+        for hook, children in self.worker_start[self._started :]:
             if children or not child:
                 try:
                     hook()
@@ -65,7 +71,7 @@ class Hooks:
                         f"the hook {_name(hook)} of on_worker_start raised {type(problem).__name__}: {problem}. No "
                         "handler runs in this process: correct the hook, or what it needs, and start it again"
                     ) from problem
-        self._started_in = os.getpid()
+            self._started += 1
 
     def worker_stopped(self, *, child: bool = False) -> None:
         """This process has run its last handler."""

@@ -17,19 +17,24 @@ Where lines are queued:
 An application's configuration of logging stays as it is. A line passes the levels and filters of its logger in the
 thread that logs it; the handlers are looked up when the line is written. Handlers of a logger below those named here
 are called where the line is logged.
+
+Which attempt a line is about is known by the thread that logs it, as long as it works for one (:data:`about`): these
+lines get its fields. What a line says itself counts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from logging.handlers import QueueHandler
 from queue import SimpleQueue
+from typing import Any
 
 from gangq import context
 
@@ -50,6 +55,8 @@ WORKER = (
 MOMENT_S = 0.2
 """What the end of a process waits for its lines."""
 THREAD_NAME = "gangq-log"
+about: contextvars.ContextVar[object] = contextvars.ContextVar("gangq_about", default=None)
+"""The job that this thread works for: its lines get the fields of its ``extra``, or ``job`` where it has none."""
 _OWN_THREADS = "gangq-"
 _LINES_KEPT = 1000
 _TRACEBACKS = logging.Formatter()
@@ -60,11 +67,27 @@ def is_own_thread() -> bool:
     return threading.current_thread().name.startswith(_OWN_THREADS)
 
 
+@contextlib.contextmanager
+def lines_about(job: object) -> Iterator[None]:
+    """What this thread logs is about this job."""
+    former = about.set(job)
+    try:
+        yield
+    finally:
+        about.reset(former)
+
+
+def _fields_of(job: object) -> Mapping[str, Any]:
+    extra: Mapping[str, Any] | None = getattr(job, "extra", None)
+    return {"job": getattr(job, "id", job)} if extra is None else extra
+
+
 class LogQueue:
     """Writes the lines of some loggers in a thread of its own. Thread-safe. :meth:`put` takes no lock.
 
-    The main thread could hold such a lock while the trip path keeps it from going on (:mod:`gangq.watchdogs.gate`),
-    and the trip would wait for it. So two threads that drop a line at the same instant may count one.
+    The main thread could hold such a lock while the trip path keeps it from going on
+    (:class:`gangq.watchdogs.pending.Gate`), and the trip would wait for it. So two threads that drop a line at the
+    same instant may count one.
     """
 
     def __init__(self, lines_kept: int = _LINES_KEPT) -> None:
@@ -142,7 +165,13 @@ class _QueueHandler(QueueHandler):
             logger.handlers = [*self._own, *(added for added in logger.handlers if added is not self)]
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Queue it, without the lock that other handlers take here; the lines of a handler are written at once."""
+        """Queue it, without the lock that other handlers take here (why: :class:`LogQueue`); the lines of a handler
+        are written at once.
+        """
+        if (job := about.get()) is not None:
+            fields, said = _fields_of(job), vars(record)
+            if said.get("job", fields["job"]) == fields["job"]:  # Otherwise it is about another one.
+                said.update({**fields, **said})
         if context.runs_handler() and not is_own_thread():
             self._write(record)
         else:

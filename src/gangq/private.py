@@ -56,18 +56,20 @@ def given_dsn(environ: MutableMapping[str, str] | None = None) -> str | None:
     credential ``dsn``. None: it names none.
 
     Empty lines and lines that begin with ``#`` are passed over. What was read is put into ``GANGQ_DSN`` here.
+    Standard input that was opened for the address is replaced by an empty one in any case: no handler reads it.
 
     Raises:
-        InvalidInput: the descriptor or the credential cannot be read.
+        InvalidInput: the descriptor or the credential is needed and cannot be read.
     """
     from gangq.errors import InvalidInput
 
     environ = os.environ if environ is None else environ
+    fd = environ.pop(FD_VARIABLE, None)
     if environ.get(DSN_VARIABLE):
+        if fd == "0":
+            _empty_standard_input()
         return environ[DSN_VARIABLE]
-    found = None
-    if fd := environ.pop(FD_VARIABLE, None):
-        found = _first_line(_read_descriptor(fd))
+    found = _first_line(_read_descriptor(fd)) if fd else None
     credentials = environ.get(CREDENTIALS_VARIABLE)
     if not found and credentials:
         try:
@@ -90,14 +92,17 @@ def _read_descriptor(named: str) -> str:
         with open(fd, closefd=fd > 2) as file:
             text = file.read(_DSN_MAX)
         if fd == 0:
-            # What a handler reads from standard input must not be this.
-            with open(os.devnull, "rb") as nothing:
-                os.dup2(nothing.fileno(), 0)
+            _empty_standard_input()
     except (OSError, ValueError) as problem:
         raise InvalidInput(
             f"{FD_VARIABLE} is {named!r}, and no address can be read from there: {problem}"
         ) from problem
     return text
+
+
+def _empty_standard_input() -> None:
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
 
 
 def _first_line(text: str) -> str:

@@ -103,7 +103,12 @@ def _find(named: str) -> App:
 
 @contextmanager
 def _fresh(app: App) -> Iterator[None]:
-    """With the App as if it had not been used; afterwards it is as it was."""
+    """With the App as if it had not been used; afterwards it is as it was.
+
+    An async client that the test has made is left to the garbage collector. To close it takes the event loop of the
+    test, which is over. Its connections are freed with it, without a warning because they belong to a pool, and the
+    database is dropped with those that are left.
+    """
     sync, aio = app._clients, app.aio._clients
     before = app._dsn, sync.made, aio.made
     app._dsn = sync.made = aio.made = None

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -311,30 +311,39 @@ def _read(folder: Path, *, migration: bool) -> list[SqlFile]:
 
 
 _TABLE = re.compile(r"create table (gangq\.\w+) \($")
-_OTHER = re.compile(r"create ((?:domain|function|type|view) gangq\.\w+)")
+_OTHER = re.compile(r"(?:create|alter(?= domain)) ((?:domain|function|type|view) gangq\.\w+)")
+_COMMENT = re.compile(r"((?:'[^']*'|[^'])*?)-- (.*)")
 _COLUMN = re.compile(r'  (?!check |constraint |primary |unique |like )(\w+|"\w+") ')
 
 
 def _commented(lines: list[str]) -> Iterator[str]:
-    """The lines, and after each statement that makes something what is said of that."""
+    """The lines, and after each statement that makes something a `comment on` with what is said of that: in the
+    comment directly above its first line, or of a column, above or beside its own.
+
+    In:   -- What it's for.
+          create domain gangq.span as interval;
+    Out:  the same, and  comment on domain gangq.span is 'What it''s for.';
+
+    Lines are looked at one by one. So what is made begins on a line of its own, as in `sql/`; a string, or a comment
+    between /* and */, that goes over several lines must not have `-- ` in it; and only in a body between $$ does a
+    line that ends in `;` not end the statement. `alter domain` counts as making it, so that a migration can say what
+    a domain is now. `create or replace` is not known, and not used: the code is made anew as a whole. Of indexes,
+    triggers and columns that are added nothing is said.
+    """
     table = None
+    """The one whose columns these lines are."""
     in_body = False
     said: list[str] = []
     comments: list[str] = []
     for line in lines:
         yield line
-        code, _, beside = line.partition("-- ")
+        code, beside = split.groups() if (split := _COMMENT.match(line)) else (line, "")
         said += [beside] if beside else []
         if not code.strip() and beside:
             continue
-        what = None
         if found := _TABLE.match(line):
             table = found[1]
-            what = f"table {table}"
-        elif found := _OTHER.match(line):
-            what = found[1]
-        elif table and (found := _COLUMN.match(line)):
-            what = f"column {table}.{found[1]}"
+        what = _made(line, table)
         if what and said:
             text = " ".join(said).replace("'", "''")
             comments.append(f"comment on {what} is '{text}';")
@@ -343,6 +352,16 @@ def _commented(lines: list[str]) -> Iterator[str]:
             yield from comments
             table, comments = None, []
         said = []
+
+
+def _made(line: str, table: str | None) -> str | None:
+    """What a line begins to make, as `comment on` names it: of `table` a column."""
+    if _TABLE.match(line):
+        return f"table {table}"
+    if found := _OTHER.match(line):
+        return found[1]
+    found = _COLUMN.match(line) if table else None
+    return f"column {table}.{found[1]}" if found else None
 
 
 def _version() -> str:
@@ -520,12 +539,7 @@ def _drop_code(conn: psycopg.Connection[Any]) -> None:
         conn.execute(
             sql.SQL("drop trigger {} on gangq.{}").format(sql.Identifier(name), sql.Identifier(table))
         )
-    views = conn.execute(
-        "select relname from pg_class where relnamespace = to_regnamespace('gangq') and relkind = 'v'"
-    ).fetchall()
-    if views:
-        listed = sql.SQL(", ").join(sql.SQL("gangq.{}").format(sql.Identifier(name)) for (name,) in views)
-        conn.execute(sql.SQL("drop view {}").format(listed))
+    _drop_relations(conn, "view", "v")
     routines = conn.execute(
         "select p.proname, pg_get_function_identity_arguments(p.oid) from pg_proc p "
         "where p.pronamespace = to_regnamespace('gangq') and not exists ("
@@ -538,12 +552,17 @@ def _drop_code(conn: psycopg.Connection[Any]) -> None:
             sql.SQL("gangq.{}({})").format(sql.Identifier(name), sql.SQL(args)) for name, args in routines
         )
         conn.execute(sql.SQL("drop routine {}").format(sql.SQL(", ").join(each)))
-    types = conn.execute(
-        "select relname from pg_class where relnamespace = to_regnamespace('gangq') and relkind = 'c'"
+    _drop_relations(conn, "type", "c")
+
+
+def _drop_relations(conn: psycopg.Connection[Any], what: LiteralString, relkind: str) -> None:
+    found = conn.execute(
+        "select relname from pg_class where relnamespace = to_regnamespace('gangq') and relkind = %s",
+        [relkind],
     ).fetchall()
-    if types:
-        listed = sql.SQL(", ").join(sql.SQL("gangq.{}").format(sql.Identifier(name)) for (name,) in types)
-        conn.execute(sql.SQL("drop type {}").format(listed))
+    if found:
+        listed = sql.SQL(", ").join(sql.SQL("gangq.{}").format(sql.Identifier(name)) for (name,) in found)
+        conn.execute(sql.SQL("drop " + what + " {}").format(listed))
 
 
 def _explained(error: psycopg.Error, where: str) -> GangqError:

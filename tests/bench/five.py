@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 # A script finds only what lies beside it.
-sys.path.extend(str(Path(__file__).parents[1] / room) for room in ("", "sql", "simulator"))
+sys.path.extend(str(Path(__file__).parents[1] / room) for room in ("", "simulator"))
 
 import lublin
 import newcomer

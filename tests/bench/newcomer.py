@@ -29,8 +29,11 @@ class Step:
     took_s: float
 
 
-def steps(directory: Path) -> list[Step]:
-    """Do it all in this directory, with a PostgreSQL of its own. Raises where a command fails."""
+def steps(directory: Path, installed: Path | None = None) -> list[Step]:
+    """Do it all in this directory, with a PostgreSQL of its own. Raises where a command fails.
+
+    `installed`: a site-packages directory with all that gangq needs, so that nothing is fetched.
+    """
     clone, home = directory / "gangq", directory / "state"
     home.mkdir()
     tasks, commands, client = blocks((TOP / "README.md").read_text(encoding="utf-8"))
@@ -44,8 +47,15 @@ def steps(directory: Path) -> list[Step]:
     taken = [
         _timed(["git", "clone", "--quiet", str(TOP), str(clone)], "git clone URL gangq", directory, environ),
         _timed([sys.executable, "-m", "venv", ".venv"], "python3 -m venv .venv", clone, environ),
-        _timed(["pip", "install", "--quiet", ".[embedded]"], "pip install '.[embedded]'", clone, environ),
     ]
+    if installed:
+        (site,) = (clone / ".venv/lib").glob("python*/site-packages")
+        (site / "installed.pth").write_text(f"{clone / 'src'}\n{installed}\n")
+        (clone / ".venv/bin/gangq").write_text(f'#!/bin/sh\nexec {clone}/.venv/bin/python -m gangq "$@"\n')
+        (clone / ".venv/bin/gangq").chmod(0o755)
+    else:
+        pip = ["pip", "install", "--quiet", ".[embedded]"]
+        taken.append(_timed(pip, "pip install '.[embedded]'", clone, environ))
     (clone / "tasks.py").write_text(tasks)
     (clone / "first.py").write_text(client)
     taken.append(_timed(migrate.split(), migrate, clone, environ))
@@ -64,7 +74,7 @@ def steps(directory: Path) -> list[Step]:
 def blocks(readme: str) -> tuple[str, list[str], str]:
     """tasks.py, the shell's lines, and the client up to its gang."""
     section = readme[readme.index("## Five minutes") : readme.index("## A day's commands")]
-    tasks, shell, client = re.findall(r"```(?:python)?\n(.*?)```", section, re.DOTALL)
+    tasks, shell, client = re.findall(r"```(?:python|sh)\n(.*?)```", section, re.DOTALL)
     lines = client.splitlines(keepends=True)
     gang = next(n for n, line in enumerate(lines) if ".gang(" in line)
     return tasks, shell.splitlines(), "".join(lines[: gang + 1])

@@ -88,7 +88,9 @@ def seconds_to_whole(dsn: str, directory: Path, rounds: int, seed: int = 1) -> d
     """For each kind of death the seconds of every round; the kinds take turns."""
     dice = random.Random(seed)
     machines = [
-        Machine(f"w{n}", f"h{n // WORKERS_PER_HOST}", dsn, directory, restart_s=RESTART_S)
+        Machine(
+            f"w{n}", f"h{n // WORKERS_PER_HOST}", dsn, directory, "--devices", "none", restart_s=RESTART_S
+        )
         for n in range(RANKS)
     ]
     took: dict[str, list[float]] = {kind: [] for kind in DEATHS}

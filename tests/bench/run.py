@@ -30,6 +30,7 @@ import per_job
 import pictures
 import replay
 import report
+import request_ids
 from machine import describe, fsync_ms
 from measures import Measure, Sizes
 from progress import Progress
@@ -54,6 +55,7 @@ MEASURES = (
     Measure("single", "the floor's, one at a time, without Python", floors.single, ("pgbench",)),
     Measure("enqueue", "enqueue one by one and in one call", measures.enqueue),
     Measure("enqueue", "the floor's enqueue without Python", floors.enqueue, ("pgbench",)),
+    Measure("requests", "submissions with and without a request_id", request_ids.cost, ("gangq",)),
     Measure("pickup", "pick-up latency of an idle worker", measures.pickup),
     Measure("work", "WAL, statements, transactions, dead rows and buffers of a job", per_job.work),
     Measure("gpu", "one job that needs a GPU, on an idle worker", gpu_jobs.started_soon, ("gangq",)),

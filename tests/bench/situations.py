@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-from drive import INVALID, Gang, Q, gpus
-from explained import Seen, confirm
 
 from databases import Clock, Kept, connect
+from sql.drive import INVALID, Gang, Q, gpus
+from sql.explained import Seen, confirm
 
 RECOMPUTED = frozenset(
     ("room", "fragmented", "hosts", "one_host", "quota", "running_limit", "submitter_limit", "paused", "apart",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,10 +13,14 @@ NOW = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 _GIB = 1024
 
 
+def _uuid(host: str, n: int) -> str:
+    return f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{n}.{host}')}"
+
+
 def _devices(host: str, count: int, vram_gib: int, model: str) -> list[dict[str, Any]]:
     return [
         {
-            "uuid": f"GPU-{host}-{n:04d}",
+            "uuid": _uuid(host, n),
             "index": n,
             "vram_mb": vram_gib * _GIB,
             "model": model,
@@ -87,10 +92,54 @@ def stage(q: Q) -> None:
     fleet.held = evaluations + gang.restart(*workers)
     fleet.held += _rest(q, clerk)
     fleet.live_until(NOW - timedelta(minutes=38))
-    q.call("quarantine", device_uuid="GPU-gpu-node-03-0003", reason="Xid 79: it has fallen off the bus")
+    _placed(q, workers[2], "pretrain", gpus=4).fail("NCCL error: unhandled system error", retryable=False)
+    q.call("quarantine", device_uuid=_uuid("gpu-node-03", 3), reason="Xid 79: it has fallen off the bus")
     q.call("cordon", host="gpu-node-02", reason="kernel upgrade")
+    _trips(q, workers[2])
+    q.call("add_notification", target="oncall", kinds=["trip", "gang_failed"], queue="prod")
+    q.call("add_notification", target="mail", submitter="postgres")
     fleet.live_until(NOW - timedelta(seconds=5))
     q.clock.set(NOW)
+
+
+_READINGS = {
+    f"trainer-{host}": [
+        {
+            "uuid": _uuid(host, n),
+            "gpu_pct": busy,
+            "used_mb": used_gib * _GIB,
+            "total_mb": 80 * _GIB,
+            "temperature_c": 31 + busy // 3,
+            "power_w": 70 + 6.1 * busy,
+            "throttle": ["hw_thermal"] if busy > 98 else [],
+        }
+        for n, (busy, used_gib) in enumerate(of)
+    ]
+    for host, of in (
+        ("gpu-node-01", ((97, 71), (99, 71), (96, 70), (12, 71))),
+        ("gpu-node-03", ((88, 40), (0, 0), (0, 0))),
+    )
+}
+"""What two of the hosts read of their devices: the driver of the third says nothing, nor does a broken device."""
+
+
+def _trips(q: Q, worker: Worker) -> None:
+    """A job that stalled and is sent back, and one that was ended by its budget."""
+    for task, code, type, message in (
+        ("train", 76, "Stalled", "made no progress for 10m04s at step 1200, its devices idle"),
+        ("render", 75, "OverBudget", "ran for 2h00m, as long as its budget allows"),
+    ):
+        claim = _placed(q, worker, task, gpus=1, priority=50)
+        claim.trip(code, message, type, evidence={"silence_s": 604, "why": message})
+
+
+def _placed(q: Q, worker: Worker, task: str, **asked: Any) -> Claim:
+    """A job that has started on this worker."""
+    job = q.submit(task, **asked)
+    q.call("open_place", incarnation=worker.incarnation, job_id=job)
+    (row,) = q.call("claim", incarnation=worker.incarnation, max_jobs=1, request_id=uuid.uuid4())
+    assert row["job_id"] == job
+    return Claim(q, row, worker.incarnation)
 
 
 class _Fleet:
@@ -108,7 +157,8 @@ class _Fleet:
             seconds = (self._q.clock.now() - began).total_seconds()
             for worker in self._workers:
                 own = [claim for claim in self.held if claim.incarnation == worker.incarnation]
-                worker.beat(*own, beats=[self._step(claim, seconds) for claim in own])
+                beats = [self._step(claim, seconds) for claim in own]
+                worker.beat(*own, beats=beats, readings=_READINGS.get(worker.name))
             self._q.tick()
 
     def _step(self, claim: Claim, seconds: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from cli_process import GANGQ, environment
+from cli.cli_process import GANGQ, environment
 
 
 class Terminal:
@@ -24,7 +24,7 @@ class Terminal:
     ) -> None:
         self._own, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        known = environment(dsn, TERM="xterm", **env)
+        known = environment(dsn, **{"TERM": "xterm", **env})
         known.pop("COLUMNS", None)
         self.process = subprocess.Popen(
             [*GANGQ, *map(str, args)], stdin=its, stdout=its, stderr=its, env=known, start_new_session=True
@@ -55,6 +55,10 @@ class Terminal:
         while not look(self.said):
             assert time.monotonic() < deadline, self.said
             time.sleep(0.02)
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self._own, keys.encode())
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""

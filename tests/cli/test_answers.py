@@ -15,9 +15,9 @@ from typing import Any
 import click
 import psycopg
 import pytest
-from cli_process import GANGQ, answers, environment, eventually, finished, gangq, objects, ok
 from psycopg.conninfo import make_conninfo
 
+from cli.cli_process import GANGQ, answers, environment, eventually, finished, gangq, objects, ok
 from gangq import schema
 from gangq.cli import COMMANDS, main
 from gangq.cli.follow import Tagger
@@ -62,7 +62,7 @@ def test_submitting_prints_ids_that_other_commands_take(dsn: str, client: Client
     assert [m.payload for m in client.jobs(gang_id=1)] == [{"epochs": 3}] * 2
     assert "task       add" in ok(dsn, "show", job)
     assert "night" in ok(dsn, "show", gang)
-    assert ok(dsn, "show", "--gang", "1") == ok(dsn, "show", "g1")
+    assert answers(dsn, "show", "--gang", "1") == answers(dsn, "show", "g1")
 
 
 def test_a_command_run_again_with_its_request_id_prints_the_same_ids(dsn: str, client: Client) -> None:
@@ -166,6 +166,13 @@ def test_show_says_who_cancelled_and_which_attempt_an_error_belongs_to(dsn: str,
     shown = ok(dsn, "show", job)
     assert re.search(r"^state +done$", shown, re.MULTILINE)
     assert "last failed attempt (1 of 3):\nerror  ConnectionError: no route" in shown
+    lost = int(ok(dsn, "submit", "add"))
+    client.tick(force=True)
+    (claim,) = client.claim(incarnation=worker.incarnation)
+    client.report_dead(worker="w1", incarnation=worker.incarnation, evidence={"by": "test"})
+    shown = ok(dsn, "show", lost)
+    assert re.search(r"^attempts +0 of \d$", shown, re.MULTILINE)
+    assert "last failed attempt (crash):\nerror  WorkerLost" in shown
     other = int(ok(dsn, "submit", "add"))
     ok(dsn, "cancel", other, "--reason", "enough")
     assert re.search(r"^cancelled +.* by postgres: enough$", ok(dsn, "show", other), re.MULTILINE)
@@ -288,7 +295,10 @@ def test_settings_of_a_queue_are_put_back_and_wrong_amounts_refused(dsn: str, cl
         (["show", "12"], "job 12 does not exist"),
         (["show", "g12"], "gang g12 does not exist"),
         (["explain", "99"], "job 99 does not exist"),
+        (["explain", "j99"], "job 99 does not exist"),  # as boards and explanations name it
         (["logs", "g9"], "gang g9 does not exist"),
+        (["logs", "g9", "--rank", "0"], "gang g9 does not exist"),
+        (["logs", "9", "--rank", "0"], "--rank is for gangs, and job 9 is none"),
         (["events", "9"], "job 9 does not exist"),
         (["cancel", "5"], "job 5 does not exist"),
         (["cancel"], "name at least one job"),
@@ -332,7 +342,7 @@ def test_a_pause_of_a_task_that_nothing_knows_says_so(dsn: str, client: Client) 
 
 def test_a_task_that_nothing_knows_is_not_called_open(dsn: str, client: Client) -> None:
     unknown = gangq(dsn, "task", "resume", "nothing")
-    assert (unknown.exit_code, "no task 'nothing'" in unknown.stderr) == (2, True)
+    assert (unknown.exit_code, "task 'nothing' does not exist" in unknown.stderr) == (2, True)
     client.submit(task="train")
     assert ok(dsn, "task", "resume", "train") == "task train: open\n"
 

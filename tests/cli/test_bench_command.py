@@ -12,6 +12,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = {
     "a round trip, median": "ms",
     "a commit, median": "ms",

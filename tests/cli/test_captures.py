@@ -5,6 +5,7 @@ The files in captures/ are what was seen. GANGQ_WRITE_CAPTURES=1 writes them ane
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import io
@@ -21,13 +22,17 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from staged_fleet import NOW, stage
 
+from cli.staged_fleet import NOW, stage
 from databases import Clock
 from gangq.cli import main, output
 from gangq.cli.tables import width
 from gangq.embedded import Server
+from gangq.top.app import Top
+from gangq.top.tabs import TABS
 from sql.drive import Q
+
+pytestmark = pytest.mark.slow
 
 CAPTURES = Path(__file__).parent / "captures"
 LOOKS = {
@@ -41,7 +46,7 @@ LOOKS = {
     "show-member": "show 11",
     "show-batch": "show b4",
     "explain-gang": "explain g2",
-    "explain-job": "explain 33",
+    "explain-job": "explain 34",
     "explain-running": "explain g1 -v",
     "workers": "workers",
     "devices": "devices",
@@ -57,7 +62,13 @@ LOOKS = {
     "events-of-gang": "events g1",
     "drains": "drains",
     "trips": "trips",
+    "trips-evidence": "trips --evidence --code 76",
+    "show-tripped-job": "show 35",
+    "show-job-of-four-devices": "show 33",
     "usage": "usage",
+    "usage-by-queue": "usage --by queue,task",
+    "notify-list": "notify list",
+    "queue": "queue",
     "plan": "plan",
     "doctor": "doctor",
     "unknown-id": "show g999",
@@ -155,11 +166,57 @@ def test_a_look_prints_what_was_seen(staged: str, name: str) -> None:
         "80 columns in colour": coloured[80].replace("\x1b", "^["),
     }
     text = f"$ gangq {command}\n" + "".join(f"\n--- {how}\n{what}" for how, what in parts.items())
+    _compare(name, text)
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_what_a_narrow_terminal_leaves_out_is_shown_as_it_advises(staged: str, name: str) -> None:
+    command = LOOKS[name]
+    if "not shown:" not in (narrow := seen(staged, command, 24)):
+        pytest.skip("all of it fits")
+    assert "--wide" in narrow
+    wide = seen(staged, f"{command} --wide", 24)
+    assert ("not shown:" in wide, "No such option" in wide) == (False, False), wide
+
+
+def _compare(name: str, text: str) -> None:
     file = CAPTURES / f"{name}.txt"
     if os.environ.get("GANGQ_WRITE_CAPTURES") == "1":
         file.write_text(text)
     assert text == file.read_text(), "GANGQ_WRITE_CAPTURES=1 writes it anew"
 
 
+def _drawn(dsn: str, columns: int) -> dict[str, str]:
+    """What `gangq top` draws of each tab on a terminal so wide."""
+
+    async def draw() -> dict[str, str]:
+        found = {}
+        top = Top(dsn, every_s=3600)
+        async with top.run_test(size=(columns, 24)) as pilot:
+            for number, tab in enumerate(TABS, 1):
+                await pilot.press(str(number))
+                await pilot.pause()
+                await top.workers.wait_for_complete()
+                await pilot.pause()
+                lines = [strip.text.rstrip() for strip in top.screen._compositor.render_strips()]
+                found[tab.title] = "\n".join(lines)
+        return found
+
+    return asyncio.run(draw())
+
+
+def test_top_draws_what_was_seen(staged: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setattr(output, "clock", lambda: NOW)
+    time.tzset()
+    drawn = {columns: _drawn(staged, columns) for columns in (80, 120)}
+    text = "$ gangq top\n" + "".join(
+        f"\n--- {columns} columns, {title}\n{what}\n"
+        for columns, tabs in drawn.items()
+        for title, what in tabs.items()
+    )
+    _compare("top", text)
+
+
 def test_there_is_no_capture_of_a_look_that_is_gone() -> None:
-    assert {file.stem for file in CAPTURES.iterdir()} == LOOKS.keys()
+    assert {file.stem for file in CAPTURES.iterdir()} == {*LOOKS, "top"}

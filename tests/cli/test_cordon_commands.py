@@ -7,8 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cli_process import answers, gangq, objects, ok, running
-
+from cli.cli_process import answers, gangq, objects, ok, running
 from gangq.client import Client
 
 

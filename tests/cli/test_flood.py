@@ -9,9 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from cli_process import answers, eventually, worker
 
+from cli.cli_process import answers, eventually, worker
 from gangq.client import Client
+
+pytestmark = pytest.mark.slow
 
 SECONDS = 3.0
 MOST = SECONDS / 0.05

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_process import GANGQ, environment, gangq
 
+from cli.cli_process import GANGQ, environment, gangq
 from gangq import cli
 from gangq.cli import output
 from gangq.client import Client

@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from cli_process import answers, gangq, ok, running
 
+from cli.cli_process import answers, gangq, ok, running
 from gangq.client import Client
 
 Db = psycopg.Connection[dict[str, Any]]

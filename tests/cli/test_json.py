@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 import pytest
-from cli_process import GANGQ, answers, finished, gangq, objects, ok, worker
 
+from cli.cli_process import GANGQ, answers, finished, gangq, objects, ok, worker
 from gangq.cli import COMMANDS, main
 from gangq.client import Client
 from gangq.embedded import Server
+
+pytestmark = pytest.mark.slow
 
 _STATE = {"job_id", "gang_id", "state"}
 _JOB = {
@@ -102,113 +104,138 @@ _USAGE = {"submitter", "queue", "task", "attempts", "gpu_hours", "wasted_hours",
 _OPENED = {"kind", "name", "state"}
 _SERVER = {"running", "pid", "version", "data_dir", "dsn", "bindir"}
 
-# In this order: the later ones use what the earlier ones made. Job 1 has ended; gang g1 waits.
-CASES: list[tuple[str, set[str]]] = [
-    ("submit a n=1 --queue later", {"job_ids", "existed", "replaced"}),
-    ("submit a --queue later --gang 2", {"gang", "gang_id", "job_ids", "note", "existed"}),
-    ("run -- echo hello", {"event"}),
-    ("run --gang 2 -- echo hello", {"event"}),
-    ("ls", _JOB),
-    ("ls gangs", _GANG),
-    ("show 1", {"job", "attempts", "events", "evidence"}),
-    ("show g1", {"gang", "members", "timeline", "drains"}),
-    ("logs 1", {"job_id", "token", "seq", "at", "chunk", "rank"}),
-    ("logs 1 -f", {"job_id", "token", "seq", "at", "chunk", "rank"}),
-    ("events", _EVENT),
-    ("events g1", _EVENT),
-    ("wait 1", {"job_id", "gang_id", "batch_id", "state", "exit_code", "error"}),
-    ("explain 1", {"gate", "ok", "detail", "numbers"}),
-    ("explain g1", {"gate", "ok", "detail", "numbers"}),
-    ("plan", _PLAN),
-    ("plan --add-worker 2x8xH100", _PLAN),
-    ("replay", {"at", "digest", "decisions", "same", "difference"}),
-    ("priority -3 g1", _STATE),
-    ("cancel g1", _STATE),
-    ("retry g1", _STATE),
-    ("schedule add s --every 30s a n=1 --queue later", _SCHEDULE),
-    ("schedule list", _SCHEDULE),
-    ("schedule pause s --until 2h", _SCHEDULE),
-    ("schedule resume s", _SCHEDULE),
-    ("schedule run-now s", {"job_id", "gang_id"}),
-    ("schedule rm s", {"name", "state"}),
-    ("service set s --task a --replicas 2 --gang 2 --queue later", _SERVICE),
-    ("service list", _SERVICE),
-    ("service show s", {"service", "gangs", "scaling"}),
-    ("service stop s", _SERVICE),
-    ("service rollback s --to 1", _SERVICE),
-    ("service delete s", {"name", "state"}),
-    ("queue create q2", _QUEUE),
-    ("queue set q2 --budget 5m", _QUEUE),
-    ("queue set q2 --rate 60/1m", {*_QUEUE, "rate"}),
-    ("queue set q2 --rate none", _QUEUE),
-    ("limit set licence 2", _LIMIT),
-    ("limit set api --rate 10/1m", _LIMIT),
-    ("limit list", _LIMIT),
-    ("queue pause q2 --until 2h", _QUEUE),
-    ("queue drain q2", _QUEUE),
-    ("queue resume q2", _QUEUE),
-    ("queue ls", _QUEUE),
-    ("queue", _QUEUE),
-    ("task set train --budget 5m", _TASK),
-    (
-        "task pause later --until 2h --reason data",
-        {*_TASK, "paused", "paused_until", "pause_reason", "paused_by"},
-    ),
-    ("task resume later", _TASK),
-    ("task list", _TASK),
-    ("worker --once --name other --devices none", {"at", "level", "logger", "message"}),
-    (
-        "workers",
-        {
-            "name",
-            "host",
-            "state",
-            "incarnation",
-            "slots",
-            "used_slots",
-            "lease_left_s",
-            "quarantined",
-            "model",
-        },
-    ),
-    ("devices", {"uuid", "host", "index", "vram_mb", "state", "job_id", "reason", "health", "reading"}),
-    ("usage --by user,queue,task --since 90d", _USAGE),
-    ("metrics --once", {"name", "labels", "value"}),
-    ("trips", _TRIP),
-    ("trips --evidence", _TRIP),
-    ("quarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
-    ("unquarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
-    ("cordon h1", _CORDON),
-    ("uncordon h1", _OPENED),
-    ("drain-host h1 --deadline 30m --wait", _CORDON),
-    ("undrain h1", _OPENED),
-    ("worker off gone", _CORDON),
-    ("worker on gone", _OPENED),
-    ("worker drain gone", _CORDON),
-    ("taint w1 repair", {"worker", "taints"}),
-    ("taint w1", {"worker", "taints"}),
-    ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
-    ("replay", {"at", "digest", "decisions", "same", "difference"}),
-    ("notify add oncall --on job_failed --queue later", _NOTIFIED),
-    ("notify list", _NOTIFIED),
-    ("notify test oncall", {"target", "id", "delivered"}),
-    ("notify run oncall --exec true --once", {"id", "kind", "delivery", "outcome", "error"}),
-    ("notify retry oncall", {"target", "retried"}),
-    ("notify rm oncall", {"target"}),
-    ("tick", {"ran", "again", "next_in_s", "detail", "next_turn", "decide", "unplanned"}),
-    ("migrate", {"applied", "code_rebuilt", "already_current"}),
-    ("migrate --check", {"migrations", "code"}),
-    ("migrate --dump-sql", {"sql"}),
-    ("doctor", {"check", "status", "detail", "advice", "numbers"}),
-    ("db start", _SERVER),
-    ("db status", _SERVER),
-    ("db dsn", {"dsn", "private"}),
-    ("db stop", {*_SERVER, "was_running"}),
-    ("beat --step 1 --loss 0.5", {"step", "loss"}),
-    ("snooze 0", {"for_s"}),
-    ("checkpoint save 1 state", {"step", "bytes", "file"}),
-    ("checkpoint load state", {"step", "bytes", "file"}),
-]
+# In each group the later ones use what the earlier ones made. Job 1 has ended; gang g1 waits.
+CASES: dict[str, list[tuple[str, set[str]]]] = {
+    "work": [
+        ("submit a n=1 --queue later", {"job_ids", "existed", "replaced"}),
+        ("submit a --queue later --gang 2", {"gang", "gang_id", "job_ids", "note", "existed"}),
+        ("run -- echo hello", {"event"}),
+        ("run --gang 2 -- echo hello", {"event"}),
+        ("ls", _JOB),
+        ("ls gangs", _GANG),
+        ("show 1", {"job", "attempts", "events", "evidence"}),
+        ("show g1", {"gang", "members", "timeline", "drains"}),
+        ("logs 1", {"job_id", "token", "seq", "at", "chunk", "rank"}),
+        ("logs 1 -f", {"job_id", "token", "seq", "at", "chunk", "rank"}),
+        ("events", _EVENT),
+        ("events g1", _EVENT),
+        ("wait 1", {"job_id", "gang_id", "batch_id", "state", "exit_code", "error"}),
+        ("explain 1", {"gate", "ok", "detail", "numbers"}),
+        ("explain g1", {"gate", "ok", "detail", "numbers"}),
+        ("priority -3 g1", _STATE),
+        ("cancel g1", _STATE),
+        ("retry g1", _STATE),
+    ],
+    "decisions": [
+        ("plan", _PLAN),
+        ("plan --add-worker 2x8xH100", _PLAN),
+        ("replay", {"at", "digest", "decisions", "same", "difference"}),
+    ],
+    "schedules": [
+        ("schedule add s --every 30s a n=1 --queue later", _SCHEDULE),
+        ("schedule list", _SCHEDULE),
+        ("schedule pause s --until 2h", _SCHEDULE),
+        ("schedule resume s", _SCHEDULE),
+        ("schedule run-now s", {"job_id", "gang_id"}),
+        ("schedule rm s", {"name", "state"}),
+    ],
+    "services": [
+        ("service set s --task a --replicas 2 --gang 2 --queue later", _SERVICE),
+        ("service list", _SERVICE),
+        ("service show s", {"service", "gangs", "scaling"}),
+        ("service stop s", _SERVICE),
+        ("service rollback s --to 1", _SERVICE),
+        ("service delete s", {"name", "state"}),
+    ],
+    "queues": [
+        ("queue create q2", _QUEUE),
+        ("queue set q2 --budget 5m", _QUEUE),
+        ("queue set q2 --rate 60/1m", {*_QUEUE, "rate"}),
+        ("queue set q2 --rate none", _QUEUE),
+        ("queue pause q2 --until 2h", _QUEUE),
+        ("queue drain q2", _QUEUE),
+        ("queue resume q2", _QUEUE),
+        ("queue ls", _QUEUE),
+        ("queue", _QUEUE),
+    ],
+    "limits": [
+        ("limit set licence 2", _LIMIT),
+        ("limit set api --rate 10/1m", _LIMIT),
+        ("limit list", _LIMIT),
+    ],
+    "tasks": [
+        ("task set train --budget 5m", _TASK),
+        (
+            "task pause later --until 2h --reason data",
+            {*_TASK, "paused", "paused_until", "pause_reason", "paused_by"},
+        ),
+        ("task resume later", _TASK),
+        ("task list", _TASK),
+    ],
+    "workers": [
+        ("worker --once --name other --devices none", {"at", "level", "logger", "message"}),
+        (
+            "workers",
+            {
+                "name",
+                "host",
+                "state",
+                "incarnation",
+                "slots",
+                "used_slots",
+                "lease_left_s",
+                "quarantined",
+                "model",
+            },
+        ),
+        ("devices", {"uuid", "host", "index", "vram_mb", "state", "job_id", "reason", "health", "reading"}),
+        ("usage --by user,queue,task --since 90d", _USAGE),
+        ("metrics --once", {"name", "labels", "value"}),
+        ("trips", _TRIP),
+        ("trips --evidence", _TRIP),
+        ("drains", {"gang_id", "epoch", "cause", "trigger_job", "moved", "acked", "forced", "outcome"}),
+    ],
+    "what is closed to work": [
+        ("quarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
+        ("unquarantine --worker w1", {"device_uuid", "worker", "quarantined", "reason"}),
+        ("cordon h1", _CORDON),
+        ("uncordon h1", _OPENED),
+        ("drain-host h1 --deadline 30m --wait", _CORDON),
+        ("undrain h1", _OPENED),
+        ("worker off gone", _CORDON),
+        ("worker on gone", _OPENED),
+        ("worker drain gone", _CORDON),
+        ("taint w1 repair", {"worker", "taints"}),
+        ("taint w1", {"worker", "taints"}),
+    ],
+    "notifications": [
+        ("notify add oncall --on job_failed --queue later", _NOTIFIED),
+        ("notify list", _NOTIFIED),
+        ("notify test oncall", {"target", "id", "delivered"}),
+        ("notify run oncall --exec true --once", {"id", "kind", "delivery", "outcome", "error"}),
+        ("notify retry oncall", {"target", "retried"}),
+        ("notify rm oncall", {"target"}),
+    ],
+    "maintenance": [
+        ("tick", {"ran", "again", "next_in_s", "detail", "next_turn", "decide", "unplanned"}),
+        ("migrate", {"applied", "code_rebuilt", "already_current"}),
+        ("migrate --check", {"migrations", "code"}),
+        ("migrate --dump-sql", {"sql"}),
+        ("doctor", {"check", "status", "detail", "advice", "numbers"}),
+    ],
+    "a server": [
+        ("db start", _SERVER),
+        ("db status", _SERVER),
+        ("db dsn", {"dsn", "private"}),
+        ("db stop", {*_SERVER, "was_running"}),
+    ],
+    "inside a job": [
+        ("beat --step 1 --loss 0.5", {"step", "loss"}),
+        ("snooze 0", {"for_s"}),
+        ("checkpoint save 1 state", {"step", "bytes", "file"}),
+        ("checkpoint load state", {"step", "bytes", "file"}),
+    ],
+}
 # psql has formats of its own; the others are run by tests of their own.
 _WITHOUT = {
     "board",
@@ -265,11 +292,19 @@ def _trip(client: Client) -> None:
     client.retire_worker(incarnation=incarnation)
 
 
-@pytest.mark.parametrize(("line", "keys"), CASES, ids=[line for line, _ in CASES])
-def test_every_line_is_an_object_with_the_keys_promised(
-    installation: tuple[str, Path], line: str, keys: set[str]
-) -> None:
-    dsn, directory = installation
+@pytest.mark.parametrize("group", CASES)
+def test_every_line_is_an_object_with_the_keys_promised(installation: tuple[str, Path], group: str) -> None:
+    for line, keys in CASES[group]:
+        code, out, err = said(*installation, line)
+        assert code == 0, (line, out, err)
+        found = objects(out)
+        assert found, (line, err)
+        for one in found:
+            assert keys <= set(one), line
+
+
+def said(dsn: str, directory: Path, line: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command with --json."""
     (directory / "state").write_text("x")
     words = line.split()
     if "--" in words:
@@ -285,17 +320,11 @@ def test_every_line_is_an_object_with_the_keys_promised(
     # A worker changes the process it runs in; everything else may run in this one.
     if words[0] == "worker":
         done = finished(dsn, *words)
-        code, out, err = done.returncode, done.stdout, done.stderr
-    else:
-        private = {"GANGQ_DATA_DIR": str(directory / "pg")} if words[0] == "db" else {}
-        given = None if words[0] == "db" and words[1] in ("start", "status", "stop") else dsn
-        result = gangq(given, *words, **private)
-        code, out, err = result.exit_code, result.stdout, result.stderr
-    assert code == 0, (out, err)
-    found = objects(out)
-    assert found, err
-    for one in found:
-        assert keys <= set(one)
+        return done.returncode, done.stdout, done.stderr
+    private = {"GANGQ_DATA_DIR": str(directory / "pg")} if words[0] == "db" else {}
+    given = None if words[0] == "db" and words[1] in ("start", "status", "stop") else dsn
+    result = gangq(given, *words, **private)
+    return result.exit_code, result.stdout, result.stderr
 
 
 _WITH_SUBCOMMANDS = {"db", "limit", "queue", "schedule", "service", "task", "checkpoint", "notify"}
@@ -314,7 +343,9 @@ def test_no_command_is_left_out() -> None:
         return [name.strip()]
 
     covered = {
-        " ".join(line.split()[: 2 if line.split()[0] in _WITH_SUBCOMMANDS else 1]) for line, _ in CASES
+        " ".join(line.split()[: 2 if line.split()[0] in _WITH_SUBCOMMANDS else 1])
+        for cases in CASES.values()
+        for line, _ in cases
     }
     assert covered | _WITHOUT == set(leaves(main, ""))
     assert set(COMMANDS) >= {line.split()[0] for line in covered}

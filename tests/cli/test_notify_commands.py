@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from cli_process import answers, gangq, objects, ok
 
+from cli.cli_process import answers, gangq, objects, ok
 from gangq.client import Client
 from gangq.notify import signature
 
@@ -84,9 +84,11 @@ def test_the_doctor_names_what_was_given_up_what_waits_and_what_was_dropped(
     assert "oncall (1 so far)" in outbox(dsn)["detail"]
 
 
-def test_the_manual_names_every_kind_and_its_receiver_knows_a_signature(db: Db) -> None:
+def test_manual_and_help_name_every_kind_and_the_manuals_receiver_knows_a_signature(db: Db) -> None:
     known = {row["kind"] for row in db.execute("select kind from gangq.notification_kinds").fetchall()}
     assert set(re.findall(r"^\| `(\w+)` \|", MANUAL, re.M)) == known
+    (listed,) = re.findall(r"KIND is (.*?) \(", " ".join(ok(None, "notify", "add", "--help").split()))
+    assert set(re.split(", | or ", listed)) == known
     (text,) = re.findall(r"```python\n(.*?)```", MANUAL, re.S)
     manual: dict[str, Any] = {}
     exec(text, manual)

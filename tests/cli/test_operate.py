@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from cli_process import answers, eventually, finished, gangq, objects, ok, running, worker
 
+from cli.cli_process import answers, eventually, finished, gangq, objects, ok, running, worker
 from gangq.client import Client
 from gangq.embedded import Server
 
@@ -190,6 +190,19 @@ def test_the_doctor_says_whose_devices_lie_idle_because_slots_are_taken(dsn: str
         == "all slots are taken beside idle devices: short on ha (slots 1 of 1, idle devices 2)"
     )
     assert "--slots" in found["advice"]
+
+
+def test_the_doctor_names_workers_that_declare_a_task_differently(dsn: str, client: Client) -> None:
+    for name, tries in (("one", 3), ("two", 3), ("three", 5)):
+        options = {"train": {"max_attempts": tries}, "same": {"max_attempts": 2}}
+        client.register_worker(
+            name=name, host=name, queues=["default"], tasks=list(options), task_options=options
+        )
+    found = status_of(dsn)["tasks"]
+    assert found["status"] == "warn"
+    declared = 'train: one; two {"max_attempts": 3}, three {"max_attempts": 5}'
+    assert found["detail"] == f"workers declare 1 task with different options: {declared}"
+    assert "run the same code on all workers" in found["advice"]
 
 
 def test_the_doctor_stops_at_a_missing_schema(empty_dsn: str) -> None:

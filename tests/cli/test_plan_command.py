@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from cli_process import answers, gangq, ok
-from terminal import Terminal, screen
 
+from cli.cli_process import answers, gangq, ok
+from cli.terminal import Terminal, screen
 from gangq.cli.parsing import NewWorkers
 from gangq.client import Client
 

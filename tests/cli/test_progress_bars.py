@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import re
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
-from cli_process import finished, worker
-from terminal import Terminal, screen
 
+from cli.cli_process import finished, worker
+from cli.terminal import Terminal, screen
+from gangq.cli import progress
+from gangq.cli.which import Which
 from gangq.client import Client
 from gangq.embedded import Server
 
@@ -79,6 +85,7 @@ def begun(dsn: str, *args: object) -> str:
     return finished(dsn, "run", "--detach", *args).stdout.strip()
 
 
+@pytest.mark.slow
 def test_wait_has_a_line_for_each_and_ends_with_what_became_of_them(served: str, tmp_path: Path) -> None:
     done = tmp_path / "done"
     job = begun(served, "--", *stepping(done))
@@ -113,6 +120,7 @@ def test_submit_waits_with_bars_and_exits_as_the_command_did(served: str, tmp_pa
     assert end.startswith(f"{id} failed: "), end
 
 
+@pytest.mark.slow
 def test_show_follows_with_bars_below_the_page(served: str, tmp_path: Path) -> None:
     done = tmp_path / "done"
     gang = begun(served, "--gang", "2", "--", *stepping(done))
@@ -139,6 +147,55 @@ def test_ctrl_c_ends_the_following_and_nothing_else(served: str, tmp_path: Path)
         assert [one for one in screen(look.said) if "%" in one] == []
     done.touch()
     assert finished(served, "wait", job).stdout == f"{job} done\n"
+
+
+class Shown(io.StringIO):
+    """A terminal that keeps what was written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def interrupted_at(step: int) -> Iterator[None]:
+    """Raise KeyboardInterrupt before this line, of those that `gangq.cli.progress` runs, or where it returns."""
+    left = step
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal left
+        if frame.f_code.co_filename != progress.__file__:
+            return None
+        if event in ("line", "return"):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def test_ctrl_c_at_any_line_of_drawing_leaves_no_bar(
+    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = tmp_path / "done"
+    batch = Which(int(begun(served, "--array", "0-1", "--", *stepping(done))[1:]), "batch")
+    with Client(served) as client:
+        for step in itertools.count(1):
+            monkeypatch.setattr(sys, "stderr", shown := Shown())
+            try:
+                with progress.Bars(client, [batch]) as bars, interrupted_at(step):
+                    bars.draw()
+                break
+            except KeyboardInterrupt:
+                assert [one for one in screen(shown.getvalue()) if one] == [], f"interrupted at step {step}"
+    assert "0 of 2 done" in shown.getvalue()
+    assert step > 20
+    done.touch()
 
 
 def test_a_pipe_gets_lines_and_no_bar(served: str, tmp_path: Path) -> None:

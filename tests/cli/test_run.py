@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import (
+
+from cli.cli_process import (
     GANGQ,
     answers,
     environment,
     eventually,
     finished,
+    gangq,
     objects,
     ok,
     running,
     worker,
 )
-
+from databases import OwnServer
 from gangq.client import Client
 from gangq.embedded import Server
 
@@ -88,6 +90,11 @@ def test_a_gang_is_tagged_by_rank_and_logs_shows_the_same(served: str) -> None:
     assert f"gang g{gang} submitted to queue default: 3 members" in done.stderr
     assert sorted(ok(served, "logs", f"g{gang}").splitlines()) == wanted
     assert {row["rank"] for row in answers(served, "logs", "--gang", gang)} == {0, 1, 2}
+    assert ok(served, "logs", f"g{gang}", "--rank", "1").splitlines() == ["rank 1 of 3", "end"]
+    assert {row["rank"] for row in answers(served, "logs", f"g{gang}", "--rank", "2")} == {2}
+    refused = gangq(served, "logs", f"g{gang}", "--rank", "3")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"gang g{gang} has no rank 3: it has 3 members, from 0 on" in refused.stderr
 
 
 def test_a_gang_exits_with_the_status_of_the_member_it_failed_for(served: str) -> None:
@@ -221,11 +228,11 @@ def test_beat_outside_of_a_job_says_so() -> None:
     assert "no job runs here" in done.stderr
 
 
-def test_a_database_restart_does_not_end_it(template: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_database_restart_does_not_end_it(own_server: OwnServer, tmp_path: Path) -> None:
     # A server of its own, so that the others' connections live on.
-    with Server.temporary() as own:
+    with own_server() as own:
         dsn = own.dsn()
-        ok(dsn, "migrate")
         with worker(dsn, tmp_path, "w2"):
             gate = tmp_path / "gate"
             wait = f"echo up; while [ ! -e {gate} ]; do sleep 0.05; done; echo down"

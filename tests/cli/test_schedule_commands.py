@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from cli_process import answers, gangq, objects, ok
 
+from cli.cli_process import answers, gangq, objects, ok
 from gangq.client import Client
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_process import answers, eventually, gangq, ok, running
 
+from cli.cli_process import answers, eventually, gangq, ok, running
+from databases import connect
+from gangq.cli.session import Session
+from gangq.cli.work import submission
 from gangq.client import Client
 
 
@@ -43,6 +46,14 @@ def test_a_service_from_one_line_and_what_is_left_out_stays(dsn: str, client: Cl
     assert (row.revision, row.replicas, row.work["priority"], row.work["cpus"]) == (2, 4, 7, 1)
 
 
+def test_an_option_of_submit_that_a_command_does_not_have_is_as_if_it_were_not_given() -> None:
+    assert submission(Session(), {}) == {}
+    assert submission(Session(), {"gpus": 2, "labels": [("zone", "a")]}) == {
+        "gpus": 2,
+        "labels": {"zone": "a"},
+    }
+
+
 def test_scaled_by_its_load_and_shown_with_what_it_wants_why_and_since_when(dsn: str, client: Client) -> None:
     ok(
         dsn, "service", "set", "chat", "--task", "serve", "--min", "1", "--max", "4", "--load", "0.5",
@@ -60,7 +71,7 @@ def test_scaled_by_its_load_and_shown_with_what_it_wants_why_and_since_when(dsn:
     client.report_load(job_id=claim.job_id, token=claim.token, load=1.25)
     client.tick(force=True)
     shown = ok(dsn, "service", "show", "chat")
-    assert re.search(r"wants +3 since .*, and has them at .*: load 1.25, target 0.5", shown)
+    assert re.search(r"wants +3 since .*, and has them in .*: load 1.25, target 0.5", shown)
     ok(dsn, "queue", "create", "asks")
     ok(dsn, "service", "set", "chat", "--depth", "5", "--depth-of", "asks")
     assert "5 jobs of queue asks for each" in ok(dsn, "service", "show", "chat")
@@ -134,3 +145,52 @@ def test_endpoints_are_listed_and_followed(dsn: str, client: Client, tmp_path: P
         ("10.0.0.1", 8000),
         ("10.0.0.1", 8001),
     ]
+
+
+def test_endpoints_are_followed_although_the_connection_that_listens_is_cut(
+    dsn: str, client: Client, tmp_path: Path
+) -> None:
+    ok(dsn, "service", "set", "chat", "--task", "serve", "--cpus", "1")
+    (claim,) = serving(client, "chat")
+    with running(dsn, tmp_path, "follow", "service", "endpoints", "chat", "--follow", "--json") as follower:
+        follower.until(lambda: len(follower.out.splitlines()) == 1, "it has printed that there are none")
+        with connect(dsn) as conn:
+            cut = conn.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where datname = current_database() and query = 'listen gangq_endpoints'"
+            )
+            assert cut.rowcount == 1
+        follower.until(lambda: "trying again" in follower.err, "it has noticed")
+        client.report_ready(job_id=claim.job_id, token=claim.token, port=8000)
+        follower.until(lambda: len(follower.out.splitlines()) == 2, "it has printed it")
+        follower.interrupt()
+        assert follower.code() == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("set", "chat", "--task", "serve"), ("stop", "chat"), ("rollback", "chat")]
+)
+def test_what_is_forgotten_right_after_it_was_changed_was_changed(
+    dsn: str, client: Client, words: tuple[str, ...]
+) -> None:
+    if words[0] != "set":
+        for task in ("a", "b"):
+            ok(dsn, "service", "set", "chat", "--task", task)
+    with connect(dsn) as conn:
+        conn.execute("update gangq.service_revisions set good_at = gangq.now()")
+        conn.execute(
+            """
+            create function public.forget() returns trigger language plpgsql as $$
+            begin
+              delete from gangq.services_table x where x.name = new.name;
+              return null;
+            end $$;
+            create constraint trigger forget after insert or update on gangq.services_table
+            deferrable initially deferred for each row execute function public.forget();
+            """
+        )
+        try:
+            assert ok(dsn, "service", *words).endswith("; it was deleted since\n")
+        finally:
+            conn.execute("drop function public.forget cascade")
+    assert client.services() == []

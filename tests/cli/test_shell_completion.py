@@ -1,4 +1,4 @@
-"""Completion: what a real bash offers at TAB, what is installed where, and what is loaded for it."""
+"""Completion: what a real bash, zsh and fish offer at TAB, what is installed where, and what is loaded for it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,45 @@ from pathlib import Path
 
 import click
 import pytest
-from cli_process import environment, finished, gangq, ok
 
+from cli.cli_process import environment, finished, gangq, ok
 from gangq.cli import COMMANDS, main
 from gangq.client import Client
 
-BASH = shutil.which("bash")
+STARTED = {
+    "bash": (
+        ["--noprofile", "-i"],
+        "PS1=; bind 'set bell-style none'; bind 'set show-all-if-ambiguous on'; stty -onlcr",
+    ),
+    "zsh": (["-d", "-i"], "PS1=; unset zle_bracketed_paste; unsetopt prompt_sp prompt_cr beep; stty -onlcr"),
+}
+"""The options with which a shell loads its own file of the home and no other, and what makes it quiet."""
 
 
-class Bash:
-    """An interactive bash at a terminal, which loads nothing of this user."""
+def install(shell: str, home: Path, dsn: str) -> tuple[str, dict[str, str]]:
+    """The program of a shell, and its environment in a home where gangq completes; skips where there is none."""
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"there is no {shell} (apt-get install {shell})")
+    homes = {"HOME": str(home), "XDG_DATA_HOME": "", "XDG_CONFIG_HOME": "", "ZDOTDIR": ""}
+    ok(None, "completion", "install", shell, **homes)
+    ours = home / "bin/gangq"
+    ours.parent.mkdir()
+    ours.write_text(f"#!{sys.executable}\nfrom gangq.__main__ import main\nmain()\n")
+    ours.chmod(0o755)
+    env = environment(dsn, HOME=str(home), TERM="dumb", PS1="$ ", INPUTRC="/dev/null", HISTFILE="")
+    return program, {**env, "PATH": f"{ours.parent}:{env['PATH']}"}
 
-    def __init__(self, home: Path, dsn: str | None) -> None:
-        program = home / "bin/gangq"
-        program.parent.mkdir()
-        program.write_text(f"#!{sys.executable}\nfrom gangq.__main__ import main\nmain()\n")
-        program.chmod(0o755)
-        assert BASH is not None
+
+class Shell:
+    """An interactive bash or zsh at a terminal, which loads only what `gangq completion install` has written."""
+
+    def __init__(self, shell: str, home: Path, dsn: str) -> None:
+        program, env = install(shell, home, dsn)
+        options, quiet = STARTED[shell]
         self._fd, theirs = pty.openpty()
-        env = environment(dsn, HOME=str(home), TERM="dumb", PS1="$ ", INPUTRC="/dev/null", HISTFILE="")
-        env["PATH"] = f"{program.parent}:{env['PATH']}"
         self._process = subprocess.Popen(
-            [BASH, "--noprofile", "-i"],
+            [program, *options],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -46,9 +63,7 @@ class Bash:
         )
         os.close(theirs)
         self._said = ""
-        self.type(
-            "PS1=; bind 'set bell-style none'; bind 'set show-all-if-ambiguous on'; stty -onlcr; echo rea''dy\n"
-        )
+        self.type(f"{quiet}; echo rea''dy\n")
         self.until("ready\n")
 
     def type(self, keys: str) -> None:
@@ -85,31 +100,58 @@ class Bash:
         os.close(self._fd)
 
 
-@pytest.fixture
-def bash(dsn: str, tmp_path: Path) -> Iterator[Bash]:
-    if BASH is None:
-        pytest.skip("needs bash")
-    ok(None, "completion", "install", "bash", HOME=str(tmp_path), XDG_DATA_HOME="")
-    started = Bash(tmp_path, dsn)
+class Fish:
+    """A fish, which has a command for what TAB would offer."""
+
+    def __init__(self, home: Path, dsn: str) -> None:
+        self._program, self._env = install("fish", home, dsn)
+
+    def offered(self, line: str) -> set[str]:
+        """The words that TAB lists, without what is said about them."""
+        done = subprocess.run(
+            [self._program, "-c", 'complete -C "$LINE"'],
+            env={**self._env, "LINE": line},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return {offer.partition("\t")[0] for offer in done.stdout.splitlines()}
+
+    def completed(self, line: str) -> str:
+        """The line that TAB makes of this one: there is one offer for its last word."""
+        (word,) = self.offered(line)
+        return f"{line.rpartition(' ')[0]} {word}"
+
+    def close(self) -> None:
+        """No process goes on."""
+
+
+@pytest.fixture(params=["bash", "zsh", "fish"])
+def shell(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[Shell | Fish]:
+    started = Fish(tmp_path, dsn) if request.param == "fish" else Shell(request.param, tmp_path, dsn)
     yield started
     started.close()
 
 
-def test_a_bash_completes_commands_options_ids_queues_tasks_and_hosts(bash: Bash, client: Client) -> None:
+@pytest.mark.slow
+def test_a_shell_completes_commands_options_ids_queues_tasks_and_hosts(
+    shell: Shell | Fish, client: Client
+) -> None:
     client.set_queue(name="training")
     client.register_worker(name="w", host="node-17", queues=["default"], slots=2)
     client.set_task(task="resnet50", budget_s=60)
     (job,) = client.submit(task="resnet50")
     gang = client.submit_gang(task="resnet50", size=2)
-    assert bash.completed("gangq expl") == "gangq explain"
-    assert bash.completed("gangq ls --qu") == "gangq ls --queue"
-    assert bash.completed("gangq ls --queue tr") == "gangq ls --queue training"
-    assert bash.completed("gangq queue pause tr") == "gangq queue pause training"
-    assert bash.completed("gangq submit res") == "gangq submit resnet50"
-    assert bash.completed("gangq cordon no") == "gangq cordon node-17"
-    assert bash.completed("gangq explain g") == f"gangq explain g{gang.gang_id}"
-    assert {str(job), *map(str, gang.job_ids)} <= bash.offered("gangq cancel ")
-    assert {"cancel", "checkpoint", "completion", "cordon"} <= bash.offered("gangq c")
+    assert shell.completed("gangq expl") == "gangq explain"
+    assert shell.completed("gangq ls --qu") == "gangq ls --queue"
+    assert shell.completed("gangq ls --queue tr") == "gangq ls --queue training"
+    assert shell.completed("gangq queue pause tr") == "gangq queue pause training"
+    assert shell.completed("gangq submit res") == "gangq submit resnet50"
+    assert shell.completed("gangq cordon no") == "gangq cordon node-17"
+    assert shell.completed("gangq explain g") == f"gangq explain g{gang.gang_id}"
+    assert {str(job), *map(str, gang.job_ids)} <= shell.offered("gangq cancel ")
+    assert {"cancel", "checkpoint", "completion", "cordon"} <= shell.offered("gangq c")
 
 
 def told(dsn: str | None, line: str, shell: str = "bash", **env: str) -> list[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from cli_process import answers, gangq, ok, running
 
+from cli.cli_process import answers, gangq, ok, running
 from gangq.cli import output
-from gangq.cli.tables import Column, table
+from gangq.cli.tables import Column, Listed, table
 from gangq.client import Client
 
 ROWS: Sequence[Sequence[str]] = [
@@ -35,7 +37,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
             Column(title, lambda row, i=i: row[i], right=not i, rank=RANKS[i])  # type: ignore[misc]
             for i, title in enumerate(TITLES)
         ]
-        table(rows, columns)
+        table(rows, columns, wide=False)
         out, err = capsys.readouterr()
         return [*out.splitlines(), *err.splitlines()]
 
@@ -59,6 +61,33 @@ def test_texts_are_cut_before_columns_go_and_those_that_go_are_named(shown: Show
     assert "WORKER" not in at_80[0]
     assert "…" in at_80[1]
     assert at_80[3] == "not shown: worker (--wide or a pipe shows all)"
+
+
+@pytest.mark.parametrize("unknown", ["?", "?,?,?,?", "?/?", ""])
+def test_a_column_of_which_nothing_is_known_is_not_shown(shown: Shown, unknown: str) -> None:
+    rows = [(*row[:3], unknown, *row[4:]) for row in ROWS]
+    assert shown(200, rows)[0].split() == ["ID", "STATE", "TASK", "WHY"]
+    assert "WORKER" in shown(0, rows)[0], "a pipe has it"
+    assert not any("not shown: worker" in line for line in shown(80, rows)), "there is nothing to see"
+    known = [(*rows[0][:3], "?,40%,?,?", *rows[0][4:]), rows[1]]
+    assert shown(200, known)[0].split() == ["ID", "STATE", "TASK", "WORKER", "WHY"]
+
+
+@pytest.mark.parametrize(("width", "lines"), [(40, 4), (60, 4), (80, 2), (100, 1), (0, 1)])
+def test_a_list_in_the_last_column_is_whole_in_as_many_lines_as_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int, lines: int
+) -> None:
+    ids = [f"GPU-0000000{n}" for n in range(4)]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: width > 0)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    row = ("running", "on a host of a longer name", Listed(",".join(ids)))
+    table([row], [Column(title, lambda row, i=i: row[i]) for i, title in enumerate(("state", "host", "ids"))])  # type: ignore[misc]
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert len(shown) == lines
+    assert all(len(line) <= width for line in shown if width)
+    assert "".join(line.split()[-1] for line in shown) == ",".join(ids)
+    assert [line.startswith("running") for line in shown] == [True] + [False] * (lines - 1)
 
 
 def test_a_pipe_gets_every_column_and_every_word(shown: Shown) -> None:
@@ -119,6 +148,15 @@ def test_watch_answers_until_it_is_interrupted(dsn: str, client: Client, tmp_pat
         assert watch.out.count("ID  TASK") >= 2
         watch.interrupt()
         assert watch.code() == 130
+
+
+def test_a_time_is_told_from_now_and_as_a_log_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "clock", lambda: datetime(2026, 3, 4, 12, tzinfo=UTC))
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    assert output.moment(datetime(2026, 3, 4, 11, 56, 55, tzinfo=UTC)) == "3m05s ago (11:56:55)"
+    assert output.moment(datetime(2026, 3, 5, 14, tzinfo=UTC)) == "in 26h00m (2026-03-05 14:00:00)"
+    assert output.moment(None) == ""
 
 
 @pytest.mark.parametrize(

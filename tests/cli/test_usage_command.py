@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
-from cli_process import answers, gangq, ok
 
+from cli.cli_process import answers, gangq, ok
 from gangq.client import Client
 
 Db = psycopg.Connection[dict[str, Any]]

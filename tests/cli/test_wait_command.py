@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cli_process import answers, finished, gangq, ok, worker
 
+from cli.cli_process import answers, finished, gangq, ok, worker
 from gangq.client import Client
 from gangq.embedded import Server
 

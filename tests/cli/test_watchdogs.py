@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from cli_process import answers, gangq, objects, ok, running
 
+from cli.cli_process import answers, gangq, objects, ok, running
 from gangq.client import Client
 from gangq.client.rows import Claim
 from gangq.watchdogs import evidence as evidence_of
@@ -157,7 +157,7 @@ def test_trips_are_found_by_code_class_task_device_host_and_age(dsn: str, fleet:
     assert found("--device", "GPU-w1") == found("--class", "stall") == found("--task", "a") == first
     assert found("--since", "50s") == second
     assert len(found("--host", "h1")) == 2
-    result = gangq(dsn, "trips", "--host", "h2")
+    result = gangq(dsn, "trips", "--host", "h1", "--code", "78")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no such trips within" in result.stderr
     assert "'slow' is not one of" in gangq(dsn, "trips", "--class", "slow").stderr
@@ -300,6 +300,8 @@ def test_a_gang_says_which_of_its_members_tripped(dsn: str, fleet: Fleet) -> Non
     text = ok(dsn, "show", f"g{gang.gang_id}")
     assert f"what the watchdogs saw: gangq show {claims[1].job_id}" in text
     assert answers(dsn, "trips")[0]["rank"] == claims[1].rank
+    of_member = ok(dsn, "show", claims[1].job_id).splitlines()
+    assert f"rank {claims[1].rank} of g{gang.gang_id}: no beat for 130.0 s (76)" in of_member
 
 
 def test_a_job_that_never_tripped_shows_none_of_this(dsn: str, fleet: Fleet) -> None:
@@ -325,8 +327,8 @@ def test_devices_show_their_latest_reading_its_age_and_a_question_mark_for_what_
     }
     # A temperature of 0 is what the driver says; nothing else here is.
     assert cells["GPU-w1"] == ["97.5%", "20GiB/24GiB", "0C", "312.4W", "hw_thermal", "20s"]
-    assert cells["GPU-w2"] == ["?", "?/24GiB", "?", "?", "?", "20s"]
-    assert cells["GPU-w3"] == ["?", "?/?", "?", "?", "?", "never"]
+    assert cells["GPU-w2"] == ["?", "?", "?", "?", "?", "20s"]
+    assert cells["GPU-w3"] == ["?", "?", "?", "?", "?", "never"]
     assert column(text, "HEALTH") == ["degraded", "ok", "ok"]
     found = {device["uuid"]: device for device in answers(dsn, "devices")}
     assert found["GPU-w1"]["reading"]["gpu_pct"] == 97.5

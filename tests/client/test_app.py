@@ -19,8 +19,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from databases import OwnServer
 from gangq import App, AsyncClient, Client, Context, Gang, Job, Retry, Role, context, embedded
-from gangq.embedded import Server
 from gangq.errors import (
     GangqError,
     InvalidInput,
@@ -464,18 +464,19 @@ def test_a_gang_that_fails_or_is_cancelled_says_so(app: App) -> None:
     assert running.cancel(reason="too hot") == "draining"
     app.client.ack_preempted(job_id=claim.job_id, token=claim.token)
     for cancelled, why in ((other, "no need"), (running, "too hot")):
-        for handle in (cancelled, app.job(cancelled.job_ids[0])):
-            with pytest.raises(JobCancelled, match=rf"was cancelled: {why}$") as stopped:
+        job_id = cancelled.job_ids[0]
+        for handle, named in ((cancelled, f"gang g{cancelled.id}"), (app.job(job_id), f"job {job_id}")):
+            with pytest.raises(JobCancelled, match=rf"^{named} \(task t\) was cancelled: {why}$") as stopped:
                 handle.result(timeout=20)
             assert stopped.value.reason == why
 
 
-def test_waiting_survives_a_restart_of_the_database(caplog: pytest.LogCaptureFixture) -> None:
-    from gangq import schema
-
+@pytest.mark.slow
+def test_waiting_survives_a_restart_of_the_database(
+    own_server: OwnServer, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, logger="gangq.handles")
-    with Server.temporary(durable=True) as server:
-        schema.migrate(server.dsn(), log=lambda _: None)
+    with own_server(durable=True) as server:
         with App(client=Client(server.dsn(), timeout_s=0.5)) as app:
             handle = app.declare_task("t").submit()
             ended: list[str] = []

@@ -24,13 +24,13 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from gangq import schema
+from databases import OwnServer
 from gangq.client import AsyncClient, Client, core, rows
 from gangq.client.encoding import dumps
 from gangq.client.options import RegisterOptions, SubmitGangOptions, SubmitOptions
 from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
 from gangq.client.sync import Connection
-from gangq.client.verb import InSteps, Query, Verb, View
+from gangq.client.verb import InSteps, Query, Steps, Verb, View
 from gangq.client.verbs import Verbs
 from gangq.embedded import Server
 from gangq.errors import (
@@ -177,6 +177,15 @@ def sent(**given: Any) -> tuple[set[str], set[str]]:
     """The arguments and the options that a submission sends."""
     params = Verbs.submit(**given).params
     return set(params), set(json.loads(params.get("options", "{}")))
+
+
+def test_steps_may_wait_a_whole_number_of_seconds() -> None:
+    def waits() -> Steps[str]:
+        yield 0
+        return "waited"
+
+    with Client("") as client:
+        assert client.execute(waits()) == "waited"
 
 
 def test_an_option_that_is_usual_is_not_sent() -> None:
@@ -926,8 +935,8 @@ def test_a_call_that_is_cut_off_says_that_its_effect_is_unknown(
     assert caught.value.retryable
 
 
-def test_clients_survive_a_crash_of_the_server_and_say_so_while_it_is_down() -> None:
-    with Server.temporary() as server:
+def test_clients_survive_a_crash_of_the_server_and_say_so_while_it_is_down(own_server: OwnServer) -> None:
+    with own_server() as server:
         with Client(server.dsn("postgres"), timeout_s=1.0) as client:
             with client.connection() as conn:
                 conn.execute("select 1")
@@ -1157,10 +1166,12 @@ def frozen(server: Server) -> Iterator[None]:
                 process.resume()
 
 
+@pytest.mark.slow
 @SIZES
-def test_a_server_that_hangs_ends_a_call_when_its_time_is_up_and_the_connection_is_dropped(size: int) -> None:
-    with Server.temporary() as server:
-        schema.migrate(server.dsn(), log=lambda _: None)
+def test_a_server_that_hangs_ends_a_call_when_its_time_is_up_and_the_connection_is_dropped(
+    own_server: OwnServer, size: int
+) -> None:
+    with own_server() as server:
         with Client(server.dsn(), max_size=size, timeout_s=2) as client:
             client.submit(task="t")
             with client.connection() as conn:
@@ -1182,7 +1193,10 @@ def test_a_server_that_hangs_ends_a_call_when_its_time_is_up_and_the_connection_
                 assert conn.info.backend_pid != before
 
 
-def test_a_server_that_hangs_ends_an_awaited_call_in_time_and_leaves_the_loop_free() -> None:
+@pytest.mark.slow
+def test_a_server_that_hangs_ends_an_awaited_call_in_time_and_leaves_the_loop_free(
+    own_server: OwnServer,
+) -> None:
     async def attempt(server: Server) -> None:
         async with AsyncClient(server.dsn(), timeout_s=2) as client:
             await client.submit(task="t")
@@ -1204,8 +1218,7 @@ def test_a_server_that_hangs_ends_an_awaited_call_in_time_and_leaves_the_loop_fr
             assert ticks > 5
             await client.submit(task="t")
 
-    with Server.temporary() as server:
-        schema.migrate(server.dsn(), log=lambda _: None)
+    with own_server() as server:
         asyncio.run(attempt(server))
 
 

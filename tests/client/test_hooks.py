@@ -197,3 +197,26 @@ def test_a_worker_whose_start_hook_raises_claims_nothing(app: App) -> None:
     assert (job.state(), app.client.workers()) == ("pending", [])
     away = False
     assert drain(app).ended[0].result == os.getpid()
+
+
+def test_a_start_hook_that_has_returned_is_not_called_again_because_a_later_one_raised(app: App) -> None:
+    called: list[str] = []
+
+    @app.on_worker_start
+    def opens() -> None:
+        called.append("opens")
+
+    @app.on_worker_start
+    def connects() -> None:
+        called.append("connects")
+        if len(called) == 2:
+            raise ConnectionError("no tracking server")
+
+    @app.task
+    def task(ctx: Context) -> None: ...
+
+    with pytest.raises(HookFailed):
+        run(task)
+    run(task)
+    run(task)
+    assert called == ["opens", "connects", "connects"]

@@ -13,10 +13,11 @@ import pytest
 from gangq.client.rows import PassRow, Reason
 from gangq.client.sync import in_steps
 from gangq.client.verb import Query
-from gangq.decider.passes import replayed, run_pass
+from gangq.decider.passes import MOST, PART, _parts, replayed, run_pass
 from gangq.decider.previews import explain_now_steps, plan_steps
 from gangq.errors import GangqError, InvalidInput, SchemaMismatch
 from gangq.placement import Board
+from gangq.placement.decisions import Decision, Seat
 
 WAITS = [Reason("state", False, "pending", {"ask": "k1/0"}), Reason("start", True, "the next pass", None)]
 
@@ -78,3 +79,13 @@ def test_a_recorded_board_of_another_release_is_said_and_the_others_are_replayed
     assert found[0].same is None
     assert re.search(said, str(found[0].difference))
     assert found[1].same is True
+
+
+def test_the_plans_of_a_pass_are_in_one_part_behind_all_that_starts() -> None:
+    seats = (Seat(1),)
+    waits = [Decision(f"g{n}") for n in range(2 * MOST)]
+    plans = [Decision(f"g{n}", planned=seats) for n in (-1, -2)]
+    starts = [Decision(f"k{n}/0", seats=seats) for n in range(PART + 1)]
+    parts = list(_parts([*waits, *plans, *starts]))
+    assert [len(part) for part in parts] == [PART, MOST, MOST, 3]
+    assert parts[1][:3] == [starts[-1], *plans]

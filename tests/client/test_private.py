@@ -36,6 +36,18 @@ def test_a_descriptor_that_cannot_be_read_is_said() -> None:
     for named in ("nine", "999"):
         with pytest.raises(InvalidInput, match="GANGQ_DSN_FD"):
             private.given_dsn({"GANGQ_DSN_FD": named})
+        environ = {"GANGQ_DSN": DSN, "GANGQ_DSN_FD": named}
+        assert private.given_dsn(environ) == DSN, "the address is known without it"
+        assert environ == {"GANGQ_DSN": DSN}
+
+
+def test_standard_input_opened_for_the_address_is_emptied_although_the_variable_is_set() -> None:
+    script = "import os; from gangq import private; print(private.given_dsn(), repr(os.read(0, 99)))"
+    environ = {**os.environ, "GANGQ_DSN": DSN, "GANGQ_DSN_FD": "0"}
+    said = subprocess.run(
+        [sys.executable, "-c", script], input="dbname=piped\n", env=environ, capture_output=True, text=True
+    )
+    assert said.stdout.split() == [DSN, "b''"], said.stderr
 
 
 def test_what_is_handed_over_is_read_once_by_who_has_it_and_opened_by_nobody() -> None:

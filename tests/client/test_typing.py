@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
 
 TASKS = """\
 import gangq
@@ -83,29 +86,43 @@ def no_context() -> None: ...
 """
 
 
-def checked(place: Path, program: str) -> list[tuple[str, str, str]]:
-    """What mypy says of a program: of which line, as what kind, and what."""
-    path = place / "program.py"
-    path.write_text(TASKS + program)
-    argv = ["--strict", "--config-file=", f"--cache-dir={place / 'cache'}", "--no-error-summary", str(path)]
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str, str]]]:
+    """What mypy says of each program: of which line, as what kind, and what. It reads gangq once, for both."""
+    place = tmp_path_factory.mktemp("typing")
+    programs = {"known": TASKS + KNOWN, "refused": TASKS + REFUSED}
+    for name, program in programs.items():
+        (place / f"{name}.py").write_text(program)
+    argv = ["--strict", "--config-file=", f"--cache-dir={place / 'cache'}", "--no-error-summary"]
+    argv += [f"{name}.py" for name in programs]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *argv], capture_output=True, text=True, cwd=place, timeout=200
     )
-    lines = path.read_text().splitlines()
-    found = re.findall(r"(?m)^program\.py:(\d+): (\w+): (.*)$", done.stdout)
+    found = re.findall(r"(?m)^(\w+)\.py:(\d+): (\w+): (.*)$", done.stdout)
     assert found, done.stdout + done.stderr
-    return [(lines[int(number) - 1].strip(), kind, said) for number, kind, said in found]
+    return {
+        name: [
+            (program.splitlines()[int(number) - 1].strip(), kind, text)
+            for of, number, kind, text in found
+            if of == name
+        ]
+        for name, program in programs.items()
+    }
 
 
-def test_mypy_knows_what_a_task_takes_and_what_its_handles_give(tmp_path: Path) -> None:
-    said = checked(tmp_path, KNOWN)
-    found = [re.sub(r"\b(?:gangq\.\w+|builtins)\.", "", re.findall('"(.*)"', text)[0]) for _, _, text in said]
+def test_mypy_knows_what_a_task_takes_and_what_its_handles_give(
+    said: dict[str, list[tuple[str, str, str]]],
+) -> None:
+    known = said["known"]
+    found = [
+        re.sub(r"\b(?:gangq\.\w+|builtins)\.", "", re.findall('"(.*)"', text)[0]) for _, _, text in known
+    ]
     assert found == [line.rpartition("# ")[2] for line in KNOWN.splitlines() if "reveal_type" in line]
-    assert {kind for _, kind, _ in said} == {"note"}
+    assert {kind for _, kind, _ in known} == {"note"}
 
 
-def test_mypy_refuses_what_a_task_does_not_take(tmp_path: Path) -> None:
-    refused = {line for line, kind, _ in checked(tmp_path, REFUSED) if kind == "error"}
+def test_mypy_refuses_what_a_task_does_not_take(said: dict[str, list[tuple[str, str, str]]]) -> None:
+    refused = {line for line, kind, _ in said["refused"] if kind == "error"}
     wanted = {line.strip() for line in REFUSED.splitlines() if line} - {
         "async def main() -> None:",
         "def no_context() -> None: ...",

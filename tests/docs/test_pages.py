@@ -12,8 +12,9 @@ import psycopg
 import pytest
 
 from gangq.cli import main
+from gangq.cli.group import EXIT_BAD_INPUT, EXIT_NO_DATABASE, EXIT_REFUSED, exit_code
 from gangq.client import Client
-from gangq.placement import gates
+from gangq.errors import DatabaseUnreachable, HookFailed, InvalidInput, SchemaMismatch
 from gangq.watchdogs.codes import NOTIFY_CLASSES, ExitCode
 
 TOP = Path(__file__).parents[2]
@@ -64,12 +65,12 @@ def test_every_link_and_every_file_it_names_is_there(page: Path) -> None:
             assert anchor in {re.sub(r"[^a-z0-9 -]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def test_every_page_is_in_the_navigation_and_the_list_for_programs() -> None:
+def test_every_page_is_in_the_navigation_and_in_both_lists() -> None:
     navigation = (TOP / "docs/mkdocs.yml").read_text(encoding="utf-8")
-    listed = (MANUAL / "llms.txt").read_text(encoding="utf-8")
+    lists = [(MANUAL / name).read_text(encoding="utf-8") for name in ("index.md", "llms.txt")]
     for page in MANUAL.glob("*.md"):
         assert f"- {page.name}\n" in navigation, page.name
-        assert page.name == "index.md" or f"({page.name})" in listed, page.name
+        assert page.name == "index.md" or all(f"({page.name})" in listed for listed in lists), page.name
 
 
 def test_the_glossary_is_short_and_each_word_of_it_is_used() -> None:
@@ -81,15 +82,31 @@ def test_the_glossary_is_short_and_each_word_of_it_is_used() -> None:
     assert [word for word in words if not re.search(rf"\b{word}", others)] == []
 
 
+ROOMS = [
+    (row[0], re.findall(r"(?:^|[;,] | and )`(\w+)`", row[1]))
+    for row in re.findall(
+        r"^\| `(\w+)` \| [^|]+ \| (.*) \|$",
+        (MANUAL / "contributing.md").read_text(encoding="utf-8").partition("## How to write")[2],
+        re.MULTILINE,
+    )
+]
+
+
+def test_every_room_of_the_tests_has_a_row() -> None:
+    rooms = {path.parent.name for path in (TOP / "tests").glob("*/*.py")}
+    assert sorted(room for room, _ in ROOMS) == sorted(rooms)
+
+
+@pytest.mark.parametrize(("room", "names"), ROOMS)
+def test_what_a_room_of_the_tests_has_for_a_new_test_is_there(room: str, names: list[str]) -> None:
+    files = [TOP / "tests/conftest.py", *(TOP / "tests" / room).glob("*.py")]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    assert names
+    assert [name for name in names if not re.search(rf"^(?:def|class) {name}\b", text, re.MULTILINE)] == []
+
+
 def test_the_readme_is_read_in_five_minutes() -> None:
     assert len((TOP / "README.md").read_text(encoding="utf-8")) < 8000
-
-
-def test_every_gate_has_a_row_on_the_page_of_what_waits() -> None:
-    page = (MANUAL / "waiting.md").read_text(encoding="utf-8")
-    held = page.partition("## What holds it")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([a-z_]+)` \|", held, re.MULTILINE)
-    assert sorted(rows) == sorted(gate for gate in vars(gates).values() if isinstance(gate, gates.Gate))
 
 
 # -- hangs.md ------------------------------------------------------------------------------------------------
@@ -103,6 +120,22 @@ def test_the_table_of_exit_codes_is_that_of_the_code() -> None:
     ]
 
 
+def test_the_exit_codes_of_no_class_are_those_of_the_commands() -> None:
+    for code, word in (
+        (EXIT_REFUSED, "an error, or a hook failed"),
+        (EXIT_BAD_INPUT, "bad input"),
+        (EXIT_NO_DATABASE, "no database, or another schema"),
+    ):
+        assert f" {code}: {word};" in HANGS
+    for problem, code in (
+        (HookFailed(""), EXIT_REFUSED),
+        (InvalidInput(""), EXIT_BAD_INPUT),
+        (DatabaseUnreachable(""), EXIT_NO_DATABASE),
+        (SchemaMismatch(""), EXIT_NO_DATABASE),
+    ):
+        assert exit_code(problem) == code
+
+
 def test_the_defaults_it_names_are_those_of_a_fresh_installation(
     db: psycopg.Connection[dict[str, Any]],
 ) -> None:
@@ -112,8 +145,8 @@ def test_the_defaults_it_names_are_those_of_a_fresh_installation(
         "budget_gpu_s": "8100 s with GPUs",
         "budget_s": "2100 s without",
         "stall_timeout_s": "120 s, or what was learned",
-        "health_window_s": "300 s, after",
-        "load_grace_s": "1200 s to load",
+        "health_window_s": "300 s; before the first use or beat",
+        "load_grace_s": "1200 s more",
         "gang_stall_s": "makes a step | 1200 s",
     }
     for setting, said in named.items():

@@ -26,8 +26,11 @@ import gangq
 from gangq import embedded
 from gangq.embedded import Binaries, Server, binaries, directory, find_binaries, identity, resolve_dsn
 from gangq.embedded import server as server_module
+from gangq.embedded.directory import Postmaster
 from gangq.embedded.identity import Identity
 from gangq.errors import EmbeddedError, InvalidInput
+
+pytestmark = pytest.mark.slow
 
 ALL = find_binaries()
 Make = Callable[..., Server]
@@ -435,6 +438,22 @@ def test_a_pid_file_that_names_a_stranger_does_not_stop_a_restart(
             assert stranger.poll() is None
         finally:
             stranger.kill()
+
+
+def test_a_server_that_has_just_gone_is_not_signalled(
+    make: Make, cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid may have been given to a stranger between the look whether it lives and the signal."""
+    made = make(cluster)
+    with subprocess.Popen(["/bin/sleep", "60"]) as stranger:
+        monkeypatch.setattr(made.directory, "postmaster", lambda: Postmaster(stranger.pid, None, None))
+        monkeypatch.setattr(server_module, "alive", lambda _pid: None)
+        made.kill()
+        made.stop()
+        monkeypatch.undo()
+        with pytest.raises(subprocess.TimeoutExpired):
+            stranger.wait(0.3)
+        stranger.kill()
 
 
 def test_orphans_that_do_not_notice_the_crash_are_ended(

@@ -45,6 +45,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             Server().stop()
 
 
+@pytest.mark.slow
 def test_the_first_script_needs_no_migrate(home: Path) -> None:
     script = home / "first.py"
     script.write_text(FIRST.format(dsn='"embedded"'))
@@ -58,6 +59,7 @@ def test_the_first_script_needs_no_migrate(home: Path) -> None:
     assert (again.returncode, again.stdout) == (0, "42\n"), again.stderr
 
 
+@pytest.mark.slow
 def test_an_older_schema_is_left_alone_and_the_command_is_said(home: Path) -> None:
     del home
     with App("embedded") as app:

@@ -25,6 +25,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 np = pytest.importorskip("numpy")
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "digits" / "train.py"

@@ -28,6 +28,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gangq.cli import main
 from gangq.embedded import Server
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 README = (EXAMPLES / "README.md").read_text(encoding="utf-8")
 COMPOSE = EXAMPLES / "compose"
@@ -41,7 +43,7 @@ def command_of(file: Path) -> str:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What a new user has."""
+    """What a new user has; somebody else has a schedule in the same database."""
     home = tmp_path_factory.mktemp("home")
     found = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
@@ -52,14 +54,16 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     if "GANGQ_PG_BINDIR" in os.environ:
         found["GANGQ_PG_BINDIR"] = os.environ["GANGQ_PG_BINDIR"]
     try:
+        printed("gangq schedule add --embedded archive '0 5 * * *' archive", found)
         yield found
     finally:
         Server(found["GANGQ_DATA_DIR"]).stop()
 
 
-def output_of(name: str, environment: dict[str, str]) -> list[str]:
+def printed(command: str, environment: dict[str, str]) -> list[str]:
+    """Lines of a shell command that has to succeed, in the directory of the examples."""
     done = subprocess.run(
-        command_of(EXAMPLES / name),
+        command,
         shell=True,
         cwd=EXAMPLES,
         env=environment,
@@ -69,6 +73,10 @@ def output_of(name: str, environment: dict[str, str]) -> list[str]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
+
+
+def output_of(name: str, environment: dict[str, str]) -> list[str]:
+    return printed(command_of(EXAMPLES / name), environment)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +104,17 @@ def test_it_shows_what_it_says(name: str, shown: list[str], environment: dict[st
     for line, pattern in zip(lines, shown, strict=True):
         assert re.fullmatch(pattern, line), line
         assert len(line) <= 80
+
+
+def test_the_outbox_runs_under_a_worker_of_its_own(environment: dict[str, str]) -> None:
+    (worker,) = re.findall(
+        r"^A worker of its own: (.*)$", (EXAMPLES / "outbox.py").read_text("utf-8"), re.MULTILINE
+    )
+    output_of("outbox.py", environment)
+    (job,) = printed("gangq submit --embedded render film=1", environment)
+    printed(f"{worker} --once", environment)
+    (shown,) = map(json.loads, printed(f"gangq show --embedded {job} --json", environment))
+    assert (shown["job"]["state"], shown["job"]["result"]) == ("done", "rendered"), shown
 
 
 def test_the_web_service_answers(environment: dict[str, str]) -> None:
@@ -212,3 +231,40 @@ def test_the_logins_of_the_compose_file_can_do_their_part(
     gangq(compose["services"]["tick"]["command"].removesuffix(" --loop"), "worker")
     (job,) = json.loads(f"[{gangq('gangq ls --json', 'viewer')}]")
     assert (job["task"], job["state"]) == ("evaluate", "done")
+
+
+def test_the_gang_of_the_demo_survives_the_death_of_a_rank(environment: dict[str, str]) -> None:
+    pytest.importorskip("numpy", reason="numpy is not installed (pip install 'gangq[demo]')")
+    output_of("digits/digits_app.py", environment)  # which fails unless it did
+
+
+STARTED_BY = {
+    "digits/digits_app.py": "examples/test_examples.py",
+    "team/api.py": "examples/test_team.py",
+    "team/notebook.py": "examples/test_team.py",
+    "team/tasks.py": "examples/test_team.py",
+    "team/test_team.py": "examples/test_team.py",
+}
+"""The programs in directories of their own, and the test that starts them by their first line."""
+NOT_HERE = {
+    "compose/compose.yaml": "docker: it would build an image and start containers; its commands are run above",
+    "torch_ddp/train.py": "torch: make test-torch starts it",
+}
+
+
+@pytest.mark.parametrize("file", [*STARTED_BY, *NOT_HERE])
+def test_a_larger_one_is_started_by_its_first_line(file: str) -> None:
+    command = command_of(EXAMPLES / file)
+    assert re.match(r"(gangq|python|pytest|sh|uvicorn) ?", command), command
+    if file in NOT_HERE:
+        pytest.skip(NOT_HERE[file])
+    test = (EXAMPLES.parent / "tests" / STARTED_BY[file]).read_text(encoding="utf-8")
+    started = re.findall(r"""(?:command_of|output_of)\("([^"]+)""", test)
+    assert file.removeprefix("team/") in started
+
+
+def test_every_program_is_started_by_some_test() -> None:
+    imported = {"digits/train.py"}  # by digits_app.py
+    programs = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")} - imported
+    small = {str(path.relative_to(EXAMPLES)) for path in FILES}
+    assert programs | {"compose/compose.yaml"} == small | {*STARTED_BY, *NOT_HERE}

@@ -36,7 +36,8 @@ def command_of(file: str) -> list[str]:
 def environment(**more: str) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     kept = {name: os.environ[name] for name in ("HOME", "XDG_RUNTIME_DIR") if name in os.environ}
-    return {**kept, "PATH": path, **more}
+    # Where the tests make a PostgreSQL.
+    return {**kept, "PATH": path, "TMPDIR": os.environ["XDG_RUNTIME_DIR"], **more}
 
 
 @contextmanager
@@ -84,6 +85,7 @@ def web(dsn: str, client: Client) -> Iterator[httpx.Client]:
         yield browser
 
 
+@pytest.mark.slow
 def test_the_project_runs(
     dsn: str, client: Client, web: httpx.Client, request: pytest.FixtureRequest
 ) -> None:
@@ -138,6 +140,7 @@ def test_the_project_runs(
     assert "'passed': 6" in output_of(command_of("notebook.py"), GANGQ_DSN=dsn)
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass() -> None:
     assert " passed" in output_of([*command_of("test_team.py"), "-p", "no:cacheprovider"])
 

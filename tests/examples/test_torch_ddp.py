@@ -48,7 +48,7 @@ def test_plain_torch_processes_reach_the_held_out_accuracy_together(world_size: 
         for rank in range(world_size)
     ]
     try:
-        ended = [rank.communicate(timeout=120) for rank in ranks]
+        ended = [rank.communicate(timeout=200) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from gpu_fakes import HERE, clean_environ, compile_library, rewrite
+
+from gpu.gpu_fakes import HERE, clean_environ, compile_library, rewrite
 
 Script = Callable[..., dict[str, str]]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from gpu_fakes import card, gpu, line, restricted
 
 from gangq.gpu import Detection, Device, DriverUnavailable, detect
 from gangq.gpu.rocm import AmdsmiDriver
+from gpu.gpu_fakes import card, gpu, line, restricted
 
 Script = Callable[..., dict[str, str]]
 
@@ -185,5 +185,5 @@ def test_cards_are_found_behind_another_driver_that_hangs_or_crashes(
         environ=fake_amdsmi(card("a", 0), **{key: broken[key] for key in ("LD_LIBRARY_PATH", "FAKE_NVML")}),
         timeout_s=2,
     )
-    assert (found.source, len(found.devices)) == ("amdsmi", 1)
+    assert (found.source, len(found.devices), found.silent) == ("amdsmi", 1, False)
     assert f"libnvidia-ml.so.1 {said}" in found.warnings[0]

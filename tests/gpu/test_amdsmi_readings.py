@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from gpu_fakes import card, eventually, read, rewrite, sampling, text
 
 from gangq.gpu import detect
 from gangq.gpu.reading import VALUES
 from gangq.gpu.rocm_readings import AmdsmiReader, _Card
 from gangq.proc.clock import boottime
+from gpu.gpu_fakes import card, eventually, read, rewrite, sampling, text
 
 Script = Callable[..., dict[str, str]]
 A = f"GPU-{'a' * 16}"
@@ -84,6 +86,24 @@ def test_every_error_of_every_call_is_an_unknown_with_a_reason_and_never_a_numbe
             assert reading.unknown[name].startswith(REASONS.get(code, "f")), (call, code)
         # One failed call proves nothing about the card.
         assert notices == [], (call, code)
+
+
+@pytest.mark.parametrize("known", [{"mem": 64 << 20}, {"engine_usage": {"gfx": 7}}])
+def test_what_is_not_available_of_one_process_leaves_the_rest_of_the_card_known(
+    known: dict[str, Any],
+) -> None:
+    reader = AmdsmiReader({})
+    reader._cards[A] = _Card(1)
+    row = {"pid": OWN, "mem": "N/A", "engine_usage": {"gfx": "N/A"}} | known
+    reader._smi = SimpleNamespace(
+        amdsmi_get_gpu_activity=lambda handle: {"gfx_activity": 40, "umc_activity": 5},
+        amdsmi_get_gpu_process_list=lambda handle: [row],
+    )
+    reading, notices = reader.read(A, [OWN])
+    assert (reading.gpu_pct, reading.gpu_scope, reading.memory_pct, notices) == (40.0, "device", 5.0, [])
+    assert not {"gpu_pct", "memory_pct"} & set(reading.unknown)
+    assert reading.own_mb == (64 if "mem" in known else None)
+    assert reading.unknown.get("own_mb") == (None if "mem" in known else "not_available")
 
 
 def test_the_edge_sensor_stands_in_for_the_hot_spot(fake_amdsmi: Script) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args
 
 import pytest
 
@@ -10,6 +11,7 @@ from gangq.gpu import REMEDIES, XIDS, DeviceEvent, DeviceReading, xid
 from gangq.gpu.amd_notices import NOTICES
 from gangq.gpu.faults import RECOVERY, recovery
 from gangq.gpu.findings import Findings, judge
+from gangq.gpu.reading import VALUES, EventKind
 from gangq.gpu.xid import _BUCKETS
 
 
@@ -167,6 +169,13 @@ def test_a_process_that_survives_sigkill_is_fatal_the_first_time(findings: Findi
     assert "SIGKILL" in event.advice
 
 
-@pytest.mark.parametrize("kind", ["lost", "reset_required", "unavailable", "count", "driver_hang"])
-def test_every_kind_has_a_meaning(kind: Any) -> None:
-    assert judge(kind, None).advice
+@pytest.mark.parametrize("kind", get_args(EventKind))
+def test_every_kind_has_a_meaning(kind: EventKind) -> None:
+    # The kinds that only AMD's notifications bring have no meaning without their code.
+    codes = [code for code, its, _ in NOTICES.values() if its == kind]
+    assert all(judge(kind, code).advice for code in codes or [None])
+
+
+def test_every_value_of_a_reading_may_be_unknown() -> None:
+    always_there = {"uuid", "at", "gpu_scope", "shared", "unknown"}
+    assert set(VALUES) == {field.name for field in fields(DeviceReading)} - always_there

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from gpu_fakes import gpu, line, restricted
 
 from gangq.gpu import Detection, Device, DriverUnavailable, detect
 from gangq.gpu.detection import _ask
 from gangq.gpu.nvml import NvmlDriver
 from gangq.proc import killing
+from gpu.gpu_fakes import gpu, line, restricted
 
 Script = Callable[..., dict[str, str]]
 
@@ -268,7 +268,7 @@ def test_a_driver_call_that_hangs_costs_the_timeout_and_leaves_no_process(
     started = time.monotonic()
     found = detect(environ=fake_nvml(line("driver", hang=place), gpu("a")), timeout_s=1.0)
     assert time.monotonic() - started < 10
-    assert found.devices == ()
+    assert (found.devices, found.silent) == ((), True)
     assert "libnvidia-ml.so.1 did not answer within 1 s" in found.warnings[0]
     assert "nvidia-smi" in found.warnings[0]
     assert {child.pid for child in psutil.Process().children()} <= before
@@ -281,14 +281,18 @@ def test_a_probe_that_outlives_sigkill_is_left_behind_and_named(
     environ = fake_nvml(line("driver", hang="init"), gpu("a"))
     unkillable: list[int] = []
     try:
-        answers, silent = _ask(
+        answers, failure = _ask(
             [NvmlDriver(environ)],
             timeout_s=0.5,
             environ=environ,
             kill=lambda pid, _: unkillable.append(pid),
         )
-        assert (answers, silent is not None) == ([], True)
-        assert f"pid {unkillable[0]}, does not die of SIGKILL" in str(silent)
+        assert answers == []
+        assert failure is not None
+        assert failure.silent
+        assert failure.stuck is not None
+        assert failure.stuck.pid == unkillable[0]
+        assert f"pid {unkillable[0]}, does not die of SIGKILL" in failure.message
         assert psutil.pid_exists(unkillable[0])
         reaper = next(t for t in threading.enumerate() if t.name == f"gangq-reap-{unkillable[0]}")
     finally:
@@ -310,7 +314,7 @@ def test_a_probe_whose_caller_died_ends_itself_inside_the_driver_call(fake_nvml:
 
 def test_a_driver_library_that_crashes_is_a_warning_that_names_the_signal(fake_nvml: Script) -> None:
     found = detect(environ=fake_nvml(line("driver", crash=1), gpu("a")))
-    assert found.devices == ()
+    assert (found.devices, found.silent) == ((), False)
     assert "libnvidia-ml.so.1 was killed by SIGSEGV" in found.warnings[0]
 
 

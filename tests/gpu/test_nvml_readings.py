@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpu_fakes import ERRORS, gpu, line, read
 
 from gangq.gpu import DeviceReading, nvml_readings
 from gangq.gpu.nvml_readings import NvmlReader
 from gangq.gpu.reading import VALUES
+from gpu.gpu_fakes import ERRORS, gpu, line, read
 
 Script = Callable[..., dict[str, str]]
 A = "GPU-aaaaaaaa"
@@ -272,11 +272,37 @@ def test_an_event_that_names_a_mig_instance_is_told_of_no_other(
         nvmlEventSetWait=lambda events, timeout: told,
     )
     reader._nvml.nvmlDeviceGetHandleByUUID = lambda uuid: int(uuid[4:])
-    reader._events = object()
-    reader._subscribed.add(0)
+    reader._events, reader._listens = object(), True
     for uuid in ("MIG-1", "MIG-2"):
         reader.read(uuid, ())
     assert [notice.uuid for notice in reader.wait(1.0)] == befallen
+
+
+def test_the_last_event_of_a_card_is_its_own_until_it_has_another_handle() -> None:
+    device, told = 9, SimpleNamespace(device=9, eventType=8, eventData=79)
+    registered: list[int] = []
+    reader = bound(
+        nvmlDeviceGetSupportedEventTypes=lambda device: 8,
+        nvmlEventSetCreate=object,
+        nvmlDeviceRegisterEvents=lambda device, types, events: registered.append(device),
+        nvmlEventSetWait=lambda events, timeout: told,
+        nvmlDeviceGetUUID=lambda device: "GPU-other",
+    )
+    reader._nvml.nvmlDeviceGetHandleByUUID = lambda uuid: device
+    assert reader.subscribe(A) is None
+    reader._forget(A)
+    assert [notice.uuid for notice in reader.wait(1.0)] == [A]
+    # The driver may use the address again, and know nothing of the former registration.
+    assert reader.subscribe(A) is None
+    assert registered == [9, 9]
+    reader._forget(A)
+    device = 10
+    assert reader.subscribe(A) is None
+    assert reader.subscribe(A) is None
+    assert registered == [9, 9, 10]
+    assert [notice.uuid for notice in reader.wait(1.0)] == ["GPU-other"]
+    told.device = 10
+    assert [notice.uuid for notice in reader.wait(1.0)] == [A]
 
 
 def test_a_lookup_that_fails_for_another_cards_sake_is_not_this_ones_end(fake_nvml: Script) -> None:

@@ -7,9 +7,9 @@ import subprocess
 import time
 
 import pytest
-from gpu_fakes import clean_environ
 
 from gangq.gpu import Detection, detect
+from gpu.gpu_fakes import clean_environ
 
 pytestmark = pytest.mark.gpu
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_fakes import HERE, clean_environ, eventually, sampler_child
 
 from gangq.gpu import Detection, DeviceReading, SamplerProcess, detect
+from gpu.gpu_fakes import HERE, clean_environ, eventually, sampler_child
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 

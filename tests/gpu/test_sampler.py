@@ -8,7 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpu_fakes import (
+
+from gangq.gpu import DeviceReading, SamplerProcess, detect
+from gangq.gpu.reading import VALUES
+from gangq.proc.clock import boottime
+from gpu.gpu_fakes import (
     clean_environ,
     eventually,
     gpu,
@@ -20,10 +24,6 @@ from gpu_fakes import (
     sampling,
     state,
 )
-
-from gangq.gpu import DeviceReading, SamplerProcess, detect
-from gangq.gpu.reading import VALUES
-from gangq.proc.clock import boottime
 
 Script = Callable[..., dict[str, str]]
 A, B, C = (f"GPU-{letter * 8}" for letter in "abc")
@@ -122,6 +122,19 @@ def test_the_drivers_events_arrive_within_a_second(
         assert found.at - before < 1.0
         assert (found.uuid, found.kind, found.code, found.fatal) == (B, kind, code, fatal)
         assert sampler.events(found.at) == []
+
+
+def test_a_device_that_comes_back_under_another_handle_is_heard_again(fake_nvml: Script) -> None:
+    environ = fake_nvml(gpu("a"))
+    with sampling(environ) as sampler:
+        eventually(lambda: known(sampler, A))
+        rewrite(state(environ), gpu("a", lost=1))
+        eventually(lambda: heard(sampler, "lost"))
+        rewrite(state(environ), gpu("b"), gpu("a"))
+        eventually(lambda: known(sampler, A))
+        rewrite(state(environ), gpu("b"), gpu("a", event="1:8:13"))
+        (xid,) = eventually(lambda: heard(sampler, "xid"))
+        assert (xid.uuid, xid.code) == (A, 13)
 
 
 def test_after_an_event_the_device_is_read_at_once(fake_nvml: Script) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -12,10 +13,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
-from gpu_fakes import (
+
+from gangq.gpu import SamplerProcess
+from gangq.gpu.current_call import CurrentCall
+from gangq.gpu.reading import VALUES
+from gangq.gpu.sampling_child import SamplingChild
+from gangq.proc import killing
+from gpu.gpu_fakes import (
     eventually,
     gpu,
     heard,
@@ -27,11 +36,6 @@ from gpu_fakes import (
     state,
     whole_cards,
 )
-
-from gangq.gpu import SamplerProcess
-from gangq.gpu.current_call import CurrentCall
-from gangq.gpu.reading import VALUES
-from gangq.proc import killing
 
 Script = Callable[..., dict[str, str]]
 A, B = (f"GPU-{letter * 8}" for letter in "ab")
@@ -64,6 +68,21 @@ def test_a_call_that_hangs_names_its_device_and_the_others_are_read_on(
         # And from then on it is left alone, for its neighbours' sake.
         eventually(lambda: known(sampler, B) and sampler.readings()[B].used_mb == 9)
         assert len(heard(sampler, "driver_hang")) == 2
+
+
+@pytest.mark.parametrize(("silent_s", "hangs"), [(29.0, False), (31.5, True)])
+def test_a_driver_call_of_a_worker_has_30_seconds(fake_nvml: Script, silent_s: float, hangs: bool) -> None:
+    # Made as a worker makes it. The process is a real one, whose silence is put back.
+    sampler = SamplerProcess(whole_cards(fake_nvml(gpu("a"))), fake_nvml(gpu("a")))
+    child = SamplingChild.start("nvml", 1.0, fake_nvml(gpu("a")), time.monotonic() - silent_s)
+    child.what = "read"
+    try:
+        sampler._judge_silence(child)
+        assert (child.process.poll() is not None) == hangs
+        assert len(heard(sampler, "driver_hang")) == hangs
+    finally:
+        if child.process.poll() is None:
+            child.end()
 
 
 def test_a_device_that_hung_twice_is_left_alone_and_its_silence_is_no_third_hang(fake_nvml: Script) -> None:
@@ -181,6 +200,9 @@ def test_opening_a_driver_that_hangs_is_blamed_on_the_device_that_hung_before(fa
         eventually(lambda: len(heard(sampler, "driver_hang")) == 2)
         # It is another call that hangs, so that proves nothing yet.
         assert [(e.uuid, e.fatal) for e in heard(sampler, "driver_hang")] == [(A, False), (A, False)]
+        # The second time that opening it hangs, it is no accident.
+        eventually(lambda: len(heard(sampler, "driver_hang")) == 3)
+        assert [(e.uuid, e.fatal) for e in heard(sampler, "driver_hang", fatal=True)] == [(A, True)]
 
 
 def test_no_more_than_three_processes_are_left_in_the_kernel(
@@ -224,6 +246,55 @@ def test_the_process_ends_with_its_input_and_at_once_when_its_owner_is_already_g
         assert process.wait(20) == 0
         assert process.communicate() == (b"", b"")
     call.close()
+
+
+class Halfway(mmap.mmap):
+    """Lets the other side act in the midst of reading or writing the text of a note."""
+
+    act: Callable[[], object] = staticmethod(lambda: None)
+
+    def _once(self) -> None:
+        act, self.act = self.act, lambda: None
+        act()
+
+    def __getitem__(self, key: Any) -> Any:
+        self._once()
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._once()
+
+
+def test_a_call_is_never_read_with_the_time_of_the_one_before_it() -> None:
+    """At the limit it would blame the device whose call has just begun."""
+    owner = CurrentCall.create()
+    child = CurrentCall(owner.fd)
+    child.begin("temp", A)
+    first, _, _ = owner.read()
+    owner._map = Halfway(owner.fd, 512)
+    owner._map.act = lambda: child.begin("util", B)
+    second, device, name = owner.read()
+    assert (second > first, device, name) == (True, B, "util")
+    seen: list[tuple[float, str | None, str]] = []
+    child._map = Halfway(owner.fd, 512)
+    child._map.act = lambda: seen.append(owner.read())
+    child.begin("power", A)
+    assert [(since > second, name) for since, _, name in seen] == [(True, "power")]
+    assert owner.read() == seen[0]
+    child._map.close()
+    owner.close()
+
+
+def test_why_a_process_ended_holds_what_it_printed_last() -> None:
+    code = "import os; os.write(2, b'symbol lookup error: nvmlInit\\n'); os.abort()"
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe)
+    child = SamplingChild(process, CurrentCall.create(), 0.0)
+    process.wait(20)
+    assert child.lines(0.0) is None, "it has closed its side"
+    assert child.end()
+    assert "killed by signal 6, last output 'symbol lookup error: nvmlInit'" in child.why_ended()
 
 
 def test_a_process_that_dies_is_replaced_and_its_devices_are_unknown_meanwhile(fake_nvml: Script) -> None:
@@ -338,6 +409,42 @@ def test_a_process_that_somebody_stopped_is_replaced_without_blaming_the_driver(
         eventually(lambda: (c := sampler_child()) is not None and c.pid != stopped.pid)
         eventually(lambda: known(sampler, A))
         assert sampler.events(0) == []
+
+
+def test_start_is_refused_while_a_former_thread_has_not_ended(
+    fake_nvml: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(killing, "DEATH_S", 0.1)
+    asked, go_on = threading.Event(), threading.Event()
+
+    def own_pids() -> list[int]:
+        asked.set()
+        go_on.wait()
+        return []
+
+    with sampling(fake_nvml(gpu("a"))) as sampler:
+        sampler.watch([A], own_pids)
+        assert asked.wait(20)
+        sampler.stop()
+        with pytest.raises(RuntimeError, match="has not ended"):
+            sampler.start()
+        go_on.set()
+        sampler.stop()
+        sampler.start()
+        eventually(lambda: known(sampler, A))
+
+
+def test_a_process_is_named_until_it_is_known_to_be_dead(fake_nvml: Script) -> None:
+    sampler, named = SamplerProcess(whole_cards(fake_nvml(gpu("a")))), []
+
+    def end(grace_s: float, kill: object) -> bool:
+        named.append(sampler.pids())
+        return False
+
+    child: Any = SimpleNamespace(process=SimpleNamespace(pid=4711), end=end, why_ended=lambda: "why")
+    sampler._child = child
+    sampler._ended(child)
+    assert (named, sampler.pids()) == ([[4711]], [4711])
 
 
 def test_stop_is_quick_in_the_middle_of_a_hang_and_start_begins_anew(fake_nvml: Script) -> None:

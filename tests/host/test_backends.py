@@ -60,6 +60,9 @@ elif words[0] == "restart" and state.pop("restarts", True):
     state["SubState"] = "stop-sigterm" if state["InvocationID"] == "a" else "running"
 elif words[0] == "kill" and not state.pop("unkillable", False):
     state["InvocationID"], state["SubState"] = "b", "running"
+elif words[0] == "show" and "looks" in state:
+    state["looks"] -= 1
+    state.update(state["then"] if state["looks"] == 0 else {{}})
 (here / "state").write_text(json.dumps(state))
 if words[0] == "show":
     print(*(f"{{key}}={{value}}" for key, value in state.items()), sep="\\n")
@@ -206,8 +209,35 @@ def test_a_unit_that_does_not_stop_is_killed_as_a_whole(systemctl: Stub) -> None
 
 def test_the_report_of_a_death_is_not_killed(systemctl: Stub) -> None:
     put(systemctl, SubState="stop-post", restarts=False)
-    assert not unit().restart(2, {}).ok
+    done = unit().restart(2, {})
+    assert not done.ok
+    assert "within 32 s (it is stop-post)" in done.detail
+    assert "SIGKILL" not in done.detail
+    assert "reboot" not in done.detail
     assert not any(call[0] == "kill" for call in systemctl.calls)
+
+
+def test_a_unit_that_starts_again_once_its_death_is_reported_was_not_killed(systemctl: Stub) -> None:
+    then = {"InvocationID": "b", "SubState": "running"}
+    put(systemctl, SubState="stop-post", restarts=False, looks=10, then=then)
+    done = unit().restart(2, {})
+    assert done.ok
+    assert "in its own time" in done.detail
+    assert not any(call[0] == "kill" for call in systemctl.calls)
+
+
+def test_a_unit_that_is_stuck_once_its_death_is_reported_is_killed_then(systemctl: Stub) -> None:
+    put(systemctl, SubState="stop-post", restarts=False, looks=20, then={"SubState": "stop-sigterm"})
+    done = unit().restart(2, {})
+    assert done.ok
+    assert "after SIGKILL" in done.detail
+    assert [call[0] for call in systemctl.calls].count("kill") == 1
+    put(
+        systemctl, SubState="stop-post", restarts=False, unkillable=True, looks=20, then={"SubState": "stuck"}
+    )
+    done = unit().restart(2, {})
+    assert "did not start again within 30 s of SIGKILL (it is stuck)" in done.detail
+    assert "reboot" in done.detail
 
 
 def test_a_unit_that_survives_sigkill_needs_a_reboot(systemctl: Stub) -> None:
@@ -277,6 +307,33 @@ def test_a_command_that_fails_is_quoted_with_what_it_said() -> None:
     done = RestartCommand([sys.executable, "-c", "import sys; sys.exit('no such\\nthing')"]).restart(1, {})
     assert not done.ok
     assert "ended with 1: no such thing" in done.detail
+
+
+def test_a_program_whose_output_can_be_kept_nowhere_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    done = RestartCommand(["touch", str(tmp_path / "ran")]).restart(1, {})
+    assert not done.ok
+    assert done.detail.startswith("touch could not be started: No such file or directory")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("stuck", [True, False], ids=["stuck in the kernel", "another user's, by sudo"])
+def test_a_program_that_cannot_be_killed_is_not_said_to_be_killed(
+    stuck: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+
+    def goes_nowhere(group: int, number: int) -> None:
+        left.append(group)
+        if not stuck:
+            raise PermissionError
+
+    monkeypatch.setattr(os, "killpg", goes_nowhere)
+    assert run(["sleep", "60"], 0.1).why == "sleep did not end within 0 s and could not be killed"
+    monkeypatch.undo()
+    os.killpg(left[0], signal.SIGKILL)
 
 
 def test_a_program_that_does_not_end_is_killed_with_its_group() -> None:
@@ -416,6 +473,28 @@ def test_a_command_without_the_name_in_it_is_the_operators_own_word() -> None:
 def test_a_container_that_has_ended_is_asked_although_nothing_of_it_is_seen(docker: Stub) -> None:
     (docker.directory / "stopped").write_text("")
     assert choose("w", {"container": ID}, see=nowhere).backend is not None
+
+
+@pytest.mark.parametrize("text", ["w=docker:gangq-gpu-0", None])
+def test_a_container_that_runs_again_when_its_turn_comes_is_left_alone_unless_the_worker_is_seen(
+    docker: Stub, text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = docker.directory / "stopped"
+    stopped.write_text("")
+    maps = [WorkerMap.parse(text)] if text else []
+    chosen = choose("w", {"container": ID}, see=nowhere, maps=maps).backend
+    assert chosen is not None
+    stopped.unlink()
+    done = chosen.restart(1, {})
+    assert (done.ok, done.proof) == (False, None)
+    assert "runs again" in done.detail
+    assert not any(call[0] == "restart" for call in docker.calls)
+    stopped.write_text("")
+    assert chosen.restart(1, {}).proof is not None
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = chosen.restart(1, {})
+    assert (done.ok, done.proof) == (False, None)
+    assert "docker inspect does not say whether" in done.detail
 
 
 # Which process is that worker

@@ -482,6 +482,7 @@ FLAG = FlaggedRow("w1", HOST, 7, None, [1], 4711, {}, 40.0)  # type: ignore[arg-
 def made(database: Any, calls: list[str], actions: list[Action], **more: Any) -> Bouncer:
     given = {"prove": lambda identity, within_s, kill="": None, "done": None, **more}
     backend = Backend(calls, given.pop("done"))
+    backend.kills_first = given.pop("kills_first", False)
     return Bouncer(
         database,
         host=HOST,
@@ -498,8 +499,9 @@ def test_a_process_that_sigkill_does_not_end_is_reported_stuck() -> None:
         actions: list[Action] = []
         looks = iter([None, survivor])
         bouncer = made(database, calls, actions, prove=lambda identity, within_s, kill="": next(looks))
-        bouncer.round()
         failing["report_stuck"] = DatabaseUnreachable("away")
+        bouncer.round()
+        assert "are quarantined" not in actions[-1].text
         with pytest.raises(DatabaseUnreachable):
             bouncer.verify()
         assert bouncer.waiting, "what the database does not know yet is told when it is back"
@@ -509,8 +511,9 @@ def test_a_process_that_sigkill_does_not_end_is_reported_stuck() -> None:
         assert verbs[-2:] == ["report_stuck", "bounced"]
         assert told[-2][1]["evidence"]["pid"] == 4711
         assert told[-1][1]["ok"] is False
-        assert [a.action for a in actions] == ["stuck"]
-        assert "reboot host" in actions[0].text
+        assert [a.action for a in actions] == ["stuck", "stuck"]
+        assert all("does not die of SIGKILL: reboot host" in a.text for a in actions)
+        assert "are quarantined" in actions[-1].text
         assert not bouncer.ok
         assert not bouncer.waiting
 
@@ -545,6 +548,8 @@ def test_nothing_is_started_beside_a_process_that_was_killed_and_does_not_die() 
             made(database, calls, actions, **always).round()
             assert [verb for verb, _ in told] == expected
             assert ([a.action for a in actions], calls) == (["stuck"], [])
+            assert "process 4711 does not die of SIGKILL: reboot host" in actions[0].text
+            assert ("are quarantined" in actions[0].text) == (not report_only)
 
 
 def test_a_process_that_dies_of_the_kill_of_somebody_else_is_only_reported_dead() -> None:
@@ -586,6 +591,60 @@ def test_a_restart_without_proof_reports_no_death() -> None:
     with pretended(FLAG) as (database, told, _):
         made(database, [], []).round()
         assert "report_dead" not in [verb for verb, _ in told]
+
+
+LIVES = Proof(False, {"by": "nobody"}, left=(4711,))
+KILL, LOOK = Proof(True, {"by": "the kill"}), Proof(True, {"by": "a look"})
+
+
+@pytest.mark.parametrize("ok", [True, False])
+@pytest.mark.parametrize(
+    ("killed", "found", "backend_knows", "by"),
+    [
+        (KILL, None, True, "the kill"),
+        (None, LOOK, True, "a look"),
+        (LIVES, LOOK, False, "a look"),
+        (LIVES, LIVES, True, "the backend"),
+        (None, None, True, "the backend"),
+        (LIVES, LIVES, False, None),
+        (None, None, False, None),
+    ],
+)
+def test_a_death_is_proven_by_the_kill_else_by_a_look_else_by_the_backend(
+    killed: Proof | None, found: Proof | None, backend_knows: bool, by: str | None, ok: bool
+) -> None:
+    looks = iter([None, killed, found])
+    proof = {"by": "the backend"} if backend_knows else None
+    with pretended(FLAG) as (database, told, _):
+        actions: list[Action] = []
+        bouncer = made(
+            database,
+            [],
+            actions,
+            done=Restarted(ok, "asked", proof),
+            kills_first=True,
+            prove=lambda identity, within_s, kill="": next(looks),
+        )
+        bouncer.round()
+        reported = [arguments["evidence"]["by"] for verb, arguments in told if verb == "report_dead"]
+        assert reported == ([] if by is None else [by])
+        assert [a.action for a in actions] == ["bounced" if ok else "failed"]
+
+
+def test_nothing_is_started_beside_a_process_that_survives_the_kill_before_a_restart() -> None:
+    survivor = Proof(False, {}, left=(4711,), stuck=(4711,))
+    looks = iter([LIVES, survivor])
+    with pretended(FLAG) as (database, told, _):
+        calls: list[str] = []
+        actions: list[Action] = []
+        bouncer = made(
+            database, calls, actions, kills_first=True, prove=lambda identity, within_s, kill="": next(looks)
+        )
+        bouncer.round()
+        assert ([a.action for a in actions], calls) == (["stuck"], [])
+        assert told[-1][0] == "report_stuck", "said only once it is so"
+        assert "are quarantined" in actions[0].text
+        assert bouncer.waiting, "the database is yet to be told what became of the restart"
 
 
 def test_only_what_is_started_by_a_command_is_killed_first() -> None:
@@ -776,7 +835,7 @@ def test_a_note_that_is_no_small_file_is_no_clean_stop_and_keeps_nobody_waiting(
         what(left / name, 7)
     code = (
         "import sys, resource; from pathlib import Path; from gangq.worker.session import clean_stop_reason\n"
-        "from types import SimpleNamespace; from gangq.worker.report import report_end\n"
+        "from types import SimpleNamespace; from gangq.worker.death_main import report_end\n"
         "client = SimpleNamespace(report_dead=lambda **_: 0)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         f"assert report_end(client, 'w1', 7, Path({str(left)!r}), {os.getuid()}, {{}}) == (None, 0)\n"
@@ -931,11 +990,18 @@ def test_a_worker_that_was_killed_is_reported_dead_by_name(
 
 
 def test_what_cannot_be_proven_from_here_is_left_to_its_lease(dsn: str, client: Client) -> None:
-    client.register_worker(name="far", host="elsewhere", queues=["default"], identity={})
-    (found,) = report_death(dsn, "far")
-    assert (found["dead"], found["jobs"]) == (False, 0)
-    assert "its lease ends" in found["detail"]
-    assert client.workers(name="far")[0].state == "live"
+    elsewhere = {
+        "mark": "m",
+        "host": {**_HERE, "boot_id": "another", "machine": "another"},
+        "process": {"pid": 1, "start_ticks": 1, "boot_id": "another"},
+    }
+    for name, identity, why in (("junk", {}, "cannot be read"), ("far", elsewhere, "it ran elsewhere")):
+        client.register_worker(name=name, host="elsewhere", queues=["default"], identity=identity)
+        (found,) = report_death(dsn, name)
+        assert (found["dead"], found["jobs"]) == (False, 0)
+        assert why in found["detail"]
+        assert "its lease ends" in found["detail"]
+        assert client.workers(name=name)[0].state == "live"
 
 
 def test_what_waits_for_a_database_goes_on_when_it_is_there(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -62,12 +61,13 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
 @pytest.fixture
 def installed(manager: Manager, tmp_path: Path) -> Iterator[Manager]:
     """The units as `gangq systemd install --user` puts them there; what was started is stopped at the end."""
-    places = units.Places(manager.units, manager.environment)
+    places = units.Places(manager.units, manager.environment, manager.address)
     version = units.manager_version()
     steps = version is not None and version >= units.STEPS_SINCE
     for file in units.files(places, user=True, steps=steps, argv=units.program()):
         units.place(file, dry_run=False)
     manager.environment.write_text("")
+    manager.address.write_text(units.shipped(units.ADDRESS))
     yield manager
     manager.try_("stop", "gangq-*")
     manager.try_("reset-failed")
@@ -109,9 +109,9 @@ class Fleet:
         self.directory = directory
         (directory / "jobs_here.py").write_text(_TASKS)
         manager.environment.write_text(
-            f"GANGQ_DSN={dsn}\nGANGQ_WORKER_ARGS=jobs_here:app --devices none\nPYTHONPATH={directory}\n"
-            "PYTHONUNBUFFERED=1\n"
+            f"GANGQ_WORKER_ARGS=jobs_here:app --devices none\nPYTHONPATH={directory}\nPYTHONUNBUFFERED=1\n"
         )
+        manager.address.write_text(f"# the database\n{dsn}\n")
         manager.drop_in(
             TEMPLATE,
             "[Service]\nRestartSec=300ms\nWatchdogSec=3\nTimeoutStopSec=60\n"
@@ -138,25 +138,46 @@ def fleet(installed: Manager, dsn: str, client: Client, tmp_path: Path) -> Itera
     installed.try_("stop", "gangq-*")
 
 
-def test_the_address_alone_in_a_file_is_read_in_both_ways_that_the_settings_name(
+def test_a_job_finds_the_address_in_no_environment_while_another_worker_of_its_user_starts(
     installed: Manager, fleet: Fleet, client: Client, tmp_path: Path
 ) -> None:
-    settings = units.shipped(units.ENVIRONMENT)
-    named = re.findall(r"^#   (StandardInput=.*|Environment=GANGQ.*)$", settings, re.M)
-    (credential,) = re.findall(r"(LoadCredential=\S+) in", settings)
-    (tmp_path / "dsn").write_text(f"{fleet.dsn}\n")
-    installed.environment.write_text("GANGQ_WORKER_ARGS=--devices none\n")
-    for unit, lines in (TEMPLATE, named), ("gangq-tick.service", [credential]):
-        text = "\n".join(lines).replace("/etc/gangq/dsn", str(tmp_path / "dsn"))
-        log = f"StandardOutput=append:{tmp_path}/unit.log\nStandardError=append:{tmp_path}/unit.log\n"
-        installed.drop_in(unit, f"[Service]\n{text}\n{log}")
+    log = f"[Service]\nStandardOutput=append:{tmp_path}/unit.log\nStandardError=append:{tmp_path}/unit.log\n"
+    installed.drop_in("gangq-tick.service", log)
     installed.systemctl("daemon-reload")
-    installed.systemctl("start", "gangq-worker@f.service", "gangq-tick.service")
-    (job,) = client.submit(task="command", payloads=[{"argv": ["sh", "-c", "env; cat"]}])
-    eventually(lambda: client.job(id=job).state == "done", "the worker runs a command")
-    assert "GANGQ_DSN" not in str(client.logs(job_id=job)), "nor is it left on standard input"
+    fleet.start("f")
+    (tmp_path / "sought").write_text(fleet.dsn)
+    (tmp_path / "decoy").write_text("TEST_DECOY=1")
+    look = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep -cFf"
+    script = (
+        f"cat; touch {tmp_path}/looks; while ! [ -e {tmp_path}/enough ]; do {look} {tmp_path}/sought; done"
+    )
+    (job,) = client.submit(
+        task="command",
+        payloads=[{"argv": ["sh", "-c", f"{script}; {look} {tmp_path}/decoy"], "env": {"TEST_DECOY": "1"}}],
+    )
+    eventually((tmp_path / "looks").exists, "it looks")
+    fleet.start("g")
+    installed.systemctl("start", "gangq-tick.service")
+    (tmp_path / "enough").touch()
+    eventually(lambda: client.job(id=job).state in ("done", "failed"), "it has looked")
+    *found, decoys = "".join(row.chunk for row in client.logs(job_id=job)).split()
+    assert int(decoys) > 0, "it can look"
+    assert len(found) > 5
+    assert set(found) == {"0"}
     ticker = installed.show("gangq-tick.service")
     assert (ticker["SubState"], ticker["NRestarts"]) == ("running", "0")
+
+
+def test_settings_of_an_earlier_release_that_name_the_database_still_count(
+    installed: Manager, fleet: Fleet, client: Client
+) -> None:
+    fleet.manager.address.write_text(units.shipped(units.ADDRESS))
+    settings = fleet.manager.environment.read_text()
+    fleet.manager.environment.write_text(f"{settings}GANGQ_DSN={fleet.dsn}\n")
+    fleet.start("h")
+    (job,) = client.submit(task="command", payloads=[{"argv": ["cat"]}])
+    eventually(lambda: client.job(id=job).state == "done", "it runs jobs")
+    assert client.logs(job_id=job) == []
 
 
 def attempts(gate: Path) -> int:
@@ -170,6 +191,7 @@ def freeze(pids: list[int]) -> None:
         os.kill(pid, signal.SIGSTOP)
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_is_killed_by_its_watchdog_reported_dead_and_its_job_runs_again_elsewhere(
     fleet: Fleet, db: psycopg.Connection[dict[str, Any]], client: Client, tmp_path: Path
 ) -> None:
@@ -192,6 +214,7 @@ def test_a_frozen_worker_is_killed_by_its_watchdog_reported_dead_and_its_job_run
     assert dead["data"]["proves_death"] is True
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_killed_takes_its_worker_along_and_the_death_is_reported(
     fleet: Fleet, db: psycopg.Connection[dict[str, Any]], client: Client, tmp_path: Path
 ) -> None:
@@ -216,6 +239,7 @@ def test_a_worker_that_is_stopped_as_asked_retires_and_nothing_is_reported(
     assert db.execute("select 1 from gangq.events where kind in ('dead', 'reap')").fetchall() == []
 
 
+@pytest.mark.slow
 def test_a_flagged_worker_is_restarted_as_its_unit(fleet: Fleet, client: Client, tmp_path: Path) -> None:
     # Without a watchdog: it is the bouncer's turn.
     fleet.manager.drop_in("gangq-worker@e.service", "[Service]\nWatchdogSec=0\n")

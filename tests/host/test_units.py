@@ -176,7 +176,11 @@ def test_installing_again_changes_what_is_old_and_keeps_what_somebody_filled_in(
     assert '"action": "written"' in first
     environment = tmp_path / "gangq" / "worker.env"
     assert stat.S_IMODE(environment.stat().st_mode) == 0o600
+    address = tmp_path / "gangq" / "dsn"
+    assert stat.S_IMODE(address.stat().st_mode) == 0o600
+    assert [line for line in address.read_text().splitlines() if not line.startswith("#")] == []
     environment.write_text("GANGQ_DSN=mine\n")
+    address.write_text("mine\n")
     unit = tmp_path / "systemd" / "user" / "gangq-tick.service"
     whole = unit.read_text()
     unit.write_text("old")
@@ -188,6 +192,7 @@ def test_installing_again_changes_what_is_old_and_keeps_what_somebody_filled_in(
     assert said.count("unchanged") == len(units.UNITS) - 1
     assert unit.read_text() == whole
     assert environment.read_text() == "GANGQ_DSN=mine\n"
+    assert address.read_text() == "mine\n"
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
@@ -209,7 +214,7 @@ def test_showing_prints_what_would_be_installed(tmp_path: Path) -> None:
         == (placed(tmp_path) / "gangq-tick.service").read_text().strip()
     )
     everything = gangq("show")
-    for name in (*units.UNITS, units.RESTART_STEPS, units.ENVIRONMENT):
+    for name in units.SHIPPED:
         assert f"# ---- {name}" in everything
     with pytest.raises(NotFound, match="ships no"):
         units.shipped("../pyproject.toml")

@@ -84,13 +84,16 @@ def eventually(look: Callable[[], T], what: str, timeout: float = 20) -> T:
 
 
 class Manager:
-    """A running service manager. Units go to :attr:`units`, their environment to :attr:`environment`."""
+    """A running service manager. Units go to :attr:`units`, their environment to :attr:`environment`, the database's
+    address to :attr:`address`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         config = directory / "config"
         self.units = config / "systemd" / "user"
         self.environment = config / "gangq" / "worker.env"
+        self.address = config / "gangq" / "dsn"
         self.units.mkdir(parents=True)
         self.environment.parent.mkdir()
         self._log_path = directory / "systemd.log"

@@ -34,8 +34,12 @@ both_ends = pytest.mark.parametrize("end", ["commit", "rollback"])
 
 
 def call(conn: psycopg.Connection[Any], verb: str, **arguments: Any) -> list[Row]:
-    """Call one function of the schema with named arguments and return its rows; a plain value too."""
-    if verb in ("set_queue", "configure"):
+    """Call one function of the schema with named arguments and return its rows; a plain value too.
+
+    `Q` of sql/drive.py has one connection, and casts every argument to the type that the function declares. Here any
+    of several sessions calls, and the server finds the types, as it does for other clients.
+    """
+    if verb in ("set_queue", "set_task", "configure"):
         arguments = with_settings(verb, arguments)
     elif verb in ("submit", "submit_gang", "submit_unique", "submit_unique_gang", "register_worker"):
         taken = conn.execute(

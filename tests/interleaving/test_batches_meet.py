@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from interleaving.sessions import Arena, Connection, Later, Row, both_ends, call, claim_all, value, verb
 from sql.drive import tick
+
+pytestmark = pytest.mark.slow
 
 
 def batch(meeting: Arena, n: int, **options: object) -> list[int]:

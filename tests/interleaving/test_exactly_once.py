@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import psycopg
+import pytest
 
 from interleaving.sessions import Arena, Connection, call, value
 from sql.drive import tick
@@ -148,6 +149,7 @@ having count(j.id) <> g.size
 """
 
 
+@pytest.mark.slow
 def test_40_gangs_on_8_workers_all_finish_though_workers_die_and_none_is_ever_partly_started(meeting: Arena):
     rng = random.Random(2)
     db = meeting.db
@@ -181,7 +183,7 @@ def test_40_gangs_on_8_workers_all_finish_though_workers_die_and_none_is_ever_pa
             left = checker.execute("select count(*) as n from gangq.live_gangs").fetchone()
             assert left is not None
             if left["n"] <= 5:
-                # The last few finish in peace.
+                # No worker is killed while the last few gangs finish.
                 for worker in fleet:
                     worker.may_die = False
             if left["n"] == 0:

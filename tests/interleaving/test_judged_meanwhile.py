@@ -31,6 +31,28 @@ def test_nobody_is_judged_while_another_transaction_finds_that_the_server_was_re
     assert meeting.violations() == []
 
 
+def test_a_dead_worker_whose_device_is_being_registered_is_left_and_the_others_are_judged(
+    meeting: Arena,
+) -> None:
+    seen = {"uuid": "GPU-1", "index": 0, "vram_mb": 1000}
+    held, other = meeting.worker("held", devices=[seen]), meeting.worker("other")
+    job, _ = meeting.running(other)
+    meeting.clock.advance(121)
+    opened = meeting.connect(autocommit=False)
+    call(opened, "register_worker", name="new", host="h", queues=["default"], devices=[seen])
+    assert meeting.tick()["detail"]["reap_expired"] == 2, "the other one and its job"
+    assert meeting.state(job) == "pending"
+    opened.commit()
+    assert meeting.tick()["detail"]["reap_expired"] == 1
+    ended = meeting.db.execute(
+        "select id from gangq.incarnations where state = 'dead' order by id"
+    ).fetchall()
+    assert [row["id"] for row in ended] == [held, other]
+    device = meeting.db.execute("select worker from gangq.devices").fetchall()
+    assert device == [{"worker": "new"}]
+    assert meeting.violations() == []
+
+
 def test_a_worker_that_retired_pays_no_crash_for_one_that_was_lost_beside_it(meeting: Arena) -> None:
     one, two = meeting.worker("w1"), meeting.worker("w2")
     gang_id, (first, second), _ = meeting.running_gang([one, two])

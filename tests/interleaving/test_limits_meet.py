@@ -22,6 +22,8 @@ from interleaving.sessions import (
 )
 from sql.drive import place
 
+pytestmark = pytest.mark.slow
+
 LIMITS = {
     "maximum": {"maximum": {"jobs": 1}},
     "running jobs": {"max_running_jobs": 1},

@@ -5,6 +5,9 @@ Every session but the frozen one has a statement_timeout of one second: whoever 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -120,6 +123,92 @@ def test_a_member_held_by_a_frozen_client_does_not_stop_the_tick(meeting, frozen
     frozen.rollback()
     meeting.tick()
     assert meeting.gang_row(gang_id)["state"] in ("blocked", "reserved")
+    assert meeting.violations() == []
+
+
+ROLE = {"name": "a", "count": 1, "prefer": "rack"}
+LEVELS = {"task": "t", "size": 2, "require": "rack", "wait_for_hardware": True}
+SUBMISSIONS: dict[str, Callable[[Connection, int], object]] = {
+    "single": lambda conn, _: call(
+        conn, "submit", task="t", labels={"never": "seen"}, wait_for_hardware=True
+    ),
+    "batch": lambda conn, _: call(conn, "submit", task="t", payloads=[Jsonb({})] * 3, name="b"),
+    "limited": lambda conn, _: call(conn, "submit", task="t", limit_key="known", limit=2),
+    "unique": lambda conn, _: call(conn, "submit_unique", unique_key="k", task="t"),
+    "gang": lambda conn, _: call(conn, "submit_gang", task="t", size=2, limit_key="known"),
+    "gang with levels": lambda conn, _: call(conn, "submit_gang", **LEVELS),
+    "gang with roles": lambda conn, _: call(
+        conn, "submit_gang", task="t", roles=[ROLE], wait_for_hardware=True
+    ),
+    "retried gang": lambda conn, ended: call(conn, "retry", gang_ids=[ended]),
+}
+
+
+@pytest.mark.parametrize("what", SUBMISSIONS)
+def test_a_submission_held_uncommitted_stalls_no_setting_and_no_other_submission(
+    meeting, frozen, others, what
+):
+    call(meeting.db, "configure", topology=["rack", "host"])
+    call(meeting.db, "set_limit", key="known", most=2)
+    worker = meeting.worker("w1", slots=4, light=2, labels={"rack": "r1"})
+    ended, _ = meeting.gang(1, require="rack")
+    call(meeting.db, "cancel", gang_ids=[ended])
+    SUBMISSIONS[what](frozen, ended)
+
+    for name, submit in SUBMISSIONS.items():
+        if name != what or name not in ("unique", "retried gang"):
+            submit(others, ended)
+    call(others, "configure", grace_s=14)
+    call(others, "configure", topology=["host", "rack", "zone"])
+    call(others, "set_queue", name="default", max_attempts=4, policy="fair", maximum={"jobs": 99})
+    call(others, "set_task", task="t", budget_s=100)
+    call(others, "set_limit", key="known", most=3)
+    call(others, "pause_task", task="t")
+    call(others, "resume_task", task="t")
+    call(others, "set_schedule", name="s", cron="0 3 * * *", task="t")
+    call(others, "declare_schedules", source="here", names=["s"])
+    call(others, "set_service", name="v", task="t", replicas=1)
+    call(others, "declare_services", source="here", names=["v"])
+    call(others, "register_worker", name="w2", host="h", queues=["default"], task_options={"t": {"cpus": 1}})
+    call(others, "quarantine", worker="w1")
+    call(others, "unquarantine", worker="w1")
+    call(others, "heartbeat", incarnation=worker)
+    tick(others)
+    assert call(others, "claim", incarnation=worker)
+    frozen.commit()
+    assert meeting.violations() == []
+
+
+@pytest.mark.parametrize("what", ["gang with levels", "gang with roles", "retried gang"])
+def test_only_taking_a_topology_level_away_waits_for_a_submission_that_asks_for_it(
+    meeting, frozen, others, what
+):
+    call(meeting.db, "configure", topology=["rack", "host"])
+    ended, _ = meeting.gang(1, require="rack", wait_for_hardware=True)
+    call(meeting.db, "cancel", gang_ids=[ended])
+    SUBMISSIONS[what](frozen, ended)
+    call(others, "configure", grace_s=14)  # a newer row of the settings, still locked
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        call(others, "configure", topology=["host"])
+    frozen.rollback()
+    call(frozen, "configure", topology=["host"])
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        SUBMISSIONS[what](others, ended)
+    frozen.commit()
+    with drive.refused(drive.INVALID, "topology level 'rack'"):
+        SUBMISSIONS[what](others, ended)
+
+
+def test_only_who_names_the_same_new_limit_key_waits_for_the_submission_that_makes_it(
+    meeting, frozen, others
+):
+    call(frozen, "submit", task="t", limit_key="new", limit=2)
+    call(others, "submit", task="t", limit_key="another", limit=2)
+    call(others, "submit", task="t")
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        call(others, "submit", task="t", limit_key="new", limit=2)
+    frozen.commit()
+    call(others, "submit", task="t", limit_key="new", limit=2)
     assert meeting.violations() == []
 
 

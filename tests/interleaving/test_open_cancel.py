@@ -103,6 +103,17 @@ def test_a_worker_whose_reserved_gang_is_being_cancelled_takes_its_other_work_af
     assert meeting.violations() == []
 
 
+def test_a_gang_that_is_being_cancelled_keeps_no_other_gang_of_its_worker_waiting(meeting):
+    worker = meeting.worker("w1", slots=2)
+    (held, _), (other, (member,)) = (meeting.gang(1) for _ in range(2))
+    for gang_id in (held, other):
+        assert value(meeting.db, "reserve_gang", gang_id=gang_id, incarnations=[worker])
+    frozen = meeting.connect(autocommit=False)
+    call(frozen, "cancel", gang_ids=[held])
+    assert [row["job_id"] for row in meeting.claim(worker, max_jobs=2)] == [member]
+    frozen.rollback()
+
+
 def test_a_claim_that_gave_up_on_a_gang_waits_as_long_as_ever_for_its_own_worker(meeting):
     worker = meeting.worker("w1", slots=2)
     gang_id, _ = meeting.gang(1)

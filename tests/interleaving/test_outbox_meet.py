@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from interleaving.sessions import Arena, Verb, both_ends, call, first_of_two, meet, value, verb
+from interleaving.sessions import Arena, Later, Verb, both_ends, call, first_of_two, meet, value, verb
 
 
 @pytest.fixture
@@ -100,6 +100,22 @@ def test_nobody_waits_for_a_job_that_fails(meeting, told, end):
     meeting.clock.advance(601)
     meeting.tick()
     assert waiting(meeting) == 0, "what it wrote for a target that is gone is forgotten"
+
+
+def test_a_target_is_removed_while_it_is_retried_without_a_deadlock(meeting, told):
+    found = [fetch()(meeting.db) for _ in told]
+    # A row that changes moves to the end: a scan of the table now meets the second first.
+    for one in reversed(found):
+        acknowledge(one, "HTTP 500")(meeting.db)
+    blocker = meeting.connect(autocommit=False)
+    blocker.execute("select from gangq.outbox where id = %s for update", (told[0],))
+    retried = Later(meeting.connect(), verb("retry_notifications", target="oncall")).start(meeting.db)
+    by_scan = meeting.connect(enable_indexscan="off")
+    removed = Later(by_scan, verb("remove_notification", target="oncall")).start(meeting.db)
+    assert (retried.waited, removed.waited) == (True, True)
+    blocker.commit()
+    assert (retried.join().sqlstate, removed.join().sqlstate) == (None, None)
+    assert waiting(meeting) == 0
 
 
 @pytest.mark.parametrize("what", ["acknowledge", "fetch", "add"])

@@ -335,21 +335,22 @@ def test_a_snooze_and_the_end_of_its_lease_charge_the_job_once(meeting, turn, en
     met, said, _ = meet(
         meeting, verb("snooze", job_id=job, token=token, for_s=60), verb("reap_expired"), turn, end
     )
-    snoozed = (turn == 0) == (end == "commit")
-    if turn == 0:
-        assert said == "scheduled"
-    else:
-        assert met.later.waited
-        assert met.later.sqlstate == (None if snoozed else "GQ003")
+    # The tick skips a job that is locked; the snooze waits.
+    assert met.later.waited == (turn == 1)
+    assert met.later.sqlstate == ("GQ003" if (turn, end) == (1, "commit") else None)
+    assert turn == 1 or said == "scheduled"
     row = meeting.db.execute(
         "select state, attempts, crashes, snoozes from gangq.live_jobs where id = %s", (job,)
     ).fetchone()
-    if turn == 0 and end == "rollback":
-        assert row == {"state": "running", "attempts": 1, "crashes": 0, "snoozes": 0}
-    elif snoozed:
-        assert row == {"state": "scheduled", "attempts": 0, "crashes": 0, "snoozes": 1}
-    else:
-        assert row == {"state": "pending", "attempts": 0, "crashes": 1, "snoozes": 0}
+    assert (
+        tuple(row.values())
+        == {
+            (0, "commit"): ("scheduled", 0, 0, 1),
+            (0, "rollback"): ("running", 1, 0, 0),
+            (1, "commit"): ("pending", 0, 1, 0),
+            (1, "rollback"): ("scheduled", 0, 0, 1),
+        }[turn, end]
+    )
 
 
 @first_of_two
@@ -365,21 +366,20 @@ def test_an_acknowledgement_and_a_forced_drain_count_one_stop(meeting, turn, end
     met, acked, forced = meet(
         meeting, verb("ack_preempted", job_id=job, token=token), verb("reap_expired"), turn, end
     )
-    if turn == 0:
-        assert not met.later.waited
+    # The tick skips a gang that is locked; the acknowledgement waits.
+    assert met.later.waited == (turn == 1)
+    assert forced == turn
+    stopped_by_force = {
+        (0, "commit"): False,
+        (0, "rollback"): True,
+        (1, "commit"): True,
+        (1, "rollback"): False,
+    }[turn, end]
+    if (turn, end) == (0, "rollback"):
+        assert meeting.gang_row(gang_id)["state"] == "draining"
+        assert value(meeting.db, "reap_expired") == 1
+    if (turn, end) != (1, "commit"):
         assert acked == "preempted"
-        assert forced == 0
-        stopped_by_force = False
-        if end == "rollback":
-            assert meeting.gang_row(gang_id)["state"] == "draining"
-            assert value(meeting.db, "reap_expired") == 1
-            stopped_by_force = True
-    else:
-        assert met.later.waited
-        assert forced == 1
-        assert met.later.sqlstate in (None, "GQ003")
-        stopped_by_force = end == "commit"
-        assert stopped_by_force or acked == "preempted"
     assert meeting.gang_row(gang_id)["state"] == "blocked"
     (held,) = meeting.db.execute("select state from gangq.devices").fetchall()
     assert held["state"] == ("quarantined" if stopped_by_force else "free")

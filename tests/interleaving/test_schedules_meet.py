@@ -151,11 +151,12 @@ def test_two_that_compute_at_once_store_it_once(meeting):
     assert (met.first, met.later.result(), met.later.waited) == (False, False, False)
 
 
-def test_an_open_configure_holds_up_gangs_that_name_levels_and_no_other_schedule(meeting):
+def test_an_open_configure_that_takes_a_level_away_holds_up_gangs_that_name_it_and_no_other_schedule(meeting):
+    call(meeting.db, "configure", topology=["rack", "host"])
     call(meeting.db, "set_schedule", name="job", cron="* * * * *", task="t")
-    due_now(meeting, "gang1", "gang2", work={"size": 1, "require": "host"})
+    due_now(meeting, "gang1", "gang2", work={"size": 1, "require": "rack", "wait_for_hardware": True})
     holder = meeting.connect(autocommit=False)
-    call(holder, "configure", tick_s=1)
+    call(holder, "configure", topology=["host"])
     waits = meeting.connect(statement_timeout="3000")
     (row,) = call(waits, "tick", force=True, decides=True)
     assert row["detail"]["submit_schedules"] == -1
@@ -164,6 +165,7 @@ def test_an_open_configure_holds_up_gangs_that_name_levels_and_no_other_schedule
         meeting.db.execute("select name from gangq.schedules where passed_over is not null").fetchall() == []
     )
     holder.rollback()
+    call(holder, "configure", tick_s=1)
     meeting.tick()
     assert jobs(meeting) == 3
 

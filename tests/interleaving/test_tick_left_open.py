@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import psycopg
 import pytest
@@ -51,10 +52,39 @@ def test_a_tick_left_open_in_a_transaction_does_not_stop_the_next_one(meeting):
     assert frozen.closed
 
 
-def test_a_pass_left_open_in_a_transaction_does_not_stop_the_next_one(meeting):
-    frozen = meeting.connect(autocommit=False)
-    (row,) = frozen.execute("select gangq.board() as board").fetchall()
-    call(frozen, "apply", **{"pass": row["board"]["pass_number"], "decisions": "[]"})
-    assert patience(frozen) == "5s"
-    frozen.rollback()
-    assert patience(frozen) == "0", "only that transaction was in anybody's way"
+def board(conn: Connection) -> dict[str, Any]:
+    row = conn.execute("select gangq.board() as board").fetchone()
+    assert row is not None
+    seen: dict[str, Any] = row["board"]
+    return seen
+
+
+def test_a_pass_left_open_in_a_transaction_delays_decisions_and_no_other_maintenance(meeting):
+    gang, _ = meeting.gang(1)
+    meeting.worker("w1")
+    due = meeting.job(due_at=meeting.db.execute("select gangq.now() as now").fetchone()["now"])
+    frozen = meeting.connect(autocommit=False, idle_in_transaction_session_timeout="1500ms")
+    call(frozen, "apply", **{"pass": board(frozen)["pass_number"], "decisions": "[]"})
+    assert patience(frozen) == "1500ms"
+    other = meeting.connect(statement_timeout="1000")
+    (row,) = call(other, "tick", force=True, decides=True)
+    assert (row["ran"], row["decide"], row["again"]) == (True, False, True), "nobody else can decide"
+    assert 0 < row["next_in_s"] <= 0.05
+    assert meeting.state(due) == "pending"
+    asked = time.monotonic()
+    while not row["decide"] and time.monotonic() < asked + DEADLINE_S:
+        time.sleep(row["next_in_s"])
+        (row,) = call(other, "tick", force=True, decides=True)
+    assert row["decide"]
+    meeting.place()
+    assert meeting.gang_row(gang)["state"] == "reserved"
+    with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
+        frozen.execute("select 1")
+
+
+def test_a_transaction_that_applied_may_idle_for_five_seconds_at_most(meeting):
+    conn = meeting.connect(autocommit=False)
+    call(conn, "apply", **{"pass": board(conn)["pass_number"], "decisions": "[]"})
+    assert patience(conn) == "5s"
+    conn.rollback()
+    assert patience(conn) == "0", "only that transaction was in anybody's way"

@@ -39,16 +39,18 @@ class Picture:
 
     def __init__(self, text: str) -> None:
         self.rows: list[tuple[str, str]] = []
-        workers: list[Worker] = []
-        held: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        slots_held: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self._workers: list[Worker] = []
+        self._labels: list[dict[str, str]] = []
+        """What is said of each worker."""
+        self._devices: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        """What each unit holds of each worker."""
+        self._slots: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         about: dict[str, dict[str, str]] = defaultdict(dict)
         asks: list[tuple[str, str, dict[str, str]]] = []
         queues: dict[str, Queue] = {"default": Queue("default")}
         limits: dict[str, float] = {}
         settings: dict[str, Any] = {"planned_starts": 0, "victims": 0}
         levels: tuple[str, ...] = ("host",)
-        labels: dict[str, dict[str, str]] = {}
         for line in textwrap.dedent(text).strip().splitlines():
             name, *words = line.split()
             if name == "levels":
@@ -58,127 +60,24 @@ class Picture:
             elif name == "limit":
                 limits[words[0]] = float(words[1])
             elif "=" in name:
-                for key, value in _options([name, *words]).items():
-                    field = {"plans": "planned_starts", "grace": "grace_s"}.get(key, key)
-                    settings[field] = float(value) if field.endswith("_s") else int(value)
-            elif name[0] == "h" or name[0] == "w":
-                gpus, options = words[0], _options(words[1:])
-                host = options.get("host", name)
-                labels[name] = options
-                number = len(workers)
-                vrams = [int(v) for v in options.get("vram", "0").split(",")]
-                devices = tuple(
-                    Device(100 * number + n, vrams[n % len(vrams)], options.get("link", "")[n : n + 1])
-                    for n, mark in enumerate(gpus)
-                    if mark not in "_" and "nogpu" not in options
-                )
-                for n, mark in enumerate(gpus):
-                    if mark.isalpha():
-                        if devices:
-                            held[mark][number].append(100 * number + n)
-                        else:
-                            slots_held[mark][number] += 1
-                workers.append(
-                    Worker(
-                        id=number,
-                        name=name,
-                        host=host,
-                        slots=int(options.get("slots", len(gpus))),
-                        memory_mb=int(options.get("mem", 1_000_000)),
-                        millicpus=int(options.get("cpus", 1_000_000)),
-                        devices=devices,
-                        class_id=int(options.get("class", 0)),
-                        open=gpus[0] != "-" and "closed" not in options,
-                        doubtful="doubtful" in options,
-                        warm=tuple(options["warm"].split(",")) if "warm" in options else (),
-                    )
-                )
-                self.rows.append((name, gpus))
+                settings |= _settings(_options([name, *words]))
+            elif name[0] in "hw":
+                self._read_worker(name, words[0], _options(words[1:]))
             elif words and (words[0][0].isdigit() or "*" in name or "+" in words[0]):
                 asks.append((name, words[0], _options(words[1:])))
             else:
                 about[name] |= _options(words)
-        workers = [
-            replace(w, domains=tuple(_path(levels[: n + 1], w, labels[w.name]) for n in range(len(levels))))
-            for w in workers
-        ]
-        units = []
-        for mark in sorted({*held, *slots_held}):
-            options = about[mark]
-            each = int(options.get("each", 0))
-            holds = []
-            for worker, devices_held in sorted(held[mark].items()):
-                size = each or (len(devices_held) if mark.islower() else 1)
-                for n in range(0, len(devices_held), size):
-                    holds.append(Hold(worker, tuple(devices_held[n : n + size]), int(options.get("mem", 0))))
-            for worker, count in sorted(slots_held[mark].items()):
-                holds += [Hold(worker, (), int(options.get("mem", 0)))] * count
-            units.append(
-                Unit(
-                    id=unit_id(mark),
-                    holds=tuple(holds),
-                    ends_at=NOW + float(options.get("ends", 86400)),
-                    queue=options.get("queue", "default"),
-                    limit_key=options.get("key", ""),
-                    submitter=options.get("by", "me"),
-                    priority=int(options.get("prio", 0)),
-                    since=NOW - float(options.get("since", 0)),
-                    lost_s=float(options.get("lost", 0)),
-                    movable="fixed" not in options and "leaving" not in options,
-                    leaving="leaving" in options,
-                    drained="drained" in options,
-                    apart=options.get("apart", ""),
-                )
-            )
+        units = [self._unit(mark, about[mark]) for mark in sorted({*self._devices, *self._slots})]
         kinds: list[Kind] = []
-        waiting: list[Ask] = []
-        kept: list[Kept] = []
-        for age, (name, size, options) in enumerate(asks):
-            mark, _, count = name.partition("*")
-            kind = _kind(size, options)
-            same = next((k.id for k in kinds if replace(k, id=0) == kind), None)
-            if same is None:
-                same = len(kinds) + 1
-                kinds.append(replace(kind, id=same))
-            priority = int(options.get("prio", 0))
-            waiting.append(
-                Ask(
-                    id=unit_id(mark) if mark.isupper() else f"k{ord(mark)}/{priority}",
-                    kind=same,
-                    priority=priority,
-                    age=age,
-                    submitter=options.get("by", "me"),
-                    estimate_s=float(options.get("ends", 3600)),
-                    count=int(count or 1),
-                    since=NOW - float(options["since"]) if "since" in options else None,
-                    missing=tuple(int(n) for n in options["missing"].split("+"))
-                    if "missing" in options
-                    else None,
-                    mates=tuple(
-                        tuple(int(w) for w in role.split(",") if w) for role in options["mates"].split("+")
-                    )
-                    if "mates" in options
-                    else (),
-                    avoid_hosts=frozenset(options["avoid"].split(",")) if "avoid" in options else frozenset(),
-                )
-            )
-            if "kept" in options:
-                holds = []
-                for worker, gpus in enumerate(options["kept"].split("/")):
-                    holds += [Hold(worker, (100 * worker + n,)) for n, m in enumerate(gpus) if m == mark]
-                kept.append(Kept(unit_id(mark), tuple(holds), NOW + 30))
-        moved = []
-        for unit in units:
-            if unit.drained:
-                size = max(1, len(unit.holds[0].devices))
-                kind = _kind(f"{len(unit.holds)}x{size}", {})
-                kinds.append(replace(kind, id=len(kinds) + 1))
-                unit = replace(unit, ask=Ask(unit.id, len(kinds), unit.priority))
-            moved.append(unit)
+        waiting = [_ask(age, *ask, kinds) for age, ask in enumerate(asks)]
+        kept = [_kept(mark, options) for mark, _, options in asks if "kept" in options]
         self.board = Board(
             now=NOW,
-            workers=tuple(workers),
-            units=tuple(moved),
+            workers=tuple(
+                replace(w, domains=tuple(_path(levels[: n + 1], w, said) for n in range(len(levels))))
+                for w, said in zip(self._workers, self._labels, strict=True)
+            ),
+            units=tuple(_moved(unit, kinds) if unit.drained else unit for unit in units),
             kinds=tuple(kinds),
             asks=tuple(waiting),
             queues=tuple(queues[name] for name in sorted(queues)),
@@ -186,6 +85,62 @@ class Picture:
             kept=tuple(kept),
             levels=levels,
             **settings,
+        )
+
+    def _read_worker(self, name: str, gpus: str, options: dict[str, str]) -> None:
+        number = len(self._workers)
+        vrams = [int(v) for v in options.get("vram", "0").split(",")]
+        devices = tuple(
+            Device(100 * number + n, vrams[n % len(vrams)], options.get("link", "")[n : n + 1])
+            for n, mark in enumerate(gpus)
+            if mark not in "_" and "nogpu" not in options
+        )
+        for n, mark in enumerate(gpus):
+            if mark.isalpha() and devices:
+                self._devices[mark][number].append(100 * number + n)
+            elif mark.isalpha():
+                self._slots[mark][number] += 1
+        self._workers.append(
+            Worker(
+                id=number,
+                name=name,
+                host=options.get("host", name),
+                slots=int(options.get("slots", len(gpus))),
+                memory_mb=int(options.get("mem", 1_000_000)),
+                millicpus=int(options.get("cpus", 1_000_000)),
+                devices=devices,
+                class_id=int(options.get("class", 0)),
+                open=gpus[0] != "-" and "closed" not in options,
+                doubtful="doubtful" in options,
+                warm=tuple(options["warm"].split(",")) if "warm" in options else (),
+            )
+        )
+        self._labels.append(options)
+        self.rows.append((name, gpus))
+
+    def _unit(self, mark: str, options: dict[str, str]) -> Unit:
+        each, memory_mb = int(options.get("each", 0)), int(options.get("mem", 0))
+        holds = []
+        for worker, devices in sorted(self._devices[mark].items()):
+            size = each or (len(devices) if mark.islower() else 1)
+            for n in range(0, len(devices), size):
+                holds.append(Hold(worker, tuple(devices[n : n + size]), memory_mb))
+        for worker, count in sorted(self._slots[mark].items()):
+            holds += [Hold(worker, (), memory_mb)] * count
+        return Unit(
+            id=unit_id(mark),
+            holds=tuple(holds),
+            ends_at=NOW + float(options.get("ends", 86400)),
+            queue=options.get("queue", "default"),
+            limit_key=options.get("key", ""),
+            submitter=options.get("by", "me"),
+            priority=int(options.get("prio", 0)),
+            since=NOW - float(options.get("since", 0)),
+            lost_s=float(options.get("lost", 0)),
+            movable="fixed" not in options and "leaving" not in options,
+            leaving="leaving" in options,
+            drained="drained" in options,
+            apart=options.get("apart", ""),
         )
 
     def draw(self, decisions: list[Decision]) -> str:
@@ -213,6 +168,55 @@ class Picture:
                 said.append(f"{mark} waits: {decision.refused.gate}{_numbers(decision)}")
         drawn = [f"{name} {''.join(rows[n])}" for n, (name, _) in enumerate(self.rows)]
         return "\n".join([*drawn, *said])
+
+
+def _settings(options: dict[str, str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key, value in options.items():
+        field = {"plans": "planned_starts", "grace": "grace_s"}.get(key, key)
+        found[field] = float(value) if field.endswith("_s") else int(value)
+    return found
+
+
+def _ask(age: int, name: str, size: str, options: dict[str, str], kinds: list[Kind]) -> Ask:
+    """An ask, whose kind is one of ``kinds`` or is added to them."""
+    mark, _, count = name.partition("*")
+    kind = _kind(size, options)
+    same = next((k.id for k in kinds if replace(k, id=0) == kind), None)
+    if same is None:
+        same = len(kinds) + 1
+        kinds.append(replace(kind, id=same))
+    priority = int(options.get("prio", 0))
+    mates = options["mates"].split("+") if "mates" in options else []
+    return Ask(
+        id=unit_id(mark) if mark.isupper() else f"k{ord(mark)}/{priority}",
+        kind=same,
+        priority=priority,
+        age=age,
+        submitter=options.get("by", "me"),
+        estimate_s=float(options.get("ends", 3600)),
+        count=int(count or 1),
+        since=NOW - float(options["since"]) if "since" in options else None,
+        missing=tuple(int(n) for n in options["missing"].split("+")) if "missing" in options else None,
+        mates=tuple(tuple(int(w) for w in role.split(",") if w) for role in mates),
+        avoid_hosts=frozenset(options["avoid"].split(",")) if "avoid" in options else frozenset(),
+    )
+
+
+def _kept(name: str, options: dict[str, str]) -> Kept:
+    """What is kept for an ask: drawn behind ``kept=``, the workers with strokes between them."""
+    mark = name.partition("*")[0]
+    holds = []
+    for worker, gpus in enumerate(options["kept"].split("/")):
+        holds += [Hold(worker, (100 * worker + n,)) for n, m in enumerate(gpus) if m == mark]
+    return Kept(unit_id(mark), tuple(holds), NOW + 30)
+
+
+def _moved(unit: Unit, kinds: list[Kind]) -> Unit:
+    """A unit that is to be moved away: it asks for what it holds, as one of ``kinds`` that is added."""
+    size = max(1, len(unit.holds[0].devices))
+    kinds.append(replace(_kind(f"{len(unit.holds)}x{size}", {}), id=len(kinds) + 1))
+    return replace(unit, ask=Ask(unit.id, len(kinds), unit.priority))
 
 
 def _numbers(decision: Decision) -> str:

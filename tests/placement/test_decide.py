@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from drawn_boards import after, drawn
+
+from placement.drawn_boards import after, drawn
 
 PICTURES = {
     "a gang fills the host that it leaves least of": (
@@ -959,6 +960,23 @@ STOPS = {
         Y starts in 30 on h0
         """,
     ),
+    "a gang displaces although a missing member of its kind cannot, beside its mates": (
+        """
+        victims=8
+        h0 AA
+        h1 BB
+        A prio=1
+        X 2 strict_pack prio=1 missing=1 mates=0
+        Y 2 strict_pack prio=1
+        """,
+        """
+        h0 AA
+        h1 BB
+        X waits: room 0 of 1
+        Y stops B
+        Y starts in 30 on h1
+        """,
+    ),
     "what is on a drained host moves when it fits elsewhere": (
         """
         h0 AAAA---- closed
@@ -972,6 +990,23 @@ STOPS = {
         h1 .....
         h2 CCCC----
         A stops A
+        """,
+    ),
+    "one that cannot move takes nothing from another that can": (
+        """
+        plans=1
+        h0 AAb- slots=4 closed
+        h1 ABB....... slots=6
+        A drained
+        b drained
+        B ends=50
+        X 4
+        """,
+        """
+        h0 AAb-
+        h1 ABB.......
+        X starts in 50 on h1
+        b stops b
         """,
     ),
 }

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from drawn_boards import Picture, mark_of
 
 from gangq.placement import Decision, Refused, decide
 from gangq.placement.board import Ask
@@ -15,6 +14,7 @@ from gangq.placement.explain import explain, told
 from gangq.placement.fit import Search
 from gangq.placement.free import Taken
 from gangq.placement.places import Rivals
+from placement.drawn_boards import Picture, mark_of
 
 BOARD = """
 plans=1

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from drawn_boards import Picture
 from test_properties import random_board
 
 from gangq.placement import Board, decide
 from gangq.placement.board import Device, Hold, Kept
 from gangq.placement.displace import _shares
 from gangq.placement.free import Taken
+from placement.drawn_boards import Picture
 
 
 def with_kept_seats(board: Board) -> tuple[Board, str] | None:

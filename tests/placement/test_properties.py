@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +20,7 @@ from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision, Seat
 from placement import boards
 from placement.boards import contiguous, decided, seat
-
-SOAK = os.environ.get("GANGQ_SOAK", "0") not in ("", "0")
+from soaking import SOAK
 
 
 def dice_of(rounds: int) -> list[tuple[int, random.Random]]:
@@ -475,7 +473,7 @@ def test_a_pass_counts_what_it_has_placed_against_the_limits_of_every_ancestor(r
 
 PRINTS = """
 import json, sys
-from drawn_boards import Picture
+from placement.drawn_boards import Picture
 from gangq.placement import decide
 leaving = "\\n".join(f"{unit} leaving" for unit in "abcde")
 board = Picture(f"victims=8\\nh0 abcdeFFFF\\n{leaving}\\nX 1x6 prio=1").board
@@ -487,7 +485,7 @@ def test_the_same_board_gives_the_same_decisions_in_every_process() -> None:
     """Whatever the order of names in a set is there."""
     said = set()
     for seed in range(4):
-        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        path = os.pathsep.join([*sys.path])
         run = subprocess.run(
             [sys.executable, "-c", PRINTS],
             env=os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": path},

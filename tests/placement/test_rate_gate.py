@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gangq.placement import gates
-from gangq.placement.board import Ask, Board, Kind, Needs, Place, Queue, Rate, Role, Worker
+from gangq.placement.board import (
+    Ask,
+    Board,
+    Device,
+    Hold,
+    Kept,
+    Kind,
+    Needs,
+    Place,
+    Queue,
+    Rate,
+    Role,
+    Unit,
+    Worker,
+)
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
 from gangq.placement.explain import explain
@@ -61,6 +76,62 @@ def test_an_open_place_is_a_start_that_is_counted_already() -> None:
     empty = Rate("4/1m", 4, 15.0, 1060.0)
     assert len(decided(empty, places=(Place(5, 1, -7),)).seats) == 1
     assert len(decided(empty, places=(Place(5, 1, -8),)).seats) == 0
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["counted", "no rate"])
+def test_a_place_whose_start_is_counted_stays_where_it_is(counted: bool) -> None:
+    """Another place would be one more start. Where no rate counts it, jobs are packed beside what runs by now."""
+    workers = tuple(
+        Worker(n, f"w{n}", f"h{n}", slots=4, devices=(Device(n * 10, 16), Device(n * 10 + 1, 16)))
+        for n in (1, 2)
+    )
+    board = Board(
+        now=1000.0,
+        workers=workers,
+        units=(Unit("j1", (Hold(1, (10,)),), 2000.0),),
+        kinds=(Kind(-7, (Role(Needs(gpus=1)),), limit_key="api"),),
+        asks=(Ask("k7/0", -7, count=3),),
+        places=(Place(5, 2, -7, (21,)),),
+        rates={"api": Rate("4/1m", 4, 15.0, 1060.0)} if counted else {},
+    )
+    (decision,) = decide(board)
+    first = decision.seats[0]
+    assert (first.place, first.worker, first.devices) == ((5, 2, (21,)) if counted else (None, 1, (11,)))
+    assert len(decision.seats) == (1 if counted else 3)
+    first, second = workers
+    for gone in (
+        replace(board, units=(*board.units, Unit("j2", (Hold(2, (21,)),), 2000.0))),
+        replace(board, units=(*board.units, Unit("j2", (Hold(2, (), slots=4),), 2000.0))),
+        replace(board, workers=(first, replace(second, open=False))),
+        replace(board, workers=(first, replace(second, class_id=1))),
+    ):
+        (decision,) = decide(gone)
+        if counted:
+            assert decision.seats == ()
+            assert decision.refused is not None
+            assert (decision.refused.gate, decision.refused.at) == (gates.RATE, 1015)
+        else:
+            assert decision.seats
+            assert (2, (21,)) not in {(seat.worker, seat.devices) for seat in decision.seats}
+
+
+def test_an_open_place_is_no_start_for_seats_that_are_kept_elsewhere() -> None:
+    workers = tuple(Worker(n, f"w{n}", f"h{n}", slots=4, devices=(Device(n * 10, 16),)) for n in (1, 2))
+    board = Board(
+        now=1000.0,
+        workers=workers,
+        kinds=(Kind(-7, (Role(Needs(gpus=1)),), limit_key="api"),),
+        asks=(Ask("k7/0", -7),),
+        places=(Place(5, 2, -7, (20,)),),
+        kept=(Kept("k7/0", (Hold(1, (10,)),), 1000.0),),
+        rates={"api": Rate("4/1m", 4, 15.0, 1060.0)},
+    )
+    (decision,) = decide(board)
+    assert decision.seats == ()
+    assert decision.refused is not None
+    assert decision.refused.gate == gates.RATE
+    (decision,) = decide(replace(board, kept=()))
+    assert [seat.place for seat in decision.seats] == [5]
 
 
 def test_a_gang_needs_all_its_starts_and_an_elastic_one_takes_those_there_are() -> None:

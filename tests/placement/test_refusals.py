@@ -6,12 +6,13 @@ import re
 
 import pytest
 import test_decide
-from drawn_boards import Picture, after
 
 from gangq.placement import Refused, gates
-from gangq.placement.board import Ask, Board, Device, Kind, Needs, Role, Worker
+from gangq.placement.board import Ask, Board, Device, Hold, Kind, Needs, Queue, Role, Unit, Worker
 from gangq.placement.decide import decide
 from gangq.placement.explain import explain
+from gangq.placement.limits import Amount, Usage
+from placement.drawn_boards import Picture, after
 
 SAID = {
     "h0 AAAA....\nh1 AAAAAA..\nX 7": (
@@ -177,3 +178,13 @@ WIDEST = {
 def test_of_all_ways_to_seat_it_the_widest_says_why_it_waits(what: str) -> None:
     board, expected = WIDEST[what]
     assert after(board).splitlines()[-1] == f"X waits: {expected}"
+
+
+def test_thousandths_of_cpus_add_up_to_a_limit_and_not_beyond() -> None:
+    queue = Queue("a", maximum={"cpus": 3.3}, guaranteed={"cpus": 3.3})
+    running = Unit("j1", queue="a", holds=(Hold(1, millicpus=1100),), ends_at=9)
+    usage = Usage(Board(now=0, queues=(queue,), units=(running,)))
+    assert 1.1 + 2.2 > 3.3, "as floats"
+    for cpus, fits in ((2.2, True), (2.201, False)):
+        assert (usage.limit_on("a", "", Amount(cpus=cpus)) is None) is fits
+        assert (usage.covered_by("a", Amount(cpus=cpus)) is queue) is fits

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from drawn_boards import Picture, after, drawn
 
 from gangq.placement.board import Ask, Board, Device, Hold, Kind, Needs, Place, Queue, Role, Unit, Worker
 from gangq.placement.decide import decide
 from gangq.placement.places import LOWEST, closed_places
+from placement.drawn_boards import Picture, after, drawn
 
 PICTURES = {
     "one of a higher priority displaces a gang": (

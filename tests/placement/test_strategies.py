@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from drawn_boards import Picture
 
 from gangq.placement import Board, decide
 from gangq.placement.board import Ask, Device, Hold, Kind, Needs, Role, Unit, Worker
 from gangq.placement.order import POLICIES, Policy
 from gangq.placement.room import Rooms
-from gangq.placement.strategies import STRATEGIES, Pack, Spread, Strategy, Takes
+from gangq.placement.strategies import ALL, STRATEGIES, Pack, Spread, Strategy, Takes
+from placement.drawn_boards import Picture
 
 
 class SpreadOverLinks(Spread):
     """Spread, each member on a link of its own."""
 
-    linked = True
+    joined = ALL
+
+
+class Paired(Pack):
+    """Packed, and the GPUs of each member are pairs on a link."""
+
+    joined = 2
 
 
 class HighestFirst(Pack):
@@ -51,14 +58,19 @@ class SmallestFirst(Policy):
         return size, ask.age
 
 
+def with_strategy(board: Board, strategy: str) -> Board:
+    """The same board, but all roles have this strategy."""
+    kinds = tuple(
+        replace(kind, roles=tuple(replace(role, strategy=strategy) for role in kind.roles))
+        for kind in board.kinds
+    )
+    return replace(board, kinds=kinds)
+
+
 def drawn_with(board: str, strategy: str) -> str:
     """What becomes of a board whose roles all have this strategy."""
     picture = Picture(board)
-    kinds = tuple(
-        replace(kind, roles=tuple(replace(role, strategy=strategy) for role in kind.roles))
-        for kind in picture.board.kinds
-    )
-    return picture.draw(decide(replace(picture.board, kinds=kinds)))
+    return picture.draw(decide(with_strategy(picture.board, strategy)))
 
 
 def test_a_new_strategy_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +84,32 @@ def test_a_strategy_may_choose_devices_for_all_members_of_a_worker(monkeypatch: 
     monkeypatch.setitem(STRATEGIES, "highest_first", HighestFirst())
     assert drawn_with("h0 .....A\nX 2x2", "highest_first") == "h0 .XXXXA"
     assert drawn_with("h0 .....A\nX 3", "highest_first") == "h0 ..XXXA"
+
+
+WRONG: dict[str, Callable[[list[Device], int], list[Device]]] = {
+    "too few": lambda free, count: free[: count - 1],
+    "too many": lambda free, count: free[: count + 1],
+    "one twice": lambda free, count: [free[0]] * count,
+    "others": lambda free, count: [Device(99)] * (count - 1) + free[:1],
+    "none": lambda free, count: [],
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_an_ask_whose_strategy_chooses_wrong_devices_waits_and_the_strategy_is_named(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(Pack):
+        def devices(self, equal: Sequence[Sequence[Device]], members: int, gpus: int) -> list[Device]:
+            return WRONG[what]([device for devices in equal for device in devices], members * gpus)
+
+    monkeypatch.setitem(STRATEGIES, "wrong", Wrong())
+    for size in ("2", "1x2"):
+        (decision,) = decide(with_strategy(Picture(f"h0 ...\nX {size}").board, "wrong"))
+        assert decision.refused is not None
+        assert decision.refused.gate == "error"
+        assert "strategy wrong chose" in decision.refused.where, decision.refused.where
+        assert "h0" in decision.refused.where, decision.refused.where
 
 
 def test_a_new_policy_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +180,37 @@ def test_a_strategy_of_ones_own_is_strict_about_links_by_one_line(monkeypatch: p
     )
 
 
+PAIRED = {
+    "pairs on several links": ("h0 ..A.... link=0011223\nX 1x4", "h0 XXA.XX."),
+    "a last one alone counts as a pair": (
+        "h0 ..A.A.. link=0011223\nX 1x3",
+        "h0 ..A.A..\nX waits: fragmented 0 of 1",
+    ),
+    "a last one alone is out of a pair": ("h0 ..A... link=001122\nX 1x3", "h0 XXA.X."),
+    "who is told to stop frees pairs": (
+        "victims=8\nh0 a.b... link=001123\na lost=1\nb lost=2\nX 1x4 prio=1",
+        "h0 a.b...\nX stops a b\nX starts in 30 on h0",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PAIRED)
+def test_a_strategy_of_pairs_is_a_class_with_one_line(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, "paired", Paired())
+    board, expected = PAIRED[what]
+    assert drawn_with(board, "paired") == expected
+
+
+def test_what_is_short_is_counted_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, "paired", Paired())
+    for gpus, short in {8: (8, 6), 7: (8, 6), 5: None}.items():
+        board = with_strategy(Picture(f"h0 ..A..A..A link=001112223\nX 1x{gpus}").board, "paired")
+        (decision,) = decide(board)
+        assert (decision.refused and [(one.need, one.have) for one in decision.refused.short]) == (
+            short and [short]
+        )
+
+
 def some_workers(dice: random.Random) -> tuple[tuple[Worker, ...], tuple[Unit, ...]]:
     """Small hosts with links and devices of two sizes, and single jobs that hold some of these."""
     workers, units = [], []
@@ -162,25 +231,32 @@ def some_workers(dice: random.Random) -> tuple[tuple[Worker, ...], tuple[Unit, .
     return tuple(workers), tuple(units)
 
 
-def room_for_linked(workers: Sequence[Worker], units: Sequence[Unit], needs: Needs) -> int:
-    """How many members that need links fit, by counting link by link."""
-    total = 0
+def room_by_links(workers: Sequence[Worker], units: Sequence[Unit], needs: Needs, part: int) -> int:
+    """How many members fit of which links join so many GPUs each, by counting link by link."""
+    total, parts = 0, math.ceil(needs.gpus / part)
     for worker in workers:
         holds = [hold for unit in units for hold in unit.holds if hold.worker == worker.id]
         held = {device for hold in holds for device in hold.devices}
         good = [d for d in worker.devices if d.id not in held and d.vram_mb >= needs.vram_mb]
         links = Counter(device.link or f"alone {device.id}" for device in good)
-        total += min(worker.slots - len(holds), sum(n // needs.gpus for n in links.values()))
+        total += min(worker.slots - len(holds), sum(n // part for n in links.values()) // parts)
     return total
 
 
-def test_a_gang_that_needs_links_starts_stops_others_or_waits_exactly_by_the_room_of_links() -> None:
+@pytest.mark.parametrize("strategy", ["linked", "paired"])
+def test_a_gang_that_needs_links_starts_stops_others_or_waits_exactly_by_the_room_of_links(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STRATEGIES, "paired", Paired())
     dice, seen = random.Random(1), Counter[str]()
     for n in range(600):
         workers, units = some_workers(dice)
-        needs = Needs(dice.choice([1, 2, 2, 3]), dice.choice([0, 0, 40]))
+        needs = Needs(
+            dice.choice([1, 2, 2, 3] if strategy == "linked" else [2, 3, 4, 4]), dice.choice([0, 0, 40])
+        )
+        part = min(needs.gpus, STRATEGIES[strategy].joined)
         size = dice.randint(1, 3)
-        role = Role(needs, size, size, strategy="linked")
+        role = Role(needs, size, size, strategy=strategy)
         board = Board(
             0.0,
             workers,
@@ -194,23 +270,27 @@ def test_a_gang_that_needs_links_starts_stops_others_or_waits_exactly_by_the_roo
         seen[one.action] += 1
         links = {device.id: device.link or f"alone {device.id}" for w in workers for device in w.devices}
         for seat in one.seats or one.planned:
-            assert len({links[device] for device in seat.devices}) == 1, (n, one)
+            for at in range(0, needs.gpus, part):
+                assert len({links[device] for device in seat.devices[at : at + part]}) == 1, (n, one)
         stopped = [unit for unit in units if unit.id in one.stop]
         left = [unit for unit in units if unit not in stopped]
-        fits = room_for_linked(workers, units, needs) >= size, room_for_linked(workers, (), needs) >= size
+        fits = (
+            room_by_links(workers, units, needs, part) >= size,
+            room_by_links(workers, (), needs, part) >= size,
+        )
         assert one.action == {(True, True): "start", (False, True): "stop", (False, False): "wait"}[fits], (
             n,
             one,
         )
         if one.action == "stop":
-            assert room_for_linked(workers, left, needs) >= size, (n, one)
+            assert room_by_links(workers, left, needs, part) >= size, (n, one)
             for unit in stopped:
                 spared = [*left, unit]
-                assert room_for_linked(workers, spared, needs) < size, (n, one, "in vain")
+                assert room_by_links(workers, spared, needs, part) < size, (n, one, "in vain")
         if one.action == "wait":
             assert one.refused is not None
             assert (one.refused.gate, one.refused.have) == (
                 "infeasible",
-                room_for_linked(workers, units, needs),
+                room_by_links(workers, units, needs, part),
             )
     assert min(seen[action] for action in ("start", "stop", "wait")) > 50

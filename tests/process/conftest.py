@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gangq import schema
+from databases import OwnServer
 from gangq.client import Client
 from gangq.embedded import Server
 from process.floor import Floor, floor_of
+from process.unprivileged import UnprivilegedWorkers, unprivileged_workers
 
 _numbers = itertools.count(1)
 
@@ -26,24 +27,28 @@ def floor(dsn: str, client: Client, tmp_path: Path) -> Iterator[Floor]:
 
 
 @pytest.fixture(scope="module")
-def mortal(server: Server) -> Iterator[Server]:
+def mortal(own_server: OwnServer) -> Iterator[Server]:
     """A server for tests that kill it. Durable, or it would lose what it had answered."""
-    with Server.temporary(
-        binaries=server.binaries, durable=True, settings={"max_connections": "100"}
-    ) as running:
+    with own_server(durable=True, settings={"max_connections": "100"}) as running:
         yield running
 
 
 @pytest.fixture
-def mortal_floor(mortal: Server, tmp_path: Path) -> Iterator[Floor]:
+def mortal_floor(mortal: Server, template: str, tmp_path: Path) -> Iterator[Floor]:
     """Workers over the server that may be killed."""
     name = f"mortal_{next(_numbers)}"
-    dsn = mortal.create_database(name)
-    schema.migrate(dsn, log=lambda _: None)
+    dsn = mortal.create_database(name, template=template)
     with Client(dsn) as client:
         with floor_of(dsn, client, tmp_path) as made:
             yield made
     mortal.drop_database(name)
+
+
+@pytest.fixture
+def unprivileged(dsn: str, client: Client) -> Iterator[UnprivilegedWorkers]:
+    """Workers of a user that is not root."""
+    with unprivileged_workers(dsn, client) as made:
+        yield made
 
 
 @pytest.fixture

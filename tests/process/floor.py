@@ -24,8 +24,8 @@ PATIENCE_S = 40.0
 """For what takes a lease at most; the machine may be busy."""
 
 TASKS = f"""
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from evidence import Journal, live
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from process.evidence import Journal, live
 JOURNAL = HERE / "journal"
 
 @app.task

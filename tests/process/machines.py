@@ -8,13 +8,49 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import psutil
 
 _LOOKS_EVERY_S = 0.1
+
+
+def start_worker(
+    dsn: str,
+    directory: Path,
+    name: str,
+    *arguments: str,
+    log: IO[bytes],
+    inherited: Mapping[str, str] = os.environ,
+    **environ: str,
+) -> subprocess.Popen[bytes]:
+    """Start ``gangq worker`` in this directory; it logs to ``log``. The process is its supervisor."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gangq", "worker", *arguments, "--name", name],
+        env={**inherited, "GANGQ_DSN": dsn, **environ},
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+    )
+
+
+@contextmanager
+def supervised_worker(
+    dsn: str, directory: Path, name: str, *arguments: str, **more: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The same for the length of a block. At its end the log is printed."""
+    path = directory / f"{name}.log"
+    with path.open("ab") as log:
+        process = start_worker(dsn, directory, name, *arguments, log=log, **more)
+    try:
+        yield process
+    finally:
+        end(process)
+        print(f"---- {name} ended with {process.returncode}\n{path.read_text()[-4000:]}")
 
 
 class Machine:
@@ -34,28 +70,16 @@ class Machine:
         self.codes: list[int] = []
         self.log = directory / f"{name}.log"
         self._log = self.log.open("ab")
-        self._directory = directory
-        self._environ = {**os.environ, "GANGQ_DSN": dsn, **environ}
-        self._options = (
-            "--name",
-            name,
-            "--host",
-            host,
-            "--address",
-            "127.0.0.1",
-            "--devices",
-            "none",
-            *options,
-        )
+        self._dsn, self._directory, self._environ = dsn, directory, environ
+        self._options = ("--host", host, "--address", "127.0.0.1", *options)
         self._restart_s = restart_s
         self._ended_at: float | None = None
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "gangq", "worker", *self._options],
-            env=self._environ, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, cwd=self._directory,
-        )  # fmt: skip
+        return start_worker(
+            self._dsn, self._directory, self.name, *self._options, log=self._log, **self._environ
+        )
 
     def worker(self) -> psutil.Process:
         """The worker itself; `process` is its supervisor."""

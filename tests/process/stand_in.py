@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -126,8 +127,25 @@ def shows_environment() -> None:
     marked()
 
 
-def is_slow_to_start() -> None:
-    raise AssertionError("handled before anything else")
+ACTIONS: dict[str, Callable[..., None]] = {
+    action.__name__: action
+    for action in (
+        backtracks,
+        counts_signals,
+        exits,
+        finishes,
+        holds_the_gil_in_c,
+        is_stopped,
+        lapses,
+        leaves_a_process,
+        lives,
+        orphans_children,
+        reads,
+        shows_environment,
+        spends_memory,
+        starts_a_tree,
+    )
+}
 
 
 def main(what: str, *arguments: str) -> None:
@@ -150,7 +168,7 @@ def main(what: str, *arguments: str) -> None:
             dsn="host=/none",
             lease_s=float(os.environ.get("TEST_LEASE_S", "60")),
         )
-    globals()[what](*arguments)
+    ACTIONS[what](*arguments)
     liveness.ended()
     liveness.stop()
 

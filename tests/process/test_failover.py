@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from gangq import schema
+from databases import OwnServer
 from gangq.client import Client
 from gangq.embedded import Server
 from worker.worker_process import eventually
@@ -78,10 +78,9 @@ def _told_to_end(pid: int) -> bool:
 
 
 @pytest.fixture
-def pair(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with Server.temporary(binaries=server.binaries, durable=True) as primary:
-        dsn = primary.create_database("failover")
-        schema.migrate(dsn, log=lambda _: None)
+def pair(server: Server, own_server: OwnServer, template: str) -> Iterator[Pair]:
+    with own_server(durable=True) as primary:
+        primary.create_database("failover", template=template)
         primary.stop()
         copy = primary.data_dir.with_name(
             "standby"
@@ -170,6 +169,7 @@ def test_nothing_is_given_twice_after_a_failover_that_loses_the_end_of_the_log(p
         assert client.violations() == []
 
 
+@pytest.mark.slow
 def test_a_due_time_is_one_job_across_a_failover_that_loses_the_end_of_the_log(pair: Pair) -> None:
     old, new = pair.primary.dsn(pair.name), pair.standby.dsn(pair.name)
 

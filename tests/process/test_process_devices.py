@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu.gpu_fakes import HERE, compile_library, gpu, rewrite
+from gpu.gpu_fakes import HERE, compile_library, gpu, line, rewrite
 from process.floor import PATIENCE_S, TASKS, Floor
 from worker.worker_process import WorkerProcess, eventually
 
@@ -49,6 +50,10 @@ class Cards:
 
     def say(self, a: dict[str, Any], b: dict[str, Any] | None = None) -> None:
         rewrite(self._state, gpu("a", **a), gpu("b", **(IDLE if b is None else b)))
+
+    def hang(self) -> None:
+        """The driver no longer answers whoever opens it."""
+        rewrite(self._state, line("driver", hang="init"), gpu("a"), gpu("b"))
 
 
 @pytest.fixture(scope="session")
@@ -97,6 +102,7 @@ def until_seen_busy(floor: Floor) -> None:
     eventually(lambda: (device(floor, A).reading or {}).get("gpu_pct") == 80, "it was seen busy", PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_device_that_was_seen_busy_and_then_does_nothing_for_a_whole_window_is_freed(
     floor: Floor, cards: Cards, start: Callable[[str], WorkerProcess]
 ) -> None:
@@ -128,6 +134,21 @@ def test_a_device_that_was_never_seen_busy_convicts_nobody(
     assert floor.client.trips(job_id=job) == []
     floor.client.cancel(job_ids=[job])
     assert worker.exit_code(PATIENCE_S) == 79
+
+
+def test_a_worker_that_starts_while_its_driver_hangs_waits_for_it(
+    floor: Floor, cards: Cards, start: Callable[[str], WorkerProcess]
+) -> None:
+    first = start("a")
+    first.signal(signal.SIGTERM)
+    assert first.exit_code(PATIENCE_S) == 0
+    cards.hang()
+    # As long as a driver that is slow, not as one that is broken: its predecessor had a device.
+    worker = floor.start("a", ready=False, devices=None, host="host-a")
+    eventually(lambda: "driver_silent" in worker.log, "it says what it waits for", PATIENCE_S)
+    cards.say(IDLE)
+    floor.until_listening(worker, times=2)
+    assert [found.worker for found in floor.client.devices() if found.uuid == A] == ["a"]
 
 
 def test_a_fatal_xid_ends_the_job_within_two_seconds_and_takes_the_device_out_of_service(

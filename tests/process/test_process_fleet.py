@@ -106,7 +106,7 @@ def works(ctx):
         time.sleep(0.02)
     journal.note("end", ctx.job.id, ctx.token)
     return ctx.token
-""".replace("@app.task", "from evidence import start_ticks\n@app.task", 1)
+""".replace("@app.task", "from process.evidence import start_ticks\n@app.task", 1)
     )
     handlers = floor.client.submit(task="works", payloads=[{}] * 30, max_attempts=100)
     commands = floor.client.submit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,10 @@ import pytest
 
 from gangq.client import Client
 from process.floor import LEASE_S, PATIENCE_S, Floor
+from process.machines import start_worker
 from worker.worker_process import eventually, until_state
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["standard error", "standard output"])
@@ -23,24 +25,9 @@ def unread(
     flags = ["--json"] if request.param == "standard output" else []
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with full_pipe.open("wb") as into_it:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gangq",
-                "worker",
-                "tasks:app",
-                "--devices",
-                "none",
-                "--name",
-                "w1",
-                *flags,
-            ],
-            env={**environ, "GANGQ_DSN": dsn, "TEST_DSN": dsn},
-            cwd=floor.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=into_it,
-            stderr=into_it,
+        arguments = ("tasks:app", "--devices", "none", *flags)
+        process = start_worker(
+            dsn, floor.directory, "w1", *arguments, log=into_it, inherited=environ, TEST_DSN=dsn
         )
     yield process
     process.kill()

@@ -1,16 +1,14 @@
 """Calls that hold the GIL, one after another: no freeze, however little they leave to other threads.
 
 Real workers, all of their threads waiting for every gap. Each call is shorter than the limit; one that is longer is a
-freeze. ``make soak`` runs every row 20 times.
+freeze. ``make soak`` runs every row 20 times, for two limits each, and with the limit that workers have.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from gangq.client import Client
+from process.machines import supervised_worker
+from soaking import SOAK
 from worker.worker_process import eventually
 
-SOAK = os.environ.get("GANGQ_SOAK", "0") not in ("", "0")
 GAPS_MS = (0, 1, 10)
 _TASKS = """
 import ctypes, os, time
@@ -47,7 +46,7 @@ class Row:
     silence_s: float
     call_s: float
     gap_ms: tuple[int, ...] = GAPS_MS
-    limits: float = 2.0
+    limits: float = 2.0 if SOAK else 1.4
     """How long one kind of gap goes on, in limits."""
 
     @property
@@ -61,30 +60,26 @@ class Row:
 
 
 SHORT = [Row(6, call_s) for call_s in (0.5, 1, 2, 4)]
-LONG = [Row(30, call_s, (gap,), 1.4) for call_s in (10, 20) for gap in GAPS_MS]
+LIMIT_S = 30 if SOAK else 15
+LONG = [Row(LIMIT_S, LIMIT_S * share, (gap,)) for share in (1 / 3, 2 / 3) for gap in GAPS_MS]
+TOO_LONG = [Row(2, 24), *([Row(6, 24), Row(30, 75)] if SOAK else [])]
+"""Two short calls take half a limit; the worker is ended one limit later, while the call is still made."""
 
 
 @contextlib.contextmanager
 def workers(directory: Path, dsn: str, rows: list[Row]) -> Iterator[dict[Row, subprocess.Popen[bytes]]]:
     """A supervised worker for each row, on a queue of its own."""
     (directory / "held.py").write_text(_TASKS)
-    environ = {**os.environ, "GANGQ_DSN": dsn, "PYTHONPATH": str(directory)}
-    started = {}
-    try:
-        for number, row in enumerate(rows):
-            command = [sys.executable, "-m", "gangq", "worker", "held:app", "--name", f"w{number}"]
-            command += ["--queue", f"q{number}", "--silence-s", str(row.silence_s), "--devices", "none"]
-            with (directory / f"w{number}.log").open("wb") as out:
-                started[row] = subprocess.Popen(command, env=environ, cwd=directory, stdout=out, stderr=out)
-        yield started
-    finally:
-        for number, process in enumerate(started.values()):
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-            process.kill()
-            process.wait()
-            print(f"---- w{number}\n{(directory / f'w{number}.log').read_text()[-3000:]}")
+    with contextlib.ExitStack() as stack:
+        yield {
+            row: stack.enter_context(
+                supervised_worker(
+                    *(dsn, directory, f"w{number}", "held:app", "--queue", f"q{number}"),
+                    *("--silence-s", str(row.silence_s), "--devices", "none"),
+                )
+            )
+            for number, row in enumerate(rows)
+        }
 
 
 def run(directory: Path, dsn: str, client: Client, rows: list[Row]) -> None:
@@ -116,34 +111,35 @@ def run(directory: Path, dsn: str, client: Client, rows: list[Row]) -> None:
     assert client.violations() == []
 
 
-def test_calls_shorter_than_the_limit_are_no_freeze(tmp_path: Path, dsn: str, client: Client) -> None:
-    few = [Row(30, call_s, (gap,), limits=0.5) for call_s in (10, 20) for gap in GAPS_MS]
-    run(tmp_path, dsn, client, [*SHORT, *few])
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("nth", range(20 if SOAK else 1))
 def test_calls_shorter_than_the_limit_are_never_a_freeze(
     nth: int, tmp_path: Path, dsn: str, client: Client
 ) -> None:
-    run(tmp_path, dsn, client, [*SHORT, *LONG])
+    rows = [*SHORT, *LONG]
+    assert all(call_s < row.silence_s < call_s * calls for row in rows for call_s, _, calls in row.calls)
+    run(tmp_path, dsn, client, rows)
 
 
 @pytest.mark.parametrize("nth", range(20 if SOAK else 1))
 def test_a_call_longer_than_the_limit_is_ended(nth: int, tmp_path: Path, dsn: str, client: Client) -> None:
-    row = Row(2, 12)
-    client.set_queue(name="q0")
-    with workers(tmp_path, dsn, [row]) as started:
-        job = client.submit(task="holds", queue="q0", payloads=[{"rows": [(0.5, 1, 2), (12, 0, 1)]}])[0]
-        eventually(lambda: client.job(id=job).state == "running", "it runs", 30)
+    for number in range(len(TOO_LONG)):
+        client.set_queue(name=f"q{number}")
+    with workers(tmp_path, dsn, TOO_LONG) as started:
+        jobs = {}
+        for number, row in enumerate(TOO_LONG):
+            rows = [(row.silence_s / 4, 1, 2), (row.call_s, 0, 1)]
+            jobs[row] = client.submit(task="holds", queue=f"q{number}", payloads=[{"rows": rows}])[0]
         began = time.monotonic()
-        assert started[row].wait(30) == 80
-        assert time.monotonic() - began < 10
-    (trip,) = client.trips(job_id=job)
-    assert (trip.code, trip.reason) == (80, "Frozen")
-    assert "held.py" in trip.evidence["traceback"]
-    (dead,) = client.events(kind="dead")
-    assert "handler" not in dead.data, "viewers read it"
-    handler = trip.evidence["handler"].splitlines()
-    assert len(handler) == 1
-    assert re.fullmatch(r'  File ".*/held.py", line \d+ in holds', handler[0])
+        for row in TOO_LONG:
+            assert started[row].wait(row.call_s + 30) == 80
+            assert time.monotonic() - began < row.call_s, f"{row} was ended during the call"
+    for job in jobs.values():
+        (trip,) = client.trips(job_id=job)
+        assert (trip.code, trip.reason) == (80, "Frozen")
+        assert "held.py" in trip.evidence["traceback"]
+        handler = trip.evidence["handler"].splitlines()
+        assert len(handler) == 1
+        assert re.fullmatch(r'  File ".*/held.py", line \d+ in holds', handler[0])
+    dead = client.events(kind="dead")
+    assert len(dead) == len(TOO_LONG)
+    assert all("handler" not in event.data for event in dead), "viewers read it"

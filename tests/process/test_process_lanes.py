@@ -73,6 +73,7 @@ def test_a_trip_in_the_main_thread_ends_the_worker_and_what_ran_in_a_child_goes_
         assert drain.cause == "other_job", "it is blamed for what another job did"
 
 
+@pytest.mark.slow
 def test_the_work_of_a_child_does_not_make_a_hung_handler_in_the_main_thread_look_alive(
     hung: Floor,
 ) -> None:

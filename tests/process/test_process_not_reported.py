@@ -19,6 +19,8 @@ from gangq.proc import statefile
 from process.floor import PATIENCE_S, Floor
 from worker.worker_process import eventually, until_state
 
+pytestmark = pytest.mark.slow
+
 PROMISED_S = 5.0
 """From the verdict to the end of what a service manager sees."""
 SEEN_S = 1.0

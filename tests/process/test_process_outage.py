@@ -106,11 +106,10 @@ def test_work_that_cannot_renew_for_too_long_stops_itself_and_counts_a_stop_only
 
 
 def listening_pid(floor: Floor, name: str) -> int:
-    """The connection of its control loop: the other one has claimed what its main thread runs."""
+    """The connection of its control loop."""
     with psycopg.connect(floor.client.target.conninfo, autocommit=True) as conn:
         rows = conn.execute(
-            "select pid from pg_stat_activity where application_name = %s and datname = current_database() "
-            "and query not like '%%gangq.claim%%'",
+            "select pid from pg_stat_activity where application_name = %s and datname = current_database()",
             (f"gangq worker {name}",),
         ).fetchall()
     assert len(rows) == 1, rows

@@ -5,12 +5,9 @@ Run by `make test-gpu`, with torch. A hang holds memory of the device, which is 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import pytest
 from gangq.client import Client
 from gangq.gpu import detect
 from gpu.gpu_fakes import clean_environ
+from process.machines import supervised_worker
 from worker.worker_process import eventually, short_leases, until_state
 
 pytestmark = [
@@ -131,38 +129,11 @@ def quick(client: Client) -> None:
     client.configure(load_grace_s=WINDOW_S, health_window_s=WINDOW_S, stall_timeout_s=STALL_S)
 
 
-@contextlib.contextmanager
-def worker(directory: Path, dsn: str) -> Iterator[subprocess.Popen[bytes]]:
+def worker(directory: Path, dsn: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """`gangq worker` with all devices of this host."""
     (directory / "computes.py").write_text(TASKS)
-    log = directory / "worker.log"
-    command = [
-        sys.executable,
-        "-m",
-        "gangq",
-        "worker",
-        "computes:app",
-        "--name",
-        "w",
-        "--silence-s",
-        f"{SILENCE_S}",
-    ]
-    environ = {
-        **clean_environ(),
-        "GANGQ_DSN": dsn,
-        "PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}",
-    }
-    with log.open("ab") as out:
-        process = subprocess.Popen(command, env=environ, cwd=directory, stdout=out, stderr=out)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        process.kill()
-        process.wait()
-        print(log.read_text()[-4000:])
+    arguments = ("computes:app", "--silence-s", f"{SILENCE_S}")
+    return supervised_worker(dsn, directory, "w", *arguments, inherited=clean_environ())
 
 
 def on_a_gpu(client: Client, task: str, **payload: Any) -> int:

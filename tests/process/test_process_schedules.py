@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
+import pytest
 
 from gangq.client import Client
 from gangq.embedded import Server
@@ -83,6 +84,7 @@ def test_workers_store_the_schedules_of_their_app_and_run_each_due_time_once(flo
     assert len(jobs) == len({job.payload["due"] for job in jobs})
 
 
+@pytest.mark.slow
 def test_an_outage_of_the_database_loses_no_due_time_and_doubles_none(
     mortal_floor: Floor, mortal: Server
 ) -> None:

@@ -24,7 +24,10 @@ from process.floor import PATIENCE_S, Floor
 from worker.worker_process import eventually
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="HAProxy is not installed (apt-get install haproxy)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(HAPROXY is None, reason="HAProxy is not installed (apt-get install haproxy)"),
+]
 
 CLIENTS = 4
 """Requests in flight at most."""

@@ -15,6 +15,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from cli.cli_process import eventually, running
 from gangq.client import Client
 
+pytestmark = pytest.mark.slow
+
 Db = psycopg.Connection[dict[str, Any]]
 
 TASKS = """

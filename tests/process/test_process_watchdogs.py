@@ -78,6 +78,7 @@ def the_trip(floor: Floor, job: int) -> Any:
     return trip
 
 
+@pytest.mark.slow
 def test_of_three_workers_under_one_host_name_two_trip_and_the_third_never_notices(hung: Floor) -> None:
     floor = hung
     floor.client.set_queue(name="other")
@@ -198,6 +199,7 @@ def test_a_class_that_only_notifies_stops_nothing_and_is_on_record(hung: Floor) 
     assert (worker.process.poll(), inline.process.poll()) == (None, None)
 
 
+@pytest.mark.slow
 def test_the_watchdog_of_a_finished_job_never_ends_the_next_one(hung: Floor) -> None:
     floor = hung
     worker = floor.start("w", prefetch=50, commands=False)

@@ -14,6 +14,9 @@ from process.floor import PATIENCE_S, TASKS, Floor
 from process.wire import Wire, wire_to
 from worker.worker_process import WorkerProcess, eventually, until_state
 
+TOLD_S = 3.0
+"""For what needs no answer; the machine may be busy."""
+
 
 class Cut(NamedTuple):
     """A floor, the wire of its worker ``far``, and the way to start that worker."""
@@ -300,6 +303,25 @@ def test_what_a_claim_under_way_brings_into_a_patient_drain_is_handed_back_and_n
     assert set(floor.client.job_states(ids=list(unread.ran)).values()) == {"done"}
     assert floor.client.jobs(state="running") == []
     assert floor.worker_row("far").state == "retired"
+
+
+def test_jobs_are_told_to_stop_while_no_answer_comes_and_a_second_sigterm_skips_their_grace(cut: Cut) -> None:
+    floor = cut.floor
+    # An answer may take half a minute, and a grace lasts for longer.
+    floor.configure(grace_s=60, lease_s=600, lease_margin_s=60, heartbeat_s=60)
+    worker = cut.far(light=2)
+    job = floor.command("--below", "--deaf")
+    floor.until_at_work(job, 2)
+    cut.wire.freeze(new_ones_too=True)
+    worker.signal(signal.SIGTERM)
+    eventually(lambda: "job_told_to_stop" in worker.log, "the job is told to stop", TOLD_S)
+    assert len(floor.journal.living(job)) == 2
+    worker.signal(signal.SIGTERM)
+    eventually(lambda: not floor.journal.living(job), "its grace is over", TOLD_S)
+    cut.wire.thaw()
+    assert worker.exit_code() == 0
+    row = floor.client.job(id=job)
+    assert (row.state, row.attempts, row.crashes) == ("pending", 0, 0)
 
 
 @pytest.mark.soak

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -26,7 +25,7 @@ from gangq.embedded import Server
 from gangq.errors import GangqError
 from gpu.gpu_fakes import HERE as GPU_ROOM
 from gpu.gpu_fakes import compile_library, gpu, rewrite
-from process.machines import end
+from process.machines import Machine
 from worker.worker_process import eventually
 
 SECONDS = float(os.environ.get("GANGQ_SOAK_S", "1800"))
@@ -53,19 +52,14 @@ TROUBLE: dict[str, tuple[str, float]] = {
 HONEST = ("beats", "never_beats", "loads_first", "loads_between", "slow_step")
 
 
-class Machine:
-    """One worker under its supervisor, started again whenever it ends; and its card."""
+class MachineWithCard(Machine):
+    """A worker and its card, which somebody has exchanged whenever the worker starts again: after 88 too."""
 
     def __init__(self, letter: str, dsn: str, directory: Path, library: Path) -> None:
-        self.name = f"w{letter}"
-        self.codes: list[int] = []
         self._letter = letter
-        self._log = (directory / f"{self.name}.log").open("ab")
         self._script = directory / f"card-{letter}"
         tests = Path(__file__).parent.parent
-        self._environ = {
-            **os.environ,
-            "GANGQ_DSN": dsn,
+        environ = {
             "SOAK_DSN": dsn,
             "SOAK_DIRECTORY": str(directory),
             "SOAK_LETTER": letter,
@@ -76,26 +70,12 @@ class Machine:
             ).rstrip(os.pathsep),
             "GANGQ_DEVICE_WAIT_S": "5",
         }
-        self.process = self._start()
+        options = ("soak_tasks:app", "--silence-s", f"{SILENCE_S:g}", "--no-commands")
+        super().__init__(f"w{letter}", f"h{letter}", dsn, directory, *options, restart_s=0, **environ)
 
     def _start(self) -> subprocess.Popen[bytes]:
         rewrite(self._script, gpu(self._letter, used_mib=100, util=0, memutil=0, milliwatts=70_000))
-        return subprocess.Popen(
-            [sys.executable, "-m", "gangq", "worker", "soak_tasks:app", "--name", self.name,
-             "--host", f"h{self._letter}", "--silence-s", f"{SILENCE_S:g}", "--no-commands"],
-            env=self._environ, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-        )  # fmt: skip
-
-    def look(self) -> None:
-        """As systemd would, except that here somebody has exchanged the card after 88."""
-        code = self.process.poll()
-        if code is not None:
-            self.codes.append(code)
-            self.process = self._start()
-
-    def end(self) -> None:
-        end(self.process)
-        self._log.close()
+        return super()._start()
 
 
 class Hall:
@@ -177,7 +157,7 @@ def test_hangs_crashes_faults_and_restarts_for_half_an_hour(
     dice = random.Random(seed)
     kinds: dict[int, str] = {}
     outages: list[float] = []
-    machines = [Machine(letter, dsn, tmp_path, library) for letter in "abcdefgh"[:WORKERS]]
+    machines = [MachineWithCard(letter, dsn, tmp_path, library) for letter in "abcdefgh"[:WORKERS]]
     with Hall(client, machines):
         began = time.monotonic()
         next_outage = began + 60

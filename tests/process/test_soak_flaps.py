@@ -213,9 +213,9 @@ def test_healthy_jobs_outlive_every_flap(server: Server, tmp_path: Path) -> None
             jobs += client.submit(
                 task="beats", payloads=[{"for_s": rng.uniform(*JOB_S)} for _ in range(backlog)]
             )
+        options = ("tasks:app", "--devices", "none", "--no-commands")
         machines = [
-            Machine(f"w{n}", f"h{n}", through, tmp_path, "tasks:app", "--no-commands", SOAK_DSN=through)
-            for n in range(WORKERS)
+            Machine(f"w{n}", f"h{n}", through, tmp_path, *options, SOAK_DSN=through) for n in range(WORKERS)
         ]
         stack.callback(_kill, site)
         with kept_running(machines):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -405,3 +406,27 @@ def test_it_gives_up_on_what_does_not_die_after_5_s_and_on_what_is_exiting_after
     one.sweep()
     assert gives_up_s <= at[0] < gives_up_s + 0.2
     assert (one.end.left, one.end.stuck) == ([left], [])
+
+
+def test_a_guardian_that_does_not_end_is_left_alone_for_longer_than_the_grace_it_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at = [0.0]
+
+    def sleep(seconds: float) -> None:
+        at[0] += seconds
+
+    one = Supervisor(["/bin/true"], silence_s=1, start_s=1, as_json=False, now=lambda: at[0], sleep=sleep)
+    guardian, other = procfs.stat(os.getpid()), procfs.stat(os.getppid())
+    assert guardian is not None
+    assert other is not None
+    struck: list[int] = []
+    one.oom = SimpleNamespace(killed=lambda: False)  # type: ignore[assignment]
+    one.memory = SimpleNamespace(guardians={(guardian.pid, guardian.start_ticks)})  # type: ignore[assignment]
+    monkeypatch.setattr(one, "reap", lambda: None)
+    monkeypatch.setattr(one, "tree", lambda _: {guardian.pid, other.pid})
+    monkeypatch.setattr(procfs, "table", lambda: {entry.pid: entry for entry in (guardian, other)})
+    monkeypatch.setattr(procfs, "strike", lambda targets: struck.extend(entry.pid for entry in targets))
+    one.let_end()
+    assert procfs.ORPHAN_GRACE_S < procfs.LET_END_S <= at[0] < procfs.LET_END_S + 0.1
+    assert set(struck) == {other.pid}

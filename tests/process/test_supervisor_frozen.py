@@ -5,7 +5,6 @@ With GANGQ_SOAK=1 all of it 34 times: 204 runs.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +21,11 @@ from process.supervised import (
     needs_namespaces,
     starter,
 )
+from soaking import SOAK
 
-REPEATS = 34 if os.environ.get("GANGQ_SOAK", "0") not in ("", "0") else 1
+pytestmark = pytest.mark.slow
+
+REPEATS = 34 if SOAK else 1
 FREEZES = {
     "holds_the_gil_in_c": "in holds_the_gil_in_c",
     "backtracks": "in backtracks",

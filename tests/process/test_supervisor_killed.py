@@ -238,6 +238,7 @@ def gangq(directory: Path, *args: str, **environ: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.slow
 def test_the_private_server_outlives_the_worker_that_started_it(tmp_path: Path) -> None:
     place = {"GANGQ_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path), "HOME": str(tmp_path)}
     try:

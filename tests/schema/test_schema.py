@@ -114,19 +114,24 @@ def test_a_comment_right_above_or_beside_what_is_made_is_its_comment(empty_dsn: 
     (lib / "migrations" / "0002_more.sql").write_text(
         "-- About nothing.\n\n-- Somebody's\n-- table.\ncreate table gangq.more (\n  -- Key.\n  id bigint,\n"
         "  -- About the rule below.\n  check (id > 0),\n  bare text,\n  said text -- It's said;\n"
-        "    check (said <> ''),\n  last text\n);\n"
+        "    check (said <> ''),\n  last text default 'a -- b' -- Not 'it -- \n);\n"
         "-- About the index.\ncreate index on gangq.more (id);\n"
         "create domain gangq.beside as text; -- Beside.\n-- Above.\ncreate domain gangq.above as text\n"
-        "  check (value <> '');\n"
+        "  check (value <> '');\n-- Then.\ncreate domain gangq.later as text default 'a -- b' check (value <> '');\n"
+        "-- Now.\nalter domain gangq.later drop constraint later_check;\n"
+        "alter domain gangq.later add constraint later_check check (value <> '-');\n"
     )
     migrate(empty_dsn)
     about = (
         "select obj_description(c.oid), array(select col_description(c.oid, n) from generate_series(1, 4) n) "
     )
     more = run(empty_dsn, about + "from pg_class c where c.oid = 'gangq.more'::regclass")
-    assert more == [("Somebody's table.", ["Key.", None, "It's said;", None])]
-    domains = "select obj_description('gangq.beside'::regtype), obj_description('gangq.above'::regtype)"
-    assert run(empty_dsn, domains) == [("Beside.", "Above.")]
+    assert more == [("Somebody's table.", ["Key.", None, "It's said;", "Not 'it -- "])]
+    domains = (
+        "select obj_description('gangq.beside'::regtype), obj_description('gangq.above'::regtype), "
+        "obj_description('gangq.later'::regtype)"
+    )
+    assert run(empty_dsn, domains) == [("Beside.", "Above.", "Now.")]
     code = (
         "select obj_description('gangq.made_so'::regproc), obj_description('gangq.seen'::regclass), "
         "obj_description('gangq.pair'::regtype), obj_description('gangq.bare'::regproc)"
@@ -158,7 +163,7 @@ def test_a_running_client_goes_on_across_a_rebuild_that_adds_columns(dsn: str, l
         for _ in range(8):  # prepared by now
             client.job(id=job)
             client.schema_version()
-        views = lib / "130_views.sql"
+        views = lib / "137_queues.sql"
         views.write_text(
             views.read_text().replace(
                 "create view gangq.queues as\nselect ", "create view gangq.queues as\nselect 1 as added, "
@@ -190,6 +195,7 @@ def _migrate_in_child(dsn: str, ready: Any, results: Any) -> None:
     results.put(migrate(dsn).applied)
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_apply_each_migration_once(empty_dsn: str) -> None:
     spawn = multiprocessing.get_context("spawn")
     ready, results = spawn.Barrier(3), spawn.Queue()
@@ -542,6 +548,7 @@ def test_a_database_that_is_not_utf8_is_refused_before_anything_is_made(server: 
         server.drop_database("plain")
 
 
+@pytest.mark.slow
 def test_what_is_rolled_back_is_not_said_to_be_applied() -> None:
     with Server.temporary() as server:
         with psycopg.connect(server.dsn("postgres"), autocommit=True) as conn:
@@ -553,9 +560,10 @@ def test_what_is_rolled_back_is_not_said_to_be_applied() -> None:
         assert said == []
 
 
+@pytest.mark.slow
 def test_the_manuals_recipe_for_an_owner_works_and_only_missing_roles_are_asked_for() -> None:
     page = (Path(__file__).parents[2] / "docs/manual/operating.md").read_text()
-    recipe = page.partition("An administrator says once:\n\n```sql\n")[2].partition("```")[0]
+    (recipe,) = re.findall(r"```sql\n(create role gangq_owner .*?)```", page, re.DOTALL)
     with Server.temporary() as server, psycopg.connect(server.dsn("postgres"), autocommit=True) as admin:
         for login in ("alice", "worker1", "hurried"):
             admin.execute(f"create role {login} login")
@@ -569,3 +577,18 @@ def test_the_manuals_recipe_for_an_owner_works_and_only_missing_roles_are_asked_
         for statement in recipe.split(";"):
             admin.execute(statement)
         schema.migrate(make_conninfo(server.dsn("jobs"), user="gangq_owner"), log=lambda _: None)
+
+
+def test_every_column_max_trips_says_that_the_next_one_ends_it(
+    db: psycopg.Connection[dict[str, Any]],
+) -> None:
+    said = db.execute("""
+        select a.attrelid::regclass::text as of, coalesce(col_description(a.attrelid, a.attnum), '') as said
+        from pg_attribute a join pg_class c on c.oid = a.attrelid
+        where a.attname = 'max_trips' and c.relnamespace = 'gangq'::regnamespace
+          and c.relkind in ('r', 'p', 'v') and not c.relispartition
+    """).fetchall()
+    found = {row["of"]: row["said"] for row in said}
+    assert {"gangq.task_options", "gangq.live_gangs", "gangq.live_jobs", "gangq.queues"} <= set(found)
+    wrong = {of: text for of, text in found.items() if "are sent back; the next one end" not in text}
+    assert wrong == {}

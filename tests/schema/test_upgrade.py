@@ -26,7 +26,8 @@ from gangq.errors import Busy, translate
 RELEASES = sorted((Path(__file__).parent / "releases").glob("*.sql.gz"))
 _RECORDED = re.compile(r"insert into gangq\.migrations \(name, checksum\) values \('(\w+)', '(\w+)'\);")
 _LOSES = re.compile(
-    r"\b(drop (table|column|domain)|rename|truncate|delete from)\b|\btype\b(?! gangq)", re.IGNORECASE
+    r"\b(drop (table|column|domain|default)|set not null|rename|truncate|delete from)\b|\btype\b(?! gangq)",
+    re.IGNORECASE,
 )
 _UNFILLED = re.compile(r"add column (?!if)[^,;]*not null(?![^,;]*(default|generated))", re.IGNORECASE)
 
@@ -92,6 +93,8 @@ def test_migrations_since_the_last_release_only_add() -> None:
         ("drop table gangq.more;", "drop table"),
         ("alter table gangq.live_jobs rename column note to notes;", "rename"),
         ("alter table gangq.live_jobs alter priority type bigint;", "type"),
+        ("alter table gangq.live_jobs alter column note set not null;", "set not null"),
+        ("alter table gangq.live_jobs alter stops drop default;", "drop default"),
         ("alter table gangq.live_jobs add column n integer not null;", "add column n integer not null"),
     ],
 )

@@ -24,9 +24,10 @@ from gangq.client import AsyncClient, Client
 from worker.worker_process import Fleet, eventually, fleet_of, short_leases, until_state
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
-pytestmark = pytest.mark.skipif(
-    PGBOUNCER is None, reason="PgBouncer is not installed (apt-get install pgbouncer)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PGBOUNCER is None, reason="PgBouncer is not installed (apt-get install pgbouncer)"),
+]
 _ROOT_AS_NOBODY = ("unshare", "--user", "--map-user=65534", "--map-group=65534", "--")
 _CONFIG = """
 [databases]

@@ -15,6 +15,8 @@ from outcome import Outcome, Ran, judge, most_at_once
 from gangq.embedded import Server
 from simulator import Fleet, Policy, Replay
 
+pytestmark = pytest.mark.slow
+
 FLEET = Fleet(8, 4)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import Q, a_role
 from psycopg.rows import dict_row
 
 from gangq.embedded import Server
+from sql.drive import Q, a_role
 
 
 @pytest.fixture
@@ -44,8 +44,13 @@ def logins(q: Q, dsn: str) -> Iterator[dict[str, Q]]:
 @pytest.fixture(autouse=True)
 def no_invariant_is_broken(request: pytest.FixtureRequest) -> Iterator[None]:
     """After every test that had a database, `gangq.violations` is empty and no step of a tick has failed."""
-    db = request.getfixturevalue("db") if "db" in request.fixturenames else None
+    names = request.fixturenames
+    db = request.getfixturevalue("db") if "db" in names else None
+    kept = request.getfixturevalue("database").kept if db is not None else None
     yield
     if db is not None:
-        assert db.execute("select * from gangq.violations").fetchall() == []
-        assert db.execute("select * from gangq.events where kind = 'tick_error'").fetchall() == []
+        for query in (
+            "select * from gangq.violations",
+            "select * from gangq.events where kind = 'tick_error'",
+        ):
+            assert (kept.ask(query) if kept else db.execute(query).fetchall()) == []

@@ -385,10 +385,10 @@ class Claim:
             self.q.one("requeue", job_id=self.job_id, token=self.token, error={"message": message}, **named)
         )
 
-    def trip(self, code: int = 76, message: str = "stalled", **named: Any) -> str:
+    def trip(self, code: int = 76, message: str = "stalled", type: str = "Stalled", **named: Any) -> str:
         """Trip as a watchdog of its worker does; with exit_in_s the whole worker goes."""
         named.setdefault("incarnation", self.incarnation)
-        error = {"type": "Stalled", "message": message}
+        error = {"type": type, "message": message}
         return str(self.q.one("trip", job_id=self.job_id, token=self.token, code=code, error=error, **named))
 
     def suspect(self, kind: str = "stall", **evidence: Any) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from drive import Claim, Gang, Q, Worker
 from psycopg.types.json import Jsonb
+
+from sql.drive import Claim, Gang, Q, Worker
 
 Role = tuple[str, int, int]
 

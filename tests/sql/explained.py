@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from drive import Gang, Q
 from psycopg.types.json import Jsonb
 
 from gangq.placement.decisions import HOLDERS
+from sql.drive import Gang, Q
 
 Row = dict[str, Any]
 

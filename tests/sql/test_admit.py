@@ -6,7 +6,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, MISSING, PLACED, WRONG_STATE, Q, Worker, gpus, refused
+
+from sql.drive import INVALID, MISSING, PLACED, WRONG_STATE, Q, Worker, gpus, refused
 
 
 def hosts_of(q: Q, gang: Any) -> list[str]:

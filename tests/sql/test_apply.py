@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from drive import INVALID, TOO_LARGE, Claim, Gang, Q, Row, Worker, gpus, place, refused
+
+from sql.drive import INVALID, TOO_LARGE, Claim, Gang, Q, Row, Worker, gpus, place, refused
 
 
 def seats(*workers: Worker, devices: list[list[int]] | None = None, role: int = 0) -> list[Row]:
@@ -809,12 +810,26 @@ def test_a_part_that_leaves_one_out_is_not_taken(q: Q) -> None:
 def test_one_wrong_decision_does_not_keep_the_others_from_being_carried_out(q: Q) -> None:
     one, two = q.workers(2)
     wrong, right = q.submit_gang(1), q.submit_gang(1)
-    nonsense = {**start(wrong, one), "seats": [{"worker": "none", "devices": []}]}
-    with refused("22P02"):
-        apply(q, nonsense, start(right, two))
     row = apply(q, {**start(wrong, one), "seats": [{"worker": 1, "devices": ["x"]}]}, start(right, two))
     assert row["outcomes"][f"g{right.id}"] == "done"
     assert (wrong.state, right.state) == ("blocked", "reserved")
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"action": "start", "seats": [{"worker": "none", "devices": []}]},
+        {"action": "start", "refills": [{"place": "none"}]},
+        {"action": "wait", "refused": {"gate": "queue_limit", "limit": "none", "have": 1}},
+    ],
+)
+def test_a_decision_that_cannot_be_read_refuses_its_part_and_says_so(q: Q, nonsense: Row) -> None:
+    one = q.worker()
+    wrong, right = q.submit_gang(1), q.submit_gang(1)
+    with refused(INVALID, "a decision cannot be read"):
+        apply(q, start(right, one), {"ask": f"g{wrong.id}", **nonsense})
+    assert right.state == "blocked"
+    assert apply(q, start(right, one))["outcomes"] == {f"g{right.id}": "done"}
 
 
 @pytest.mark.parametrize(

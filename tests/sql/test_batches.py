@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import INVALID, MISSING, NOT_ALLOWED, Claim, Q, Worker, a_role, gpus, refused
+
+from sql.drive import INVALID, MISSING, NOT_ALLOWED, Claim, Q, Worker, a_role, gpus, refused
 
 ARRAY = {"name": "sweep", "tags": ["lr", "a"]}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from drive import Q, gpus
 
 from gangq.placement.board import Ask, Board, Hold, Needs
+from sql.drive import Q, gpus
 
 
 def board(q: Q) -> Board:
@@ -123,6 +123,7 @@ def test_workers_that_serve_the_same_are_one_class_and_a_role_names_those_that_c
     assert seen.kinds[0].roles[0].serves == {classes["a1"]}
 
 
+@pytest.mark.slow
 def test_of_each_kind_the_first_200_are_seen_and_fewer_where_there_are_many_kinds(q: Q) -> None:
     gangs = q.sql(
         "select g.gang_id from generate_series(0, 449) n cross join lateral gangq.submit_gang('train', 1, "

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import INVALID, WRONG_STATE, Q, ack_all, refused
+
+from sql.drive import INVALID, WRONG_STATE, Q, ack_all, refused
 
 STOPS = 3
 STEPS = 64

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from drive import INVALID, STALE, Claim, Q, Worker, gpus, refused
-from tripped import health, running, setting
+
+from sql.drive import INVALID, STALE, Claim, Q, Worker, gpus, refused
+from sql.tripped import health, running, setting
 
 # Notify, suspicion, brake -----------------------------------------------------------------------------------
 

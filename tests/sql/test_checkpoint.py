@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from drive import INVALID, STALE, TOO_LARGE, Claim, Gang, Q, Worker, ack_all, refused
+
+from sql.drive import INVALID, STALE, TOO_LARGE, Claim, Gang, Q, Worker, ack_all, refused
 
 
 def gang_of_two(q: Q, mode: str = "each") -> tuple[Gang, list[Worker], list[Claim]]:

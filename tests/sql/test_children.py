@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import INVALID, NOT_ALLOWED, STALE, Claim, Q, refused
+
+from sql.drive import INVALID, NOT_ALLOWED, STALE, Claim, Q, refused
 
 VERBS = (
     ("submit", {}),
@@ -104,6 +105,20 @@ def test_keys_are_those_of_the_jobs_login_also_where_a_worker_submits(logins: di
     assert logins["w1"].one("submit_unique", **named) == {**first, "existed": True}
     assert logins["w1"].one("submit_unique", **named, replaces=True)["replaced"]
     assert not logins["s2"].one("submit_unique", unique_key="k", task="prepare")["existed"]
+
+
+@pytest.mark.parametrize(("verb", "more"), VERBS)
+def test_a_child_is_bound_by_the_ceiling_of_its_parents_submitter_and_not_by_its_workers(
+    logins: dict[str, Q], verb: str, more: dict[str, Any]
+) -> None:
+    logins["s1"].submit("fan")
+    claim = logins["w1"].worker(slots=4).take()
+    child = {"task": "leaf", **for_job(claim), **more}
+    logins["a1"].call("set_queue", name="default", ceilings={"s1_test": 5, "w1_test": 9})
+    with refused(NOT_ALLOWED, "the ceiling of s1_test"):
+        logins["w1"].call(verb, **child, priority=6)
+    logins["a1"].call("set_queue", name="default", ceilings={"s1_test": 9, "w1_test": 5})
+    logins["w1"].call(verb, **child, priority=6)
 
 
 def test_a_replacement_is_bound_by_the_ceiling_of_the_jobs_submitter(logins: dict[str, Q]) -> None:

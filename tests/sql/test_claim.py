@@ -7,7 +7,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import ENDED, INVALID, MISSING, STALE, WRONG_ISOLATION, WRONG_STATE, Q, gpus, refused
+
+from sql.drive import ENDED, INVALID, MISSING, STALE, WRONG_ISOLATION, WRONG_STATE, Q, gpus, refused
 
 # Order ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,20 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import PLACED, STALE, TOO_LARGE, WRONG_ISOLATION, WRONG_STATE, Claim, Q, Row, Worker, gpus, refused
+
+from sql.drive import (
+    PLACED,
+    STALE,
+    TOO_LARGE,
+    WRONG_ISOLATION,
+    WRONG_STATE,
+    Claim,
+    Q,
+    Row,
+    Worker,
+    gpus,
+    refused,
+)
 
 
 def both(worker: Worker, *finished: Claim, **named: Any) -> tuple[dict[int, str], list[Claim]]:
@@ -219,6 +232,26 @@ def test_a_port_that_is_taken_undoes_no_report(q: Q) -> None:
     claim = worker.take(lane="light")
     outcomes, claims = both(worker, claim, ports=[6000])
     assert (outcomes, claims) == ({claim.job_id: "done"}, [])
+    with refused(WRONG_STATE, "6000"):
+        worker.claim(ports=[6000])
+    assert worker.take(ports=[6001])["master_port"] == 6001
+
+
+def test_a_port_that_another_session_is_taking_undoes_no_report(q: Q, dsn: str) -> None:
+    q.submit_gang(1)
+    other = q.worker("other", host="h")
+    q.tick()
+    q.submit()
+    q.submit_gang(1)
+    worker = q.worker("worker", host="h")
+    q.tick()
+    claim = worker.take(lane="light")
+    taking = "select * from gangq.claim(%(incarnation)s, ports => array[6000])"
+    with held(dsn, taking, incarnation=other.incarnation):
+        q.sql("set statement_timeout = '150ms'")
+        assert both(worker, claim, ports=[6000]) == ({claim.job_id: "done"}, [])
+        assert worker.claim(ports=[6000]) == []
+        q.sql("reset statement_timeout")
     with refused(WRONG_STATE, "6000"):
         worker.claim(ports=[6000])
     assert worker.take(ports=[6001])["master_port"] == 6001

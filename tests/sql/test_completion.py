@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from drive import Gang, Q, Worker, ack_all
-from epochs import run, submit_roles
+from sql.drive import Gang, Q, Worker, ack_all
+from sql.epochs import run, submit_roles
 
 ROLES = (("driver", 1, 1), ("server", 2, 2))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from drive import INVALID, MISSING, PLACED, Q, Row, gpus, refused
+
+from sql.drive import INVALID, MISSING, PLACED, Q, Row, gpus, refused
 
 
 def soon(q: Q, seconds: float = 1800) -> object:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drive import MISSING, Claim, Q, Worker, refused
+
+from sql.drive import MISSING, Claim, Q, Worker, refused
 
 
 def busy(q: Q, name: str = "w1", host: str | None = None, **offer: Any) -> tuple[Worker, Claim]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
-from drive import Claim, Q, refused
+
+from sql.drive import Claim, Q, refused
 
 AS_ASKED = {"after": "done", "after_any": "any", "after_failed": "failed"}
 
@@ -48,6 +50,18 @@ def test_a_job_and_a_gang_wait_for_the_outcome_they_want(q: Q, option: str, how:
     if then == "cancelled":
         assert f"job {first}, which it waited for, did not" in q.job(job)["error"]["message"]
     assert q.sql("select * from gangq.dependencies") == []
+
+
+def test_a_job_that_need_not_wait_any_more_wakes_a_sleeper(q: Q, dsn: str) -> None:
+    first = q.submit()
+    q.submit(after=[first])
+    claim, sleeper = q.worker("w1").take(), q.worker("w2")
+    assert sleeper.claim(sleep=True) == []
+    with psycopg.connect(dsn, autocommit=True) as ear:
+        ear.execute(f"listen gangq_{sleeper.incarnation}")
+        claim.complete()
+        q.tick()
+        assert "light" in [n.payload for n in ear.notifies(timeout=2, stop_after=2)]
 
 
 @pytest.mark.parametrize(("option", "how", "then"), OUTCOMES)

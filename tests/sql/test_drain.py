@@ -7,7 +7,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, MISSING, STALE, WRONG_STATE, Claim, Gang, Q, Worker, ack_all, gpus, refused
+
+from sql.drive import INVALID, MISSING, STALE, WRONG_STATE, Claim, Gang, Q, Worker, ack_all, gpus, refused
 
 
 def running(q: Q, size: int = 3, **options: Any) -> tuple[Gang, list[Worker], list[Claim]]:

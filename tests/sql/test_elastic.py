@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from drive import INVALID, Gang, Q, Worker, ack_all, gpus, refused
-from epochs import reserve, run, submit_roles, who
 from psycopg.types.json import Jsonb
+
+from sql.drive import INVALID, Gang, Q, Worker, ack_all, gpus, refused
+from sql.epochs import reserve, run, submit_roles, who
 
 ROLES = (("driver", 1, 1), ("executor", 2, 4))
 

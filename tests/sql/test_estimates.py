@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import Q, Worker, gpus
+
+from sql.drive import Q, Worker, gpus
 
 
 def estimate(q: Q, gpus: int = 1, budget_s: float | None = None) -> Any:

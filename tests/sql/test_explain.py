@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from drive import PLACED, Q, gpus
 from psycopg.types.json import Jsonb
+
+from sql.drive import PLACED, Q, gpus
 
 Row = dict[str, Any]
 
@@ -33,6 +34,9 @@ def numbers(row: Row, *names: str) -> tuple[Any, ...]:
 def test_the_verdict_says_how_old_it_is_and_that_nobody_has_decided_for_long(q: Q) -> None:
     q.worker(slots=1)
     gang = q.submit_gang(2, wait_for_hardware=True)
+    gates = explained(q, gang_id=gang.id)
+    assert (gates["verdict"]["detail"], gates["verdict"]["ok"]) == ("no pass has judged it yet", True)
+    q.later(11)
     gates = explained(q, gang_id=gang.id)
     assert gates["verdict"]["detail"].startswith("no pass has judged it (nobody has decided yet")
     assert not gates["verdict"]["ok"]
@@ -74,12 +78,18 @@ def test_a_verdict_is_written_when_it_changes_and_not_every_pass(q: Q) -> None:
 
 
 def test_single_jobs_have_verdicts_too_once_something_decides_about_them(q: Q) -> None:
-    job = q.submit("work", priority=5, **PLACED)
-    shape = q.value("select shape_id from gangq.live_jobs")
+    job, other = (q.submit("work", priority=priority, **PLACED) for priority in (5, 0))
+    shape = q.value("select distinct shape_id from gangq.live_jobs")
     refused = {"gate": "room", "need": 1, "have": 0, "of": "members"}
     said = [
         {"ask": f"k{shape}/5", "action": "start", "refused": refused, "why": "full", "unblocks": "room"},
-        {"ask": f"k{shape}/0", "action": "wait", "refused": refused, "why": "behind", "unblocks": "room"},
+        {
+            "ask": f"k{shape}/0",
+            "action": "wait",
+            "refused": {"gate": "apart"},
+            "why": "behind",
+            "unblocks": "room",
+        },
     ]
     q.sql("select gangq.note_verdicts(%(d)s, gangq.now())", d=Jsonb(said))
     rows = q.sql("select kind_id, ask, why from gangq.verdicts order by ask")
@@ -87,8 +97,10 @@ def test_single_jobs_have_verdicts_too_once_something_decides_about_them(q: Q) -
     gates = explained(q, job_id=job)
     assert gates["room"]["detail"].startswith("of those of its kind before it: full")
     assert gates["unblock"]["detail"] == "room"
-    assert q.value("select why from gangq.waiting where kind = 'job'") is not None
-    q.call("cancel", job_ids=[job])
+    q.worker()
+    waits = q.sql("select priority, why, gate from gangq.waiting where kind = 'job' order by priority desc")
+    assert [tuple(row.values()) for row in waits] == [(5, "full", "room"), (0, "behind", "apart")]
+    q.call("cancel", job_ids=[job, other])
     q.sql("select gangq.forget_old_plans(1, gangq.now())")
     assert q.sql("select * from gangq.verdicts") == []
 
@@ -122,6 +134,29 @@ def test_a_running_gang_that_waits_for_a_successor_of_one_member(q: Q) -> None:
     state, missing = q.call("explain_gang", gang_id=gang.id)
     assert (state["ok"], missing["ok"]) == (True, False)
     assert "has lacked rank 1 for 10 s; reserved, to be claimed within 30 s" in missing["detail"]
+
+
+def test_a_gang_that_lacks_a_member_stops_when_explain_says_so_after_a_pause_too(q: Q) -> None:
+    one, two = q.workers(2)
+    gang = q.submit_gang(2, failure_policy="restart_member", timeout_s=60)
+    gang.start(one, two)
+    q.call("set_queue", name="default", paused=True)
+    two.report_dead()
+    q.live_on(180, one)
+
+    def left_s() -> float:
+        until = datetime.fromisoformat(explained(q, gang_id=gang.id)["missing"]["numbers"]["until"])
+        return (until - q.clock.now()).total_seconds()
+
+    assert 30 < left_s() <= 60
+    q.call("set_queue", name="default", paused=False)
+    q.live_on(10, one)
+    left = left_s()
+    assert 20 < left <= 50
+    q.live_on(left - 1, one)
+    assert gang.state == "running"
+    q.live_on(2, one)
+    assert gang.state == "draining"
 
 
 def test_backing_off(q: Q) -> None:
@@ -199,7 +234,7 @@ def test_a_limit_counts_what_starts_in_the_same_pass(q: Q) -> None:
     [
         ("of other queues", {"queues": ["other"]}, {}),
         ("without task train", {"tasks": ["render"]}, {}),
-        ('without labels {"gpu": "h100"}', {"labels": {"gpu": "a100"}}, {"labels": {"gpu": "h100"}}),
+        ("without labels gpu=h100", {"labels": {"gpu": "a100"}}, {"labels": {"gpu": "h100"}}),
         (
             "outside the selector",
             {"labels": {"zone": "eu"}},
@@ -367,6 +402,21 @@ def test_gangs_before_it_and_how_many_get_a_planned_start(q: Q) -> None:
     )
 
 
+def test_single_jobs_of_one_priority_have_their_own_planned_start(q: Q) -> None:
+    q.sql("update gangq.settings set reservations = 1")
+    worker = q.worker(lease_s=1e5)
+    q.submit(budget_s=5000, **PLACED)
+    worker.take()
+    for priority in (5, 0):
+        q.submit(budget_s=100, priority=priority, **PLACED)
+    q.tick()
+    first, second = q.sql("select * from gangq.waiting where kind = 'job' order by priority desc")
+    assert first["starts_at"] == q.value("select starts_at from gangq.plans")
+    assert first["why"].startswith("place 1 of those with a planned start, in 1h")
+    assert second["starts_at"] is None
+    assert "planned start" not in second["why"]
+
+
 @pytest.mark.parametrize(
     ("policy", "places"),
     [("priority", [3, 1, 4, 2]), ("fifo", [1, 2, 3, 4]), ("largest_first", [4, 1, 3, 2])],
@@ -389,6 +439,27 @@ def test_explain_writes_nothing_and_a_viewer_may_ask(q: Q) -> None:
         assert q.call("explain_job", job_id=job)
 
 
+@pytest.mark.parametrize("state", ["waiting", "backing off", "blocked", "with roles", "running", "done"])
+def test_a_session_may_explain_a_gang_as_often_as_it_likes(q: Q, state: str) -> None:
+    """Once only the first call of a session succeeded."""
+    worker = q.worker(slots=2)
+    asked: Row = {"size": 2}
+    if state == "waiting":
+        asked["after"] = [q.submit(due_at=q.clock.now() + timedelta(hours=1))]
+    elif state == "backing off":
+        asked["due_at"] = q.clock.now() + timedelta(hours=1)
+    elif state == "with roles":
+        asked = {"roles": [{"name": "a", "count": 1}, {"name": "b", "count": 1, "min": 1}]}
+    gang = q.submit_gang(**asked)
+    if state in ("running", "done"):
+        for claim in gang.start(worker):
+            if state == "done":
+                claim.complete()
+    first = q.call("explain_gang", gang_id=gang.id)
+    assert first
+    assert [q.call("explain_gang", gang_id=gang.id) for _ in range(7)] == [first] * 7
+
+
 # Jobs that nobody decides about -----------------------------------------------------------------------------
 
 
@@ -397,6 +468,8 @@ def test_nothing_holds_a_job_that_a_worker_has_room_for(q: Q) -> None:
     gates = explained(q, job_id=q.submit())
     assert holding(gates) == set()
     assert gates["unblock"]["detail"] == "nothing: it is claimable"
+    (waits,) = q.sql("select why from gangq.waiting")
+    assert gates["state"]["detail"] == waits["why"] == "waits for a free worker"
 
 
 def test_a_job_in_a_paused_queue_or_over_its_maximum(q: Q) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from drive import PLACED, Gang, Q, Worker, gpus
-from explained import Seen, confirm, is_said
+
+from sql.drive import PLACED, Gang, Q, Worker, gpus
+from sql.explained import Seen, confirm, is_said
 
 Situation = Callable[[Q], Gang]
 

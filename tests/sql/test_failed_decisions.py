@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import Q
 
 from gangq.placement.board import Board
 from gangq.placement.fit import Search
+from sql.drive import Q
 
 
 def test_it_is_told_once_an_hour_with_its_board_and_the_others_start(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from drive import STALE, WRONG_STATE, Gang, Q, Worker, ack_all, refused
-from epochs import epochs_told, replace, reserve, run, submit_roles, who
+
+from sql.drive import STALE, WRONG_STATE, Gang, Q, Worker, ack_all, refused
+from sql.epochs import epochs_told, replace, reserve, run, submit_roles, who
 
 THREE = ("worker", 3, 3)
 ELASTIC = ("worker", 2, 4)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from drive import Q
+
+from sql.drive import Q
 
 CROWD = 220
 """More than one pass may place, and more of a kind than a pass looks at."""

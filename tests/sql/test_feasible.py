@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from drive import INVALID, Q, gpus, refused
+
+from sql.drive import INVALID, Q, gpus, refused
 
 
 @pytest.fixture
@@ -49,7 +50,14 @@ def test_while_no_worker_of_its_queue_is_known_a_job_is_taken_and_noted(q: Q, no
         ({"gpus": 99}, "each needs 99 GPUs"),
         ({"gpus": 1, "vram_mb": 80000}, "of 1 member even when idle (each needs 1 GPU of 80000 MiB"),
         ({"memory_mb": 5000}, "5000 MiB memory"),
-        ({"labels": {"site": "b"}}, "carries labels"),
+        (
+            {"labels": {"site": "b", "gpu": "h100"}},
+            "none of 1 worker of queue default carries labels gpu=h100, site=b",
+        ),
+        (
+            {"labels": {"site": "a"}, "selector": [{"key": "rack", "op": "=", "values": ["b"]}]},
+            "with labels site=a meets the selector",
+        ),
         ({"selector": [{"key": "site", "op": "=", "values": ["b"]}]}, "meets the selector"),
     ],
 )

@@ -6,7 +6,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, MISSING, STALE, TOO_LARGE, WRONG_STATE, Claim, Q, gpus, refused
+
+from sql.drive import INVALID, MISSING, STALE, TOO_LARGE, WRONG_STATE, Claim, Q, gpus, refused
 
 FINAL = {
     "complete": lambda q, j, t: q.call("complete", job_ids=[j], tokens=[t]),
@@ -323,8 +324,9 @@ def test_a_job_whose_process_was_ended_over_another_is_pending_and_charged_for_n
 
 def test_an_unknown_cause_is_refused(q: Q) -> None:
     claim = running(q)
-    with refused(INVALID, "weather"):
-        claim.fail(cause="weather")
+    for cause, said in (("weather", "cause is 'weather'"), (None, "cause is NULL")):
+        with refused(INVALID, said):
+            claim.fail(cause=cause)
 
 
 # snooze -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, MISSING, TOO_LARGE, WRONG_STATE, Gang, Q, Row, gpus, refused
+
+from sql.drive import INVALID, MISSING, TOO_LARGE, WRONG_STATE, Gang, Q, Row, gpus, refused
 
 DRIVER: Row = {"name": "driver", "count": 1, "gpus": 0, "task": "drive"}
 EXECUTOR: Row = {"name": "executor", "count": 3}

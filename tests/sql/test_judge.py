@@ -6,7 +6,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import ENDED, STALE, Q, gpus, refused
+
+from sql.drive import ENDED, STALE, Q, gpus, refused
 
 
 def held_silent(q: Q, seconds: float) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import Q, gpus
 
 from databases import Clock, Connection, Databases, connect
 from gangq.embedded import Server
+from sql.drive import Q, gpus
 
 TABLES = "select relname from pg_class where relnamespace = 'gangq'::regnamespace and relkind = %s"
 
@@ -152,6 +152,17 @@ def test_a_connection_that_a_test_leaves_open_makes_a_new_database(
     left.close()
 
 
+def test_a_transaction_that_a_test_left_open_is_not_waited_for_for_ever(
+    databases: Databases, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("databases.LOCKS_ARE_FREE_WITHIN_S", 1)
+    with databases.kept(template) as kept, connect(kept.dsn) as left:
+        left.execute("begin")
+        left.execute("update gangq.settings set tick_s = 3")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            kept.restore()
+
+
 def test_what_was_rolled_back_and_a_connection_that_is_closed_keep_the_database(
     databases: Databases, template: str
 ) -> None:
@@ -224,6 +235,20 @@ def test_a_backend_that_was_terminated_is_not_lent_again(databases: Databases, t
             with connect(kept.dsn) as again:
                 assert again.info.backend_pid != ended
                 assert again.execute("select 1 as n").fetchall() == [{"n": 1}]
+
+
+@pytest.mark.parametrize("name", ["_connect_gen", "_closed"])
+def test_a_psycopg_without_a_private_name_that_is_needed_is_refused_with_that_name(
+    databases: Databases, server: Server, template: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with connect(server.dsn("postgres")) as conn:
+        monkeypatch.setattr("databases.connect", lambda dsn: conn)
+        monkeypatch.delattr(conn if name == "_closed" else psycopg.BaseConnection, name)
+        with pytest.raises(
+            pytest.UsageError, match=rf"has no Connection\.{name}, .* install psycopg 3\.2 or 3\.3"
+        ):
+            with databases.kept(template):
+                pass
 
 
 def test_a_verb_that_does_not_exist_is_named(q: Q) -> None:

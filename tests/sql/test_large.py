@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from drive import TOO_LARGE, Claim, Q, Worker, refused
+
+from sql.drive import TOO_LARGE, Claim, Q, Worker, refused
+
+pytestmark = pytest.mark.slow
 
 MANY = 8 << 20
 TEXT = "x" * MANY

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import INVALID, MISSING, WRONG_STATE, Q, a_role, gpus, refused
+
+from sql.drive import INVALID, MISSING, WRONG_STATE, Q, a_role, gpus, refused
 
 LICENCE = {"limit_key": "licence", "limit": 2}
 

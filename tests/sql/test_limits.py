@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from drive import PLACED, WRONG_STATE, Claim, Q, Worker, a_role, gpus, refused
+
+from sql.drive import PLACED, WRONG_STATE, Claim, Q, Worker, a_role, gpus, refused
 
 
 @contextmanager

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drive import Q, Row, gpus
-
 from gangq.gpu import Device
+from sql.drive import Q, Row, gpus
 
 
 def detected(*links: int | None) -> list[Row]:

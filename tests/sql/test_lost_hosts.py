@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from drive import Gang, Q, Worker
 
 from gangq.placement.board import Board
+from sql.drive import Gang, Q, Worker
 
 
 def lose(q: Q, worker: Worker) -> Worker:

@@ -6,7 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from drive import PLACED, Q, Worker, a_role, ack_all, gpus, refused
+
+from sql.drive import PLACED, Q, Worker, a_role, ack_all, gpus, refused
 
 Labels = tuple[tuple[str, str], ...]
 JOBS = ("gangq_jobs_submitted_total", "gangq_jobs_started_total", "gangq_jobs_ended_total")

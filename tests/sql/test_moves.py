@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from drive import PLACED, Q, ack_all, gpus
+
+from sql.drive import PLACED, Q, ack_all, gpus
 
 
 def drain(q: Q, name: str, kind: str = "host") -> None:

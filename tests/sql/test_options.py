@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 import pytest
-from drive import INVALID, Q, refused
 from psycopg.types.json import Jsonb
 
 from gangq.placement.order import POLICIES
 from gangq.placement.strategies import STRATEGIES
+from sql.drive import INVALID, Q, refused
 
 CALLS: dict[str, str] = {
     "submit": "select * from gangq.submit('work', options => %(options)s)",
@@ -181,3 +181,21 @@ def test_where_no_option_is_alike_all_are_named(untouched: Q) -> None:
     with refused(INVALID, "submit has no option 'qqq'") as error:
         ask(untouched, "submit", {"qqq": 1})
     assert (error.value.diag.message_hint or "").startswith("There are after_any, ")
+
+
+def test_every_need_of_a_job_is_stored_under_its_own_name(q: Q) -> None:
+    q.call("set_queue", name="a")
+    needs = {
+        "gpus": 2, "vram_mb": 3, "memory_mb": 4, "cpus": 5, "labels": {"gpu": "h100"}, "model": "b", "limit_key": "c",
+        "selector": [{"key": "zone", "op": "exists", "values": []}], "tolerates": ["spot"],
+    }  # fmt: skip
+    derived = {"id", "avoid", "selects", "submitter", "plain", "fits", "digest", "login", "added_at"}
+    columns = q.sql(
+        "select attname from pg_attribute "
+        "where attrelid = 'gangq.shapes'::regclass and attnum > 0 and not attisdropped"
+    )
+    assert {row["attname"] for row in columns} - derived == {"queue", "task", *needs}
+    q.submit("work", queue="a", wait_for_hardware=True, limit=1, **needs)
+    (stored,) = q.sql("select * from gangq.shapes where queue = 'a'")
+    assert {name: stored[name] for name in needs} == needs
+    assert (stored["task"], stored["avoid"], stored["submitter"]) == ("work", None, None)

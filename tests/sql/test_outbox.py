@@ -9,8 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, MISSING, NOT_ALLOWED, WRONG_STATE, Q, Row, gpus, refused
-from services import Replicas, gangs, put
+
+from sql.drive import INVALID, MISSING, NOT_ALLOWED, WRONG_STATE, Q, Row, gpus, refused
+from sql.services import Replicas, gangs, put
 
 EVERYTHING = [
     "batch_done",
@@ -358,6 +359,23 @@ def test_what_no_delivery_gets_across_is_given_up_with_the_reason_and_does_not_s
     assert (found["dead"], found["dead_error"], found["waiting"]) == (1, "HTTP 422", 0)
     assert q.one("retry_notifications", target="oncall") == 1
     assert acknowledge(q, fetch(q)) == "delivered"
+
+
+def test_what_backs_off_is_tried_at_once_when_an_operator_says_so_and_a_delivery_is_left_alone(q: Q) -> None:
+    target(q)
+    for _ in range(2):
+        fail_one(q)
+    acknowledge(q, failed := fetch(q, lease_s=3600), "HTTP 500")
+    q.later(61)
+    waits, delivered = fetch(q, lease_s=3600), fetch(q, lease_s=3600)
+    assert delivered["id"] == failed["id"], "the one that has failed before is being delivered"
+    acknowledge(q, waits, "HTTP 500")
+    assert fetch(q)["id"] is None
+    assert q.one("retry_notifications", target="oncall") == 0, "none was given up"
+    again = fetch(q)
+    assert (again["id"], again["delivery"]) == (waits["id"], waits["delivery"] + 1)
+    assert fetch(q)["id"] is None, "the other one is being delivered"
+    assert [acknowledge(q, found) for found in (delivered, again)] == ["delivered"] * 2
 
 
 def test_one_whose_runners_die_is_given_up_too(q: Q) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, NAME_TAKEN, NOT_ALLOWED, Claim, Q, Worker, a_role, gpus, refused
 from psycopg.rows import dict_row
+
+from sql.drive import INVALID, NAME_TAKEN, NOT_ALLOWED, Claim, Q, Worker, a_role, gpus, refused
+from sql.services import put
 
 ROLES = {
     "s1_test": "gangq_submitter",
@@ -161,7 +163,7 @@ def test_only_its_submitter_and_admins_change_a_job(on: Logins, verb: str, more:
     jobs = on.s1.submit(count=2)
     gang = on.s1.submit_gang(1)
     for named in ({"job_ids": jobs[:1]}, {"gang_ids": [gang.id]}):
-        with refused(NOT_ALLOWED, "which s1_test submitted") as caught:
+        with refused(NOT_ALLOWED, "which is of s1_test") as caught:
             on.s2.call(verb, **named, **more)
         assert "gangq_admin" in (caught.value.diag.message_hint or "")
     on.s1.call(verb, job_ids=jobs[:1], **more)
@@ -182,12 +184,12 @@ def test_only_its_submitter_and_admins_retry_a_job(on: Logins) -> None:
     job, gang = on.s1.submit(), on.s1.submit_gang(1)
     on.s1.call("cancel", job_ids=[job], gang_ids=[gang.id])
     for named in ({"job_ids": [job]}, {"gang_ids": [gang.id]}):
-        with refused(NOT_ALLOWED, "which s1_test submitted"):
+        with refused(NOT_ALLOWED, "which is of s1_test"):
             on.s2.call("retry", **named)
     on.s1.call("retry", job_ids=[job])
     on.a1.call("retry", gang_ids=[gang.id])
     # It is the admin's by now.
-    with refused(NOT_ALLOWED, "which a1_test submitted"):
+    with refused(NOT_ALLOWED, "which is of a1_test"):
         on.s1.call("cancel", gang_ids=[gang.id])
 
 
@@ -219,7 +221,7 @@ def test_users_behind_one_login_stay_apart_and_the_login_itself_owns_all_of_it(o
     assert on.s1.job(job)["readable"]
     on.s1.sql("set role tenant_b_test")
     assert (on.s1.job(job)["readable"], on.s1.job(job)["payload"]) == (False, None)
-    with refused(NOT_ALLOWED, "which tenant_a_test (login s1_test) submitted"):
+    with refused(NOT_ALLOWED, "which is of tenant_a_test (login s1_test)"):
         on.s1.call("cancel", job_ids=[job])
     on.s1.sql("reset role")
     assert on.s1.job(job)["payload"] == {"password": SECRET}
@@ -229,6 +231,25 @@ def test_users_behind_one_login_stay_apart_and_the_login_itself_owns_all_of_it(o
     with refused(NOT_ALLOWED):
         on.s2.call("cancel", job_ids=[job])
     on.s1.call("cancel", job_ids=[job])
+
+
+@pytest.mark.parametrize("kind", ["schedule", "service"])
+def test_a_program_of_one_user_does_not_end_what_another_behind_its_login_declares(
+    on: Logins, kind: str
+) -> None:
+    for tenant in ("tenant_a_test", "tenant_b_test"):
+        a_role(on.q.db, tenant, "gangq_submitter")
+        on.q.sql(f"grant {tenant} to s1_test")
+    when: dict[str, Any] = {"cron": "0 3 * * *"} if kind == "schedule" else {"source": "app"}
+    names: dict[str, Any] = {"source": "app", "names": ["nightly"]}
+    on.s1.sql("set role tenant_a_test")
+    on.s1.call(f"set_{kind}", name="nightly", task="t", **when)
+    on.s1.call(f"declare_{kind}s", **names)
+    on.s1.sql("set role tenant_b_test")
+    assert on.s1.call(f"declare_{kind}s", source="app", names=[]) == []
+    assert on.q.value(f"select undeclared_at from gangq.{kind}s") is None
+    on.s1.sql("reset role")
+    assert len(on.s1.call(f"declare_{kind}s", source="app", names=[])) == 1
 
 
 def test_a_submitter_whose_role_was_dropped_is_left_to_admins(on: Logins) -> None:
@@ -417,10 +438,14 @@ def saying(claim: Claim, worker: Worker) -> dict[str, Callable[[], Any]]:
             "complete_and_claim", incarnation=worker.incarnation, **arrays, results=[None]
         ),
         "fail": lambda: claim.fail(),
+        "snooze": lambda: claim.snooze(),
         "requeue": lambda: claim.requeue(),
         "release": lambda: claim.release(),
         "trip": lambda: claim.trip(),
         "ack_preempted": lambda: claim.ack(),
+        "barrier": lambda: claim.barrier(),
+        "report_ready": lambda: q.call("report_ready", job_id=claim.job_id, token=claim.token, port=80),
+        "report_load": lambda: q.call("report_load", job_id=claim.job_id, token=claim.token, load=0.5),
         "retire_worker": lambda: worker.retire(),
         "report_dead": lambda: q.call("report_dead", **named, evidence={"by": "me"}),
         "report_stuck": lambda: q.call("report_stuck", **named, evidence={"pid": 1}),
@@ -430,6 +455,12 @@ def saying(claim: Claim, worker: Worker) -> dict[str, Callable[[], Any]]:
 
 
 VERBS = list(saying(Claim(None, {"job_id": 0, "token": 0}), Worker(None, "", {"incarnation": 0})))  # type: ignore[arg-type]
+# What takes an incarnation or a token and is not the word of that worker.
+NOT_SAID = {
+    "open_place": "whoever decides opens places on workers of all logins",
+    "reserve_gang": "whoever decides reserves seats on workers of all logins",
+    "capacity_of": "reads what the view of capacity shows to every role",
+}
 HOSTS = ["report_dead", "report_stuck", "retire_worker", "trip", "bounce", "bounced"]
 
 
@@ -437,20 +468,42 @@ def spoken_by(q: Q, claim: Claim, worker: Worker, verb: str) -> Any:
     return saying(Claim(q, claim.row, claim.incarnation), Worker(q, worker.name, worker.registration))[verb]()
 
 
+def test_everything_that_a_worker_says_is_tried_below(q: Q) -> None:
+    taking = q.sql(
+        "select p.proname from pg_proc p where p.pronamespace = 'gangq'::regnamespace "
+        "and p.proargnames[1:p.pronargs] && '{incarnation,incarnations,token,tokens}' "
+        "and (has_function_privilege('gangq_worker', p.oid, 'execute') "
+        "or has_function_privilege('gangq_host', p.oid, 'execute'))"
+    )
+    assert {row["proname"] for row in taking} == {*VERBS, *NOT_SAID}
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_another_logins_word_for_a_worker_or_its_job_is_refused_and_changes_nothing(
     on: Logins, verb: str
 ) -> None:
-    worker, theirs = on.w1.worker("w1"), on.w2.worker("w2")
-    on.s1.submit(count=2)
-    claim = worker.take()
+    worker = on.w1.worker("w1")
+    if verb in ("barrier", "report_ready", "report_load"):
+        put(on.s1, replicas=1, work={})
+        on.w1.tick()
+    else:
+        on.s1.submit(count=2)
+    claim, theirs = worker.take(), on.w2.worker("w2")
     if verb == "ack_preempted":
         on.s1.call("cancel", job_ids=[claim.job_id])
 
     def seen() -> Any:
         return [
             on.q.sql(f"select * from gangq.{table}")
-            for table in ("live_jobs", "events", "incarnations", "logs", "checkpoints")
+            for table in (
+                "live_jobs",
+                "live_gangs",
+                "events",
+                "incarnations",
+                "logs",
+                "checkpoints",
+                "replicas",
+            )
         ]
 
     before = seen()
@@ -483,14 +536,14 @@ def test_a_member_of_the_workers_login_may_complete_in_a_transaction_of_its_own(
     assert on.as_(on.login("application_test"), claim).complete() == "done"
 
 
-def test_another_login_does_not_open_a_gangs_barrier(on: Logins) -> None:
-    worker = on.w1.worker()
-    on.s1.submit_gang(1)
-    on.w1.tick()
-    claim = worker.take()
-    with refused(NOT_ALLOWED, "registered by login w1_test"):
-        on.as_(on.w2, claim).barrier()
-    assert claim.barrier()[0]["go"]
+@pytest.mark.parametrize(("verb", "more"), [("submit", {}), ("submit_gang", {"size": 1})])
+def test_another_logins_worker_submits_nothing_for_a_job(on: Logins, verb: str, more: dict[str, Any]) -> None:
+    on.s1.submit()
+    claim = on.w1.worker().take()
+    child = {"task": "leaf", "parent": claim.job_id, "parent_token": claim.token, **more}
+    with refused(NOT_ALLOWED, "registered by login w1_test, and this is w2_test"):
+        on.w2.call(verb, **child)
+    on.w1.call(verb, **child)
 
 
 def test_output_of_an_attempt_that_is_over_is_taken_from_the_login_it_ran_under(on: Logins) -> None:

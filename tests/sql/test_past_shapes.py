@@ -7,10 +7,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import Q
 from psycopg.rows import dict_row
 
-pytestmark = pytest.mark.own_database
+from sql.drive import Q
+
+pytestmark = [pytest.mark.own_database, pytest.mark.slow]
 
 PAST = 100_000
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import ENDED, MISSING, WRONG_ISOLATION, WRONG_STATE, Claim, Q, Worker, gpus, refused
+
+from sql.drive import ENDED, MISSING, WRONG_ISOLATION, WRONG_STATE, Claim, Q, Worker, gpus, refused
 
 
 def opened(q: Q, worker: Worker, job_id: int, **more: Any) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from drive import INVALID, MISSING, Q, gpus, in_steps, refused
 
 from gangq.decider.previews import plan_steps
 from gangq.placement.board import Board
 from gangq.placement.whatif import edit
+from sql.drive import INVALID, MISSING, Q, gpus, in_steps, refused
 
 Row = dict[str, Any]
 

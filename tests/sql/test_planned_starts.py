@@ -6,7 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from drive import PLACED, Claim, Gang, Q, Row, Worker, gpus
+
+from sql.drive import PLACED, Claim, Gang, Q, Row, Worker, gpus
 
 
 def test_a_gang_kept_apart_starts_when_the_one_it_is_kept_apart_from_has_ended(q: Q) -> None:

@@ -24,6 +24,8 @@ from gangq.client.verb import Query
 from gangq.client.verbs import Verbs
 from gangq.embedded import Server
 
+pytestmark = pytest.mark.slow
+
 MANY = 100_000
 WORKERS = 1_000
 # Bounded by the size of the fleet and what it runs, by the number of kinds of job or of targets, or by one: these may
@@ -344,7 +346,6 @@ OPENED: list[tuple[str, Query[Any], int]] = [
     ("trip classes", Query("gangq.trip_classes", "select * from gangq.trip_classes", {}, list), 0),
     ("who was displaced", Query("gangq.preemptions", "select * from gangq.preemptions", {}, list), 100),
     ("which devices tripped", Query("gangq.device_trips", "select * from gangq.device_trips", {}, list), 300),
-    ("gangq web: the fleet", Query("gangq.fleet", "select * from gangq.fleet", {}, list), 7000),
     ("gangq web: planned starts", Query("gangq.planned", "select * from gangq.planned", {}, list), 7000),
     (
         "gangq web: the last beats of a gang",
@@ -373,6 +374,7 @@ OPENED: list[tuple[str, Query[Any], int]] = [
         20,
     ),
     # These say what each worker has free, or what is placed, so they read what runs: every job of it, in every place.
+    ("gangq web: the fleet", Query("gangq.fleet", "select * from gangq.fleet", {}, list), 7000),
     ("gangq web: what runs", Query("gangq.running", "select * from gangq.running", {}, list), 130000),
     ("gangq workers", Verbs.workers(), 850000),
     (

@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 import pytest
-from drive import PLACED, Q, Worker, ack_all, gpus
+
+from sql.drive import PLACED, Q, Worker, ack_all, gpus
 
 
 def fleet(q: Q, count: int, slots: int = 1, devices: int = 0, **offer: Any) -> list[Worker]:
@@ -436,6 +437,7 @@ class Fleet:
         return sum(rooms.values()) >= self.size
 
 
+@pytest.mark.slow
 def test_victims_suffice_and_are_minimal_and_are_found_whenever_there_are_any(q: Q) -> None:
     q.sql("update gangq.queues_table set min_run_s = 0")
     tally = {"none": 0, "one": 0, "several": 0}

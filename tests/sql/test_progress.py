@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import Claim, Gang, Q, Row, Worker, gpus
+
+from sql.drive import Claim, Gang, Q, Row, Worker, gpus
 
 
 def stored(q: Q, claim: Claim) -> Row:

@@ -7,7 +7,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, WRONG_ISOLATION, WRONG_STATE, Q, a_role, gpus, refused
+
+from sql.drive import INVALID, WRONG_ISOLATION, WRONG_STATE, Q, a_role, gpus, refused
 
 
 def path(q: Q, name: str) -> Any:
@@ -112,7 +113,7 @@ def test_what_is_not_given_stays_and_null_takes_away(q: Q) -> None:
         ({"maximum": {"gpus": 1.5}}, "maximum: gpus is 1.5"),
         ({"maximum": {"gpus": "8"}}, 'maximum: gpus cannot be "8"'),
         ({"maximum": [1]}, "maximum is [1]"),
-        ({"guaranteed": {"gpus": 5}, "maximum": {"gpus": 4}}, "5 gpus are guaranteed and 4 is the maximum"),
+        ({"guaranteed": {"gpus": 5}, "maximum": {"gpus": 4}}, "is guaranteed 5 gpus, and its maximum is 4"),
         ({"policy": None}, "policy needs a value"),
         ({"polcy": "fair"}, "has no option 'polcy'"),
         ({"paused": "perhaps"}, "paused cannot be"),
@@ -142,7 +143,7 @@ def test_children_are_guaranteed_no_more_together_than_their_parent_may_hold(q: 
     q.call("set_queue", name="a.y", guaranteed={"gpus": 3})
     with refused(INVALID, "children of queue 'a' are guaranteed 8 gpus, and its maximum is 7"):
         q.call("set_queue", name="a", maximum={"gpus": 7})
-    with refused(INVALID, "5 gpus are guaranteed and 4 is the maximum"):
+    with refused(INVALID, "is guaranteed 5 gpus, and its maximum is 4"):
         q.call("set_queue", name="a.x", maximum={"gpus": 4})
 
 
@@ -312,3 +313,20 @@ def test_a_pause_without_an_end_and_one_that_was_ended_forget_the_end(q: Q) -> N
         q.call("set_queue", name="default", **settings)
         assert shown(q, "default")["paused_until"] is None
     assert shown(q, "default")["paused"] is True, "paused_until alone was taken away"
+
+
+def test_every_setting_of_a_queue_is_stored_under_its_own_name(q: Q) -> None:
+    settings: dict[str, Any] = {
+        "paused": True, "paused_until": q.value("select gangq.now() + interval '1 hour'"), "draining": True,
+        "policy": "fair", "guaranteed": {"gpus": 2}, "maximum": {"gpus": 9}, "submitter_maximum": {"gpus": 4},
+        "max_running_gangs": 11, "max_running_jobs": 12, "rate": "13/1m", "weight": 14, "preempts": False,
+        "preemptible": False, "min_run_s": 15, "placement_timeout_s": 16, "timeout_style": "hard", "others": "shared",
+        "ceilings": {"gangq_submitter": 17}, "max_attempts": 18, "max_crashes": 19, "max_trips": 20, "backoff_s": 21,
+        "backoff_max_s": 22, "budget_s": 23, "max_payload_bytes": 24, "retention_done": "long",
+        "retention_failed": "short",
+    }  # fmt: skip
+    names = {row["name"] for row in q.sql("select name from gangq.settable('gangq.queues_table'::regtype)")}
+    assert set(settings) == names, "give a new setting a value here that no other has"
+    q.call("set_queue", name="all", **settings | {"paused_until": settings["paused_until"].isoformat()})
+    stored = q.sql("select * from gangq.queues_table where name = 'all'")[0]
+    assert {name: stored[name] for name in settings} == settings

@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from drive import INVALID, WRONG_STATE, Q, refused
 
 from gangq.durations import in_short
+from sql.drive import INVALID, WRONG_STATE, Q, refused
 
 API = {"limit_key": "api", "rate": "3/1m"}
 
@@ -89,6 +89,24 @@ def test_a_place_is_one_start_and_is_not_refilled(q: Q) -> None:
         assert starts(q, worker) == n
     # Not even by a claim without a pass.
     assert q.call("claim", incarnation=worker.incarnation, max_jobs=10) == []
+
+
+def test_a_start_is_not_lost_when_another_worker_was_faster(q: Q) -> None:
+    workers = q.workers(2, slots=2)
+    for _ in range(9):
+        q.submit(**API)
+    q.place()
+    first = {
+        row["incarnation"]: row["n"]
+        for row in q.sql("select incarnation, count(*) as n from gangq.places group by 1")
+    }
+    fast, slow = sorted(workers, key=lambda worker: -first[worker.incarnation])
+    assert (first[fast.incarnation], first[slow.incarnation]) == (2, 1)
+    for row in q.call("claim", incarnation=fast.incarnation, max_jobs=2):
+        q.call("complete", job_ids=[row["job_id"]], tokens=[row["token"]])
+    # Jobs are packed on the first worker, which is idle again: yet the place on the other one stays.
+    q.place()
+    assert len(q.call("claim", incarnation=slow.incarnation, max_jobs=2)) == 1
 
 
 def test_a_rate_of_a_queue_counts_its_children_and_what_would_be_light(q: Q) -> None:

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from drive import Gang, Q, Worker, ack_all
+
+from sql.drive import Gang, Q, Worker, ack_all
 
 
 def queues(q: Q, **guaranteed: dict[str, Any] | None) -> None:

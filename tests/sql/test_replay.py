@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from drive import NOT_ALLOWED, Q, gpus, refused
 
 from gangq.client.rows import ReplayRow
 from gangq.client.sync import in_steps, run
 from gangq.client.verbs import Verbs
+from sql.drive import NOT_ALLOWED, Q, gpus, refused
 
 Row = dict[str, Any]
 

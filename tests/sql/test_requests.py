@@ -7,7 +7,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import (
+
+from sql.drive import (
     INVALID,
     MISSING,
     NOT_ALLOWED,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from drive import MISSING, WRONG_STATE, Q, refused
+
+from sql.drive import MISSING, WRONG_STATE, Q, refused
 
 HOUR = 3600
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from drive import Q, Worker
+
+from sql.drive import Q, Worker
 
 
 def fail(worker: Worker, job: int) -> None:
@@ -209,6 +210,7 @@ def ticks(q: Q) -> Iterator[float]:
             return
 
 
+@pytest.mark.slow
 @pytest.mark.own_database
 def test_a_chain_of_1000_is_revived_in_bounded_steps(q: Q) -> None:
     worker = q.worker()
@@ -234,6 +236,7 @@ def test_a_chain_of_1000_is_revived_in_bounded_steps(q: Q) -> None:
     assert whole < 60
 
 
+@pytest.mark.slow
 @pytest.mark.own_database
 def test_a_fan_out_of_10000_is_revived_in_bounded_steps(q: Q) -> None:
     worker = q.worker()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from drive import NOT_ALLOWED, Q, refused
+
+from sql.drive import NOT_ALLOWED, Q, refused
 
 LOOKING = ("gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_host", "gangq_admin")
 ROLES = (*LOOKING, "gangq_notifier")
@@ -28,12 +29,20 @@ LOOK = {
     "role_of",
     "serves",
     "in_epoch",
+    "in_s",
+    "in_short",
+    "is_paused",
+    "number_in",
+    "owned",
     "infeasible",
     "queue_load",
     "key_usage",
     "limit_opens_at",
     "kept_by_day",
+    "open_slots",
+    "change_mark",
     "waiting_later",
+    "waits_for_worker",
     "waiting_so_far",
     "usage",
     "metrics",

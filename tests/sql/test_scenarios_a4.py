@@ -12,7 +12,8 @@ import threading
 
 import psycopg
 import pytest
-from drive import MISSING, STALE, WRONG_STATE, Gang, Q, Worker, ack_all, gpus, refused
+
+from sql.drive import MISSING, STALE, WRONG_STATE, Gang, Q, Worker, ack_all, gpus, refused
 
 
 def race(q: Q, dsn: str, count: int, workers: list[Worker]) -> list[int]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import (
+
+from gangq.decider.schedules import plan_schedules
+from sql.drive import (
     INVALID,
     MISSING,
     NOT_ALLOWED,
@@ -18,8 +20,6 @@ from drive import (
     in_steps,
     refused,
 )
-
-from gangq.decider.schedules import plan_schedules
 
 
 def put(q: Q, name: str = "s", cron: str | None = "* * * * *", task: str = "report", **more: Any) -> str:
@@ -65,6 +65,7 @@ def noon(q: Q) -> datetime:
 # Setting ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_schedule_is_made_changed_or_the_same(q: Q) -> None:
     assert put(q, payload={"n": 1}) == "made"
     before = q.sql("select xmin, * from gangq.schedules_table")
@@ -486,6 +487,7 @@ def test_a_caller_that_can_compute_is_asked_before_a_late_due_time_is_run(q: Q, 
     assert dues(q) == [noon + timedelta(hours=3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("day", "expected"),
     [
@@ -885,7 +887,7 @@ def test_the_same_definition_of_another_login_is_no_change_for_a_worker_and_no_o
     put(q, payload={"password": "hunter2"})
     as_(q, "s2_test")
     for payload in ({"password": "hunter2"}, {"password": "x"}):
-        with refused(NOT_ALLOWED, "s2_test may not change schedule 's', which s1_test stored"):
+        with refused(NOT_ALLOWED, "s2_test may not change schedule 's', which is of s1_test"):
             put(q, payload=payload)
     q.sql("reset session authorization; grant gangq_worker to s2_test")
     as_(q, "s2_test")
@@ -985,6 +987,7 @@ def test_a_change_of_what_is_submitted_leaves_the_due_time_as_it_is(q: Q, noon: 
         ({"due": timedelta(), "problem": "x"}, "cannot be due at"),
         ({"due": timedelta(), "missed": timedelta()}, "cannot be due at"),
         ({"due": timedelta(), "missed": timedelta(hours=-2)}, "cannot be due at"),
+        ({"due": None, "problem": "x", "missed": timedelta(hours=2)}, "cannot be due at"),
         ({"due": "infinity"}, "due is infinity"),
         ({"due": "soon"}, "due cannot be"),
         ({"due": timedelta(), "at": 1}, "no option 'at'"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from drive import Q, Worker, gpus
+
+from sql.drive import Q, Worker, gpus
 
 
 def test_a_slash_in_the_name_of_a_domain_is_part_of_the_name(q: Q) -> None:

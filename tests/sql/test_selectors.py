@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import INVALID, MISSING, Q, Row, Worker, refused
 from psycopg.types.json import Jsonb
+
+from gangq.client.selectors import parse_selector
+from sql.drive import INVALID, MISSING, Q, Row, Worker, refused
 
 LABELS = {
     "gpu": "h100",
@@ -300,7 +302,25 @@ def test_what_no_worker_meets_is_explained(q: Q) -> None:
     q.worker(taints=["spot"])
     assert "tolerates none" in q.submit_gang(1, wait_for_hardware=True).note
     picky = q.submit_gang(1, selector=[when("gpu", "=", "h100")], tolerates=["*"], wait_for_hardware=True)
-    assert "meets the selector" in picky.note
+    assert "meets the selector gpu=h100 with taints it tolerates" in picky.note
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vram>=40",
+        "gpu=h100,rack in (a,b),zone!=eu",
+        "driver<550.5,nvme,!spot",
+        'site="a, b",worker notin ("a b",c)',
+        r'"a key"="a \" and a \\"',
+    ],
+)
+def test_a_selector_is_written_as_people_write_it(q: Q, text: str) -> None:
+    said = "select gangq.selector_text(gangq.check_selector(%(said)s)) as text, gangq.check_selector(%(said)s) as of"
+    (row,) = q.sql(said, said=Jsonb(parse_selector(text)))
+    (again,) = q.sql(said, said=Jsonb(parse_selector(row["text"])))
+    assert row["text"] == text
+    assert row == again
 
 
 @pytest.mark.own_database

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import INVALID, MISSING, Q, Row, refused
-from services import Replicas, gangs, put, service, whole
+
+from sql.drive import INVALID, MISSING, Q, Row, refused
+from sql.services import Replicas, gangs, put, service, whole
+
+pytestmark = pytest.mark.slow
 
 MORE: dict[str, Any] = {
     "min_replicas": 2,
@@ -235,6 +238,26 @@ def test_a_program_that_declares_it_again_undoes_no_scaling_and_ends_what_it_doe
     assert service(q)["replicas"] == 4
     put(q, source="tasks:app", replicas=2, gang=2)
     assert q.sql("select * from gangq.scaling") == []
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_what_is_asked_for_is_asked_for_anew_when_the_size_of_its_gangs_changes(
+    q: Q, rolled_back: bool
+) -> None:
+    fleet = Replicas.of_hosts(q, 6)
+    put(q, target_load=0.5, replicas=6, **{**MORE, "gang": 3, "max_replicas": 12})
+    put(q, task=None, gang=2)
+    go_on(fleet, 15, 0.6)
+    assert (scaling(q)["replicas"], scaling(q)["wants"]) == (6, 8)
+    if rolled_back:
+        q.call("roll_back_service", name="chat", to_revision=1)
+    else:
+        put(q, task=None, gang=3)
+    for _ in range(20):
+        go_on(fleet, 5, 0.6)
+        assert service(q)["replicas"] % 3 == 0
+        assert q.violations() == []
+    assert service(q)["replicas"] == 12
 
 
 def test_stopped_it_is_not_scaled(q: Q, fleet: Replicas) -> None:

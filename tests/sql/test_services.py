@@ -10,9 +10,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, MISSING, NOT_ALLOWED, STALE, WRONG_STATE, Q, a_role, refused
 from psycopg.rows import dict_row
-from services import Replicas, endpoints, gangs, put, service, whole
+
+from gangq.context import ServiceInfo
+from gangq.worker.replicas import target_of
+from sql.drive import INVALID, MISSING, NOT_ALLOWED, STALE, WRONG_STATE, Q, a_role, refused
+from sql.services import Replicas, endpoints, gangs, put, service, whole
 
 
 @pytest.fixture
@@ -97,6 +100,13 @@ def test_what_is_set_again_is_the_same_and_what_is_left_out_stays(q: Q) -> None:
         ({"work": {"gpu": 1}}, "no option 'gpu'"),
         ({"work": []}, "work is []"),
         ({"health": "healthz"}, "health is"),
+        ({"health": "http://h:99999/"}, "health is http://h:99999/"),
+        ({"health": "http://h:0/"}, "health is"),
+        ({"health": "http://h:99999999999"}, "health is"),
+        ({"health": "http://h:x/"}, "health is"),
+        ({"health": "http://[h/"}, "health is"),
+        ({"health": "http://::1/"}, "health is"),
+        ({"health": "http://?x"}, "health is"),
         ({"surge": -1}, "surge is"),
         ({"ready_within_s": 0}, "ready_within_s is"),
     ],
@@ -107,13 +117,32 @@ def test_what_is_wrong_is_said_when_it_is_set(q: Q, arguments: dict[str, Any], m
     assert q.sql("select * from gangq.services_table") == []
 
 
+@pytest.mark.parametrize(
+    "health",
+    [
+        "/a:b?c=http://h:x/",
+        "http://h",
+        "http://h:65535",
+        "http://user:word@h:80/a",
+        "http://h/a:99999/",
+        "http://10.0.0.1?a=b:c",
+        "http://[::1]:8000/health",
+        "http://[fe80::1%25eth0]/",
+    ],
+)
+def test_a_health_url_that_a_worker_can_read_is_taken(q: Q, health: str) -> None:
+    put(q, health=health)
+    assert service(q)["health"] == health
+    target_of(ServiceInfo(name="chat", revision=1, port=8000, health=health))
+
+
 def test_only_who_stored_it_changes_it(q: Q, dsn: str) -> None:
     for name in ("gangq_test_alice", "gangq_test_bob"):
         a_role(q.db, name, "gangq_submitter", login=True)
     with as_login(q, dsn, "gangq_test_alice") as alice, as_login(q, dsn, "gangq_test_bob") as bob:
         put(alice, payload={"secret": 1})
         for verb in ("stop_service", "delete_service", "roll_back_service"):
-            with refused(NOT_ALLOWED, "which gangq_test_alice stored"):
+            with refused(NOT_ALLOWED, "which is of gangq_test_alice"):
                 bob.call(verb, name="chat")
         with refused(NOT_ALLOWED):
             put(bob, payload={"secret": 1})
@@ -669,6 +698,18 @@ def test_gangs_on_a_host_that_is_drained_move_once_others_are_ready(q: Q, fleet:
         assert len(whole(q)) >= 2
         q.later(1)
     assert len(whole(q)) == 2
+    assert "node1" not in {e["host"] for e in endpoints(q)}
+    assert q.value("select state from gangq.cordoned") == "drained"
+
+
+def test_with_surge_0_the_same_gangs_move_to_other_hosts(q: Q, fleet: Replicas) -> None:
+    put(q, replicas=4, gang=2, surge=0)
+    fleet.settle(2)
+    before = set(whole(q))
+    assert "node1" in {e["host"] for e in endpoints(q)}
+    drain(q, "node1")
+    fleet.settle(8)
+    assert set(whole(q)) == before
     assert "node1" not in {e["host"] for e in endpoints(q)}
     assert q.value("select state from gangq.cordoned") == "drained"
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import Q
 from psycopg.rows import dict_row
+
+from sql.drive import INVALID, Q
 
 ROLES = ("gangq_viewer", "gangq_submitter", "gangq_worker", "gangq_host", "gangq_notifier", "gangq_admin")
 TYPES = (
@@ -56,6 +57,40 @@ SOURCES = (
     "(select string_agg(pg_get_viewdef(c.oid), ' ') from pg_class c where c.relnamespace = 'gangq'::regnamespace "
     "and c.relkind = 'v') from pg_proc p where p.pronamespace = 'gangq'::regnamespace"
 )
+
+
+# What arguments with a default may be.
+NEEDS = (
+    '"memory_mb": 1, "cpus": 0.5, "labels": {"a": "b"}, "selector": [{"key": "gpu", "op": "exists"}], '
+    '"tolerates": ["x"], "model": "m", "limit_key": "k", "limit": 2, "rate": "10/1m", "max_attempts": 2, '
+    '"wait_for_hardware": true'
+)
+OPTIONAL = {
+    "submit.options": f"""'{{{NEEDS}, "name": "b", "tags": ["t"], "budget_s": 60}}'""",
+    "submit_gang.options": f"""'{{{NEEDS}, "require": "host", "strategy": "pack", "failure_policy": "fail"}}'""",
+    "submit_unique.options": f"'{{{NEEDS}}}'",
+    "submit_unique_gang.options": f"'{{{NEEDS}}}'",
+    "register_worker.options": """'{"labels": {"a": "b"}, "task_options": {"t": {"cpus": 1}}, "taints": ["x"]}'""",
+    "set_queue.settings": """'{"maximum": {"gpus": 8}, "rate": "9/1m", "ceilings": {"gangq_worker": 5}}'""",
+    "set_task.settings": """'{"budget_s": 60, "notify_only": ["stall"]}'""",
+    "set_service.work": """'{"cpus": 1}'""",
+    "set_schedule.work": """'{"cpus": 1}'""",
+    "apply.decisions": """'[{"ask": "g1", "action": "wait", "refused": [{"gate": "capacity", "numbers": {}}]}]'""",
+    "cordon.host": None, "uncordon.host": None, "quarantine.worker": None, "unquarantine.worker": None,
+    "preview.changes": "'[]'", "plans": "'[]'", "target": "'oncall'", "kinds text[]": "array['trip']",
+    "submit_unique_gang.unique_key": "'of a gang'", "settings jsonb": "'{}'",
+    "devices jsonb": """'[{"uuid": "G9", "index": 0, "vram_mb": 9}]'""",
+    "devices text[]": "array['G9']", "evidence jsonb": """'{"by": "me", "stack": "s"}'""",
+    "beats jsonb[]": """array['{"step": 1}']""", "readings": """'[{"uuid": "G9"}]'""", "device_uuid": "'G9'",
+    "since interval": "'1 day'", "since timestamp with time zone": "'2020-01-01'", "until": "'2100-01-01'",
+    "due_at": "'2100-01-01'", "deadline": "'2100-01-01'", "ends_by": "'2100-01-01'", "cron": "'0 3 * * *'",
+    "tz": "'UTC'", "unique_key": "'u'", "keep_s": 9, "key": "'k'", "most": 7, "rate": "'5/1m'", "queue": "'default'",
+    "gang_ids": "array[1]", "gpus": 0, "cpus": 1, "memory_mb": 9, "slots": 2, "model": "'m'", "max_jobs": 1,
+    "ports": "array[4000]", "request_id": "'00000000-0000-0000-0000-000000000001'", "reason": "'why'",
+    "results": """array['{"r": 1}']""", "payloads": """array['{"n": 1}', '{"n": 2}']""", "ready": "true",
+    "load": 0.5, "retry_in_s": 5, "replicas": 1, "drain": "true", "by": "array['queue']", "source": "'here'",
+    "names": "array['n']", "for_s": 5, "lease_s": 30, "seen": """'{"digest": "d", "asked": 1}'""", "pass": 1,
+}  # fmt: skip
 
 
 class Attacker:
@@ -146,26 +181,28 @@ class Attacker:
         self.db.execute("set search_path = evil, pg_temp, pg_catalog")
 
     def calls(self, known: dict[str, Any]) -> Iterator[str]:
-        """A call of every function that it may execute, with arguments that mean something where there are some."""
+        """Two calls of every function that it may execute: with all arguments that are known, and with those needed.
+
+        A value is known by verb and name, by name and type, or by name alone.
+        """
         for row in self.q.sql(
-            "select p.proname, array(select a.name || ' => ' || a.type from unnest(p.proargnames[1:p.pronargs - "
-            "p.pronargdefaults], p.proargtypes::oid[]) as n(name, oid) cross join lateral (select n.name, "
-            "format_type(n.oid, null) as type) a where n.name is not null) as args, "
+            "select p.proname, array(select array[n.name, format_type(n.oid, null)] "
+            "from unnest(p.proargnames[1:p.pronargs], p.proargtypes::oid[]) as n(name, oid) "
+            "where n.name is not null) as args, "
             "p.pronargs - p.pronargdefaults as needed from pg_proc p "
             "where p.pronamespace = 'gangq'::regnamespace and p.prorettype <> 'trigger'::regtype "
             "and has_function_privilege(%(role)s, p.oid, 'execute') order by p.proname",
             role=self.name,
         ):
             given = []
-            for argument in row["args"][: row["needed"]]:
-                name, kind = argument.split(" => ")
-                value = known.get(name)
-                given.append(
-                    f"{name} => {'null' if value is None else value}::pg_catalog.{_plain(kind)}"
-                    if not kind.startswith("gangq.")
-                    else f"{name} => null"
-                )
-            yield f"select * from gangq.{row['proname']}({', '.join(given)})"
+            for nth, (name, kind) in enumerate(row["args"]):
+                keys = (f"{row['proname']}.{name}", f"{name} {kind}", name)
+                value = next((known[key] for key in keys if key in known), None)
+                if value is not None or nth < row["needed"]:
+                    cast = "" if kind.startswith("gangq.") else f"::pg_catalog.{_plain(kind)}"
+                    given.append(f"{name} => {'null' if value is None else value}{cast}")
+            for some in dict.fromkeys((tuple(given), tuple(given[: row["needed"]]))):
+                yield f"select * from gangq.{row['proname']}({', '.join(some)})"
 
     def answers(self, statement: str) -> str:
         """What it is told, as JSON; an error's SQLSTATE."""
@@ -210,6 +247,7 @@ def scene(q: Q) -> dict[str, Any]:
         "payload": "'{}'",
         "shape_id": 1, "rank": 0, "size": 2, "gate": "'capacity'", "numbers": "'{}'",
         "incarnations": f"array[{worker.incarnation}]",
+        **OPTIONAL,
         "chunks": "array['x']", "seqs": "array[1]", "device_class": "'gpu'", "longest_s": 1, "beats": 1, "port": 4000,
     }  # fmt: skip
 
@@ -236,7 +274,7 @@ def test_no_name_of_the_callers_own_is_used_by_anything_that_runs_as_the_owner(
     ]
     calls = list(attacker.calls(scene))
     if attacker.name.startswith("attacker_gangq_notifier"):
-        assert (len(looks), len(calls)) == (0, 3)
+        assert (len(looks), len(calls)) == (0, 5)
     else:
         assert len(looks) > 15
         assert len(calls) > 5
@@ -246,11 +284,16 @@ def test_no_name_of_the_callers_own_is_used_by_anything_that_runs_as_the_owner(
     assert attacker.struck == 0
     for look, plain, shadowed in zip(looks, before, told, strict=True):
         assert shadowed == plain, look
+    sense: dict[str, bool] = {}
     for call in calls:
         answer = attacker.answers(call)
+        sense[call.split("(")[0]] = sense.get(call.split("(")[0], False) or answer != INVALID
         assert attacker.struck == 0, call
         if attacker.name.startswith("attacker_gangq_viewer"):
             assert SECRET not in answer, call
+    assert [verb for verb, made in sense.items() if not made] == [], (
+        "whose arguments made sense in neither call"
+    )
     if attacker.name.startswith("attacker_gangq_viewer"):
         assert SECRET not in str(told)
 

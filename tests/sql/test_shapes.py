@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drive import INVALID, TOO_LARGE, Q, a_role, refused
+from sql.drive import INVALID, TOO_LARGE, Q, a_role, refused
 
 
 def submit_distinct(q: Q, count: int, *, first: int = 0, queue: str = "default") -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from drive import INVALID, Q, gpus, refused
+
+from sql.drive import INVALID, Q, gpus, refused
 
 
 @pytest.mark.parametrize(("devices", "slots"), [(0, 1), (1, 1), (8, 8)])

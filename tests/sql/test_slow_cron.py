@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from drive import Q, Worker
+
+from sql.drive import Q, Worker
 
 GAP_S = 600
+LEASE_S = 120
 
 
 def cron(q: Q, *heard: Worker) -> None:
@@ -43,13 +45,21 @@ def test_each_sign_of_life_is_good_for_one_more_gap(q: Q) -> None:
     assert (q.state(job), worker.row["state"]) == ("pending", "dead")
 
 
-@pytest.mark.parametrize("gap", [100, 120, 150, GAP_S])
-def test_a_dead_worker_is_judged_while_another_lives_however_seldom_anybody_ticks(q: Q, gap: int) -> None:
+@pytest.mark.parametrize("gap", [25, 70, 100, 150, GAP_S])
+def test_a_dead_worker_is_freed_at_the_first_tick_after_its_lease_however_seldom_anybody_ticks(
+    q: Q, gap: int
+) -> None:
     job, dead, alive = q.submit(), q.worker("dead"), q.worker("alive")
     dead.take()
     q.tick()
-    for _ in range(3):
+    # Its lease is counted from the tick that ends a long gap, because it could not have been heard in that.
+    counted_from = gap if gap > 0.75 * LEASE_S else 0
+    silent_s = 0
+    while q.state(job) == "running":
+        assert silent_s <= counted_from + LEASE_S, "this tick was to free it"
         q.live_on(gap, alive, tick=False)
+        silent_s += gap
         q.tick()
+    assert silent_s > counted_from + LEASE_S, "no tick before"
     assert (q.state(job), dead.row["state"], alive.row["state"]) == ("pending", "dead", "live")
     assert q.job(job)["crashes"] == 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, MISSING, Claim, Q, Worker, gpus, refused
-from tripped import health, running, tripping
+
+from sql.drive import INVALID, MISSING, Claim, Q, Worker, gpus, refused
+from sql.tripped import health, running, tripping
 
 # A process that nothing can kill ----------------------------------------------------------------------------
 
@@ -136,6 +138,19 @@ def test_a_claim_of_one_of_the_devices_waits_for_the_report(q: Q, dsn: str) -> N
             assert not got.done(), got.result()
         third.commit()
         assert got.result() == []
+
+
+def test_a_gang_that_somebody_holds_open_delays_the_report_by_half_a_second(q: Q, dsn: str) -> None:
+    gang, (a, b) = q.submit_gang(2), q.workers(2)
+    one, _ = gang.start(a, b)
+    one.trip(exit_in_s=3)
+    assert gang.state == "draining"
+    with psycopg.connect(dsn) as frozen:
+        frozen.execute("select from gangq.live_gangs where id = %s for update", [gang.id])
+        started = time.monotonic()
+        stuck(q, one)
+        assert 0.4 < time.monotonic() - started < 1.9, "then it gives up on it"
+    assert q.sql("select reboot_needed from gangq.workers where name = 'w1'") == [{"reboot_needed": True}]
 
 
 @pytest.mark.parametrize("drained", ["before", "after"])

@@ -7,7 +7,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, MISSING, TOO_LARGE, Q, gpus, refused
+
+from sql.drive import INVALID, MISSING, TOO_LARGE, Q, gpus, refused
 
 
 def test_submit_returns_distinct_ids_in_the_order_of_the_payloads(q: Q) -> None:

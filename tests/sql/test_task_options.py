@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drive import INVALID, Q, gpus, refused
+
+from sql.drive import INVALID, Q, gpus, refused
 
 TRAIN = {
     "queue": "gpu",

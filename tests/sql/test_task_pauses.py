@@ -7,7 +7,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, Q, gpus, refused
+
+from sql.drive import INVALID, Q, gpus, refused
 
 LANES: dict[str, dict[str, Any]] = {"light": {}, "placed": {"gpus": 1}}
 

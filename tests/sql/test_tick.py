@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from drive import NOT_ALLOWED, Q, refused
+
+from sql.drive import NOT_ALLOWED, Q, refused
 
 DAY = 86400
 
@@ -22,6 +24,7 @@ def partitions(q: Q, parent: str) -> list[str]:
     ]
 
 
+KEPT = "select name from gangq.kept_by_day()"
 PARENTS = ("history_short", "history_long", "gang_history_short", "gang_history_long", "events", "logs")
 
 
@@ -31,6 +34,58 @@ def test_a_tick_does_everything_and_says_how_much(q: Q) -> None:
     row = q.one("tick", decides=True)
     assert (row["ran"], row["again"], row["decide"]) == (True, False, True)
     assert set(row["detail"].values()) == {0}
+
+
+def source(q: Q, function: str) -> str:
+    return str(q.value("select prosrc from pg_proc where oid = %(of)s::regproc", of=f"gangq.{function}"))
+
+
+def moments(source: str, comparison: str) -> set[str]:
+    """The columns, with their tables, that a function compares with its time t."""
+    found = set()
+    for query in re.findall(r"\(\s*select .*?(?=\(\s*select |\Z)", source, re.DOTALL):
+        of = {alias: table for table, alias in re.findall(r"(?:from|join) gangq\.(\w+) (\w)\b", query)}
+        found |= {
+            f"{of[alias]}.{column}" for alias, column in re.findall(rf"(\w)\.(\w+) {comparison} t\b", query)
+        }
+    return found
+
+
+def test_each_step_of_a_tick_can_be_done_and_none_is_forgotten(q: Q) -> None:
+    steps = [row["name"] for row in q.sql("select name from gangq.tick_steps(gangq.now())")]
+    assert len(steps) == len(set(steps)) > 15
+    assert {q.value("select gangq.tick_step(%(step)s, false)", step=step) for step in steps} == {0}
+    assert q.sql("select data from gangq.events where kind = 'tick_error'") == []
+    # apply does this one, in the last part of a pass, after what could start has.
+    assert set(re.findall(r"when '(\w+)' then return", source(q, "tick_step"))) - set(steps) == {"time_out"}
+
+
+def test_a_step_that_has_done_its_most_is_what_the_tick_takes_for_more_to_do(q: Q) -> None:
+    most = dict(
+        re.findall(
+            r"(\w+) (\d+)",
+            q.value(
+                "select string_agg(s.name || ' ' || a.most, ', ') "
+                "from gangq.tick_steps(gangq.now()) s "
+                "cross join lateral substring(pg_get_function_arguments(('gangq.' || s.name)::regproc) "
+                "from 'most integer DEFAULT ([0-9]+)') as a(most)"
+            ),
+        )
+    )
+    # Of a hundred gangs it returns what it did to them, and the next tick goes on behind them.
+    assert most.pop("judge_progress") == "100"
+    # So many batches it looks at; it ends 200 at most.
+    assert most.pop("end_batches") == "1000"
+    assert len(most) > 8
+    assert set(most.values()) == {re.findall(r"done >= (\d+)", source(q, "run_steps"))[0]}
+
+
+def test_each_moment_at_which_a_step_is_due_is_one_that_ticks_are_planned_for(q: Q) -> None:
+    due, planned = moments(source(q, "tick_steps"), "<="), moments(source(q, "next_due"), ">")
+    assert due >= {"live_jobs.due_at", "queues_table.paused_until", "scaling_table.due_at"}
+    assert due - planned == set(), "such a step waits for the next safety tick"
+    # A gang that has backed off is for the decider, whose turn a tick gives.
+    assert planned - due == {"live_gangs.not_before"}
 
 
 def test_a_tick_that_has_just_run_does_not_run_again_unless_forced(q: Q) -> None:
@@ -375,6 +430,22 @@ def test_incarnations_long_over_are_forgotten_but_not_a_quarantine(q: Q) -> None
     q.later(8 * DAY)
     q.call("keep_partitions", at_once=True)
     assert [row["name"] for row in q.sql("select name from gangq.workers")] == ["b"]
+
+
+def test_a_row_held_by_somebody_keeps_nothing_from_being_made_or_dropped(q: Q) -> None:
+    """What nothing refers to any more is deleted in the same step: partitions do not wait for that."""
+    q.worker("a").retire()
+    q.later(8 * DAY)
+    before = partitions(q, "events")
+    with q.connected(q.db.info.dsn) as operator, operator.db.transaction():
+        operator.sql("select from gangq.incarnations for update")
+        assert q.one("tick", force=True)["detail"]["keep_partitions"] == 3 * len(q.sql(KEPT))
+    after = partitions(q, "events")
+    assert set(before) < set(after)
+    assert q.sql("select name from gangq.workers") == [{"name": "a"}]
+    q.later(601)
+    q.tick()
+    assert q.sql("select name from gangq.workers") == []
 
 
 def test_checkpoints_of_jobs_long_over_are_forgotten(q: Q) -> None:

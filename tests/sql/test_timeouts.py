@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from drive import PLACED, Gang, Q, Worker
+
+from sql.drive import PLACED, Gang, Q, Worker
 
 GATES: dict[str, dict[str, Any]] = {
     "paused": {"paused": True},
@@ -455,6 +456,22 @@ def test_a_gang_whose_kind_changes_keeps_what_it_has_waited(q: Q) -> None:
     gang = gang_of(q, style="hard")
     q.tick()
     pass_by(q, 40)
+    q.sql(
+        "update gangq.live_gangs set kind_id = %(kind)s where id = %(id)s",
+        kind=other.live["kind_id"],
+        id=gang.id,
+    )
+    open_again(q)
+    assert not ended_within(q, gang, 99)
+    assert ended_within(q, gang, 1)
+
+
+def test_a_pause_before_it_was_due_does_not_lengthen_its_wait_where_its_kind_changes(q: Q) -> None:
+    other = gang_of(q, memory_mb=1)
+    gang = gang_of(q, style="hard", due_at=q.clock.now() + timedelta(seconds=5000))
+    assert gang_of(q).live["kind_id"] == gang.live["kind_id"]
+    shut(q, "paused")
+    q.later(5000)
     q.sql(
         "update gangq.live_gangs set kind_id = %(kind)s where id = %(id)s",
         kind=other.live["kind_id"],

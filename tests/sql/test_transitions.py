@@ -8,7 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import WRONG_STATE, Q, refused
+
+from gangq import schema
+from sql.drive import WRONG_STATE, Q, refused
 
 STATES = (
     "scheduled",
@@ -261,3 +263,17 @@ def test_a_job_that_ended_is_in_history_and_nowhere_else(q: Q) -> None:
     job = q.job(claim.job_id)
     assert (job["state"], job["result"], job["token"]) == ("done", {"r": 1}, claim.token)
     assert job["finished_at"] is not None
+
+
+def test_every_file_that_writes_a_state_is_named_where_the_transitions_are() -> None:
+    files = {file.name.removesuffix(".sql"): file.text for file in schema.sql_files()}
+    (head,) = re.findall(r"\A(.*?)^delete", files["020_transitions"], re.DOTALL | re.MULTILINE)
+    insert = r"insert into gangq\.live_(?:jobs|gangs)\b"
+    update = r"update gangq\.live_(?:jobs|gangs) \w+\s+set (?:(?!\bwhere\b|;).)*?(?<![.\w])state\b"
+    writing = {
+        name
+        for name, text in files.items()
+        if "foundation" not in name and re.search(f"{insert}|{update}", text, re.DOTALL)
+    }
+    assert len(writing) > 15
+    assert {name for name in writing if name not in head} == set()

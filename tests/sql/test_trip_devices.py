@@ -6,8 +6,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import Q, Worker, gpus
-from tripped import health, running, setting
+
+from sql.drive import Q, Worker, gpus
+from sql.tripped import health, running, setting
 
 # Devices ----------------------------------------------------------------------------------------------------
 

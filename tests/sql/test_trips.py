@@ -6,9 +6,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import ENDED, INVALID, MISSING, STALE, Claim, Q, Worker, gpus, refused
-from epochs import reserve, run, submit_roles
-from tripped import health, running, tripping
+
+from sql.drive import ENDED, INVALID, MISSING, STALE, Claim, Q, Worker, gpus, refused
+from sql.epochs import reserve, run, submit_roles
+from sql.tripped import health, running, tripping
 
 # What becomes of the job ------------------------------------------------------------------------------------
 
@@ -492,6 +493,68 @@ def test_a_gang_is_not_placed_again_while_the_member_that_tripped_may_still_run(
     q.live_on(59, *others)
     assert gang.state == "blocked"
     q.live_on(2, *others)
+    assert gang.state == "reserved"
+    gang.cancel()
+
+
+def waits_a_minute(q: Q, job: int) -> None:
+    """Nobody gets it before the process that tripped is gone; then somebody does."""
+    q.later(59)
+    q.tick()
+    assert (q.state(job), q.worker("w2").claim()) == ("scheduled", [])
+    q.later(1)
+    q.tick()
+    assert tripping(q, job, "w3").job_id == job
+
+
+@pytest.mark.parametrize("verb", ["set_priority", "submit_unique"])
+def test_no_change_to_a_job_starts_it_while_the_process_that_tripped_may_still_run(q: Q, verb: str) -> None:
+    unique = {"unique_key": "k", "task": "work", "priority": 5}
+    job = q.one("submit_unique", **unique)["job_id"]
+    q.worker("w1").take().trip(exit_in_s=60)
+    if verb == "set_priority":
+        assert q.one("set_priority", job_ids=[job], priority=5)["state"] == "scheduled"
+    else:
+        assert q.one("submit_unique", **unique, replaces=True)["replaced"] is False
+    waits_a_minute(q, job)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+def test_a_job_that_is_retried_waits_for_the_process_that_tripped(q: Q, end: str) -> None:
+    job, worker = q.submit(max_trips=1), q.worker("w1")
+    if end == "failed":
+        assert worker.take().trip() == "pending"
+    worker.take().trip(exit_in_s=60)
+    if end == "cancelled":
+        q.one("cancel", job_ids=[job])
+    assert q.state(job) == end
+    assert q.one("retry", job_ids=[job])["state"] == "scheduled"
+    waits_a_minute(q, job)
+
+
+def test_proof_of_death_frees_a_retried_job_too(q: Q) -> None:
+    job, worker = q.submit(), q.worker("w1")
+    worker.take().trip(exit_in_s=60)
+    q.one("cancel", job_ids=[job])
+    assert q.one("retry", job_ids=[job])["state"] == "scheduled"
+    assert worker.report_dead() == 1
+    assert q.state(job) == "pending"
+    q.later(1)
+    q.one("cancel", job_ids=[job])
+    assert q.one("retry", job_ids=[job])["state"] == "pending"
+
+
+def test_a_gang_that_is_retried_waits_for_the_process_that_tripped(q: Q) -> None:
+    gang, worker = q.submit_gang(1), q.worker("w1")
+    gang.start(worker)[0].trip(exit_in_s=60)
+    gang.cancel()
+    assert gang.state == "cancelled"
+    assert q.one("retry", gang_ids=[gang.id])["state"] == "blocked"
+    assert (gang.live["not_before"] - q.clock.now()).total_seconds() == 60
+    other = q.worker("w2")
+    q.live_on(59, other)
+    assert (gang.state, gang.live["epoch"]) == ("blocked", 1), "it was placed once, before"
+    q.live_on(1, other)
     assert gang.state == "reserved"
     gang.cancel()
 

@@ -6,7 +6,8 @@ import uuid
 from typing import Any
 
 import pytest
-from drive import INVALID, WRONG_ISOLATION, Q, refused
+
+from sql.drive import INVALID, WRONG_ISOLATION, Q, refused
 
 HOUR = 3600
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, Q, Row, Worker, gpus, refused
-from services import Replicas, put
+
+from sql.drive import INVALID, Q, Row, Worker, gpus, refused
+from sql.services import Replicas, put
 
 HOUR = 3600
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from drive import Q
+import pytest
 from test_timeouts import open_again, shut
+
+from sql.drive import Q
 
 
 def test_a_wait_is_on_record_by_gate_when_it_ends(q: Q) -> None:
@@ -47,6 +49,7 @@ def test_a_gang_that_ends_as_another_kind_keeps_what_it_waited_before(q: Q) -> N
     q.db.execute(kind.encode(), {"kind": gang.live["kind_id"], "id": gang.id})
 
 
+@pytest.mark.slow
 def test_a_pass_over_a_thousand_gangs_that_go_on_waiting_writes_none_of_them(q: Q) -> None:
     written = (
         "select relname, (n_tup_ins + n_tup_upd + n_tup_del)::integer as rows from pg_stat_xact_user_tables "

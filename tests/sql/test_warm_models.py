@@ -6,7 +6,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from drive import INVALID, TOO_LARGE, Q, Worker, gpus, refused
+
+from sql.drive import INVALID, TOO_LARGE, Q, Worker, gpus, refused
 
 COLD = {"model": "loaded nowhere"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drive import Q, gpus
+from sql.drive import Q, gpus
 
 
 def device(q: Q) -> tuple[str, int, int, str, str]:

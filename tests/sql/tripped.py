@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drive import Claim, Q
+from sql.drive import Claim, Q
 
 
 def running(q: Q, name: str = "w1", devices: list[dict[str, Any]] | None = None, **options: Any) -> Claim:

@@ -21,10 +21,12 @@ def run_pytest(place: Path, files: Mapping[str, str], *argv: str, **environ: str
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "GANGQ"))
     }
+    # Where it makes a PostgreSQL.
+    temporary = {"TMPDIR": os.environ["XDG_RUNTIME_DIR"]}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", "-rA", *argv],
         cwd=place,
-        env={**inherited, **environ},
+        env={**inherited, **temporary, **environ},
         capture_output=True,
         text=True,
         timeout=200,

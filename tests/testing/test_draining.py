@@ -15,8 +15,13 @@ from typing import Any
 import pytest
 
 from gangq import App, Context
-from gangq.errors import InvalidInput, WaitTimeout
+from gangq.context import find_current, runs_handler, set_current
+from gangq.errors import GangqError, InvalidInput, WaitTimeout
 from gangq.testing import drain, draining
+from gangq.watchdogs.deadman import Deadman
+from gangq.worker import main, runner_inline
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -128,7 +133,7 @@ def test_what_cannot_run_is_left_with_its_reason(app: App) -> None:
     assert (later.state(), big.state()) == ("scheduled", "pending")
     assert found.ended == []
     said = str(found)
-    assert "1 of runs scheduled: due later, the first at " in said
+    assert "1 of runs scheduled: due later, the first in " in said
     assert "each needs 1 GPU of 40000 MiB" in said
     assert "the largest worker offers 2 GPUs of 24576 MiB" in said
 
@@ -166,6 +171,21 @@ def test_commands_run_too(app: App, tmp_path: Path) -> None:
     # No child process could find this App, and commands need none.
     assert gang.state() == "done"
     assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1"]
+
+
+def test_a_command_that_cannot_start_holds_up_no_handler_that_asks_for_the_same(
+    app: App, tmp_path: Path
+) -> None:
+    @app.task(memory_mb=1)
+    def runs(ctx: Context) -> None: ...
+
+    app.client.set_queue(name="a", paused=True)
+    free = runs.submit()
+    held = app.submit_command(["true"], cwd=str(tmp_path), queue="a", memory_mb=1)
+    found = drain(app)
+    assert (held.state(), free.state()) == ("pending", "done")
+    assert "1 done" in str(found)
+    assert "its queue is paused" in str(found)
 
 
 def test_a_gang_of_an_app_that_no_other_process_finds_is_refused(app: App) -> None:
@@ -253,6 +273,80 @@ def test_ctrl_c_ends_it(app: App) -> None:
         drain(app)
     # Nobody holds it: the next worker would be refused its name otherwise.
     assert app.client.workers()[0].state == "retired"
+
+
+@pytest.mark.parametrize("name", ["main", "elsewhere"])
+def test_an_interruption_that_comes_as_the_handler_ends_is_no_other_error(
+    app: App, time_is_up: threading.Event, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Between the look whether a handler runs and the exception in its thread, the handler returns."""
+    returns, late = threading.Event(), ["once"]
+    interrupt_handler = draining._Run._interrupt_handler
+
+    def interrupts_late(run: Any) -> None:
+        returns.set()
+        until = time.monotonic() + 20
+        while runs_handler() and time.monotonic() < until:
+            time.sleep(0)
+        interrupt_handler(run)
+
+    def looks_late() -> bool:
+        if returns.is_set() and threading.current_thread() is threading.main_thread() and late:
+            return bool(late.pop())
+        return runs_handler()
+
+    def drains() -> None:
+        with pytest.raises(WaitTimeout, match=r"task 'returns_late'\) ran then, and was interrupted$"):
+            drain(app)
+        ended.append(find_current())
+
+    ended: list[Any] = []
+    monkeypatch.setattr(draining, "runs_handler", looks_late)
+    monkeypatch.setattr(draining._Run, "_interrupt_handler", interrupts_late)
+
+    @app.task
+    def returns_late(ctx: Context) -> None:
+        time_is_up.set()
+        returns.wait(30)
+
+    returns_late.submit()
+    if name == "main":
+        drains()
+    else:
+        thread = threading.Thread(target=drains, name=name)
+        thread.start()
+        thread.join()
+    assert ended == [None]
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("gangq-drain")]
+
+
+def test_an_interruption_right_after_a_handler_leaves_neither_its_timer_nor_its_context(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer would end this process when the lease of the worker is over."""
+    deadmen: list[Deadman] = []
+
+    def deadman(**options: Any) -> Deadman:
+        deadmen.append(Deadman(**options))
+        return deadmen[-1]
+
+    def interrupted(context: Context | None) -> None:
+        if context is None:
+            assert deadmen[0]._set_to != ()
+            raise draining._Interrupted
+        set_current(context)
+
+    monkeypatch.setattr(main, "Deadman", deadman)
+    monkeypatch.setattr(runner_inline, "set_current", interrupted)
+
+    @app.task
+    def works(ctx: Context) -> None: ...
+
+    works.submit()
+    with pytest.raises(GangqError, match="ended with code"):
+        drain(app)
+    assert [one._set_to for one in deadmen] == [()]
+    assert find_current() is None
 
 
 def test_in_another_thread_it_works_and_leaves_nothing_open(app: App, time_is_up: threading.Event) -> None:

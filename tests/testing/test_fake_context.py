@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import os
 import subprocess
@@ -15,8 +16,8 @@ import pytest
 
 import gangq
 from gangq import App, Checkpoint, Context, DeviceInfo, GangInfo, Role, ServiceInfo
-from gangq.errors import GangqError, InvalidInput, StaleToken, Stopped, TooLarge
-from gangq.testing import FakeContext, run
+from gangq.errors import GangqError, InvalidInput, RetryLater, StaleToken, Stopped, TooLarge
+from gangq.testing import FakeContext, drain, run
 
 
 def public(kind: type) -> dict[str, Any]:
@@ -106,6 +107,8 @@ def test_checkpoints_go_round() -> None:
     assert (second.attempt, second.token > first.token, second.devices) == (2, True, first.devices)
     assert second.gang is not None
     assert (second.gang.epoch, second.gang.rank) == (2, 1)
+    replica = FakeContext(service=ServiceInfo("chat", 1, 8000))
+    assert replica.next_attempt().service == replica.service
     third = FakeContext(checkpoint=second.checkpoint).next_attempt()
     path = second.checkpoint.path
     del first, second
@@ -217,6 +220,33 @@ def test_save_checkpoint_raises_what_the_real_one_raises(dsn: str) -> None:
     assert fake[-1][0] is heard[-1][0]
 
 
+def test_the_next_attempt_starts_from_the_highest_step_as_in_the_database(dsn: str) -> None:
+    steps = iter([20, 5, 20])
+    found: list[tuple[int, bytes] | None] = []
+
+    def restored(ctx: Context) -> tuple[int, bytes] | None:
+        return ctx.checkpoint and (ctx.checkpoint.step, ctx.checkpoint.data)
+
+    with App(dsn) as app:
+
+        @app.task(max_attempts=4)
+        def trains(ctx: Context) -> None:
+            found.append(restored(ctx))
+            step = next(steps, None)
+            if step is not None:
+                ctx.save_checkpoint(step, str(ctx.attempt).encode())
+                raise RetryLater(0)
+
+        job = trains.submit()
+        assert drain(app).ended[0].id == job.id
+    assert found == [None, (20, b"1"), (20, b"1"), (20, b"3")]
+    fake = FakeContext()
+    for step, then in zip([20, 5, 20], found[1:], strict=True):
+        fake.save_checkpoint(step, str(fake.attempt).encode())
+        fake = fake.next_attempt()
+        assert restored(fake) == then
+
+
 def test_a_checkpoint_is_bytes_at_a_whole_step() -> None:
     with pytest.raises(TypeError, match="bytes-like"):
         FakeContext().save_checkpoint(1, "text")  # type: ignore[arg-type]
@@ -263,6 +293,45 @@ def test_an_app_inside_the_job_submits_through_it(monkeypatch: pytest.MonkeyPatc
         ctx.submit_child("cancel", {})
 
 
+@pytest.mark.parametrize("of_role", [{"payload": {"n": 1}}, {"payloads": [{"n": 1}, {"n": 2}]}])
+def test_payloads_of_a_gang_and_of_its_role_are_refused_as_the_database_does(
+    of_role: dict[str, Any], dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GANGQ_DSN", raising=False)
+
+    app = App()
+    roles = [Role("a", 2, **of_role), Role("b", 1)]
+    payloads = [{"n": 1}, {"n": 2}, {"n": 3}]
+
+    @app.task
+    def leaf(ctx: Context, n: int = 0) -> None: ...
+
+    @app.task
+    def parent(ctx: Context) -> None:
+        leaf.gang(roles=roles).submit_each(payloads)
+
+    ctx = FakeContext()
+    with pytest.raises(InvalidInput) as faked:
+        run(parent, context=ctx)
+    assert ctx.submitted == []
+    with gangq.Client(dsn) as client, pytest.raises(InvalidInput) as refused:
+        client.submit_gang(task="leaf", roles=roles, payloads=payloads)
+    assert str(faked.value) == str(refused.value)
+
+
+def test_a_key_of_a_gang_is_one_of_its_own_task_and_not_of_its_first_role() -> None:
+    ctx = FakeContext()
+
+    def gang(task: str | None, first: str) -> int:
+        roles = [{"name": "first", "count": 1, "task": first}, {"name": "second", "count": 1, "task": "b"}]
+        given = {"unique_key": "k", "task": task, "options": json.dumps({"roles": roles})}
+        return int(ctx.submit_child("submit_unique_gang", given)["gang_id"])
+
+    one = gang(None, "a")
+    assert gang(None, "c") == one
+    assert gang("a", "a") != one
+
+
 def test_a_key_stands_for_what_was_submitted_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GANGQ_DSN", raising=False)
     app = App()
@@ -284,6 +353,29 @@ def test_a_key_stands_for_what_was_submitted_with_it(monkeypatch: pytest.MonkeyP
     run(parent, context=ctx)
     assert [one.payload["n"] for one in ctx.submitted] == [3, 4, 5, 5]
     assert ctx.submitted[0].options == {"priority": 2}
+
+
+@pytest.mark.parametrize("of_gang", [False, True])
+def test_a_key_of_single_jobs_is_refused_to_a_gang_and_the_reverse(of_gang: bool, dsn: str) -> None:
+    verbs = ["submit_unique", "submit_unique_gang"]
+    first, other = reversed(verbs) if of_gang else verbs
+    which = "gang_id" if of_gang else "job_id"
+    given: dict[str, dict[str, Any]] = {
+        "submit_unique": {"unique_key": "k", "task": "leaf"},
+        "submit_unique_gang": {"unique_key": "k", "task": "leaf", "size": 2},
+    }
+    with gangq.Client(dsn) as client:
+        real = getattr(getattr(client, first)(**given[first]), which)
+        with pytest.raises(InvalidInput) as refused:
+            getattr(client, other)(**given[other])
+    ctx = FakeContext()
+    fake = ctx.submit_child(first, given[first])[which]
+    kept = list(ctx.submitted)
+    with pytest.raises(InvalidInput) as faked:
+        ctx.submit_child(other, given[other])
+    assert str(faked.value) == str(refused.value).replace(f" {real}.", f" {fake}.")
+    assert ctx.submitted == kept
+    assert ctx.submit_child(first, given[first])[which] == fake
 
 
 def test_a_checkpoint_given_as_one_is_copied(tmp_path: Path) -> None:

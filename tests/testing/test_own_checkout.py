@@ -1,11 +1,13 @@
-"""Tests are of the checkout that they lie in."""
+"""Tests are of the checkout that they lie in, and share each helper module."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).parents[2]
@@ -25,3 +27,19 @@ def test_tests_refuse_to_run_against_the_code_of_another_checkout(tmp_path: Path
     )
     assert run.returncode == 4
     assert f"these tests are of {HERE}, and gangq is imported from {other}" in run.stderr
+
+
+def test_each_helper_module_is_imported_by_one_name() -> None:
+    """`from drive import Q` beside `from sql.drive import Q` would load the file twice, and make two classes Q."""
+    tests = HERE / "tests"
+    names: defaultdict[Path, set[str]] = defaultdict(set)
+    for file in tests.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        for module, part in re.findall(r"(?m)^\s*(?:from|import) (\w[\w.]*)(?: import (\w+))?", text):
+            for name in (module, f"{module}.{part}"):
+                beside = file.with_name(f"{name}.py")
+                anywhere = tests.glob(f"{name.replace('.', '/')}.py" if "." in name else f"*/{name}.py")
+                for helper in [beside] if beside.is_file() else anywhere:
+                    names[helper].add(name)
+    assert names[tests / "sql/drive.py"] == {"sql.drive"}
+    assert {helper.name: found for helper, found in names.items() if len(found) > 1} == {}

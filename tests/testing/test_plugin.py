@@ -12,6 +12,8 @@ from projects import outcomes, run_pytest
 
 from gangq.testing import FakeContext
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs/manual/testing.md").read_text(encoding="utf-8")
 
 JOBS = """

@@ -42,6 +42,11 @@ class Sampler:
             seen = replace(self.now[uuid], at=self.clock() - 100, gpu_pct=90.0)
             self.kept.setdefault(uuid, []).insert(0, seen)
 
+    def flash(self, uuid: str = GPU, **values: Any) -> None:
+        """It reads so for one reading, a tenth of a second ago, and as before again."""
+        at = self.clock() - 0.1
+        self.kept.setdefault(uuid, []).append(replace(self.now[uuid], at=at, **values))
+
     def readings(self) -> dict[str, DeviceReading]:
         return {uuid: replace(reading, at=self.clock()) for uuid, reading in self.now.items()}
 
@@ -122,7 +127,8 @@ class Scene:
             latest = self.sampler.readings()
             for uuid in self.uuids:
                 if uuid in latest:
-                    readings += [latest[uuid]]
+                    fresh = [] if since is None else self.sampler.history(uuid, since)
+                    readings += fresh or [latest[uuid]]
         trusted = frozenset(r.uuid for r in readings if self._calibration.trusted(r))
         return Sample(
             now, host, tuple(readings), self.uuids, trusted, self._calibration.idle_w(), self.python_steps
@@ -144,6 +150,44 @@ class Record:
     @property
     def reasons(self) -> list[str]:
         return [trip.reason for trip in self.trips]
+
+
+class World:
+    """A job under one watchdog that looks only when the test lets time pass, through scripted sensors.
+
+    ``kind`` is its class. With ``device`` the job holds one, which idles and has been seen busy before this job.
+    """
+
+    def __init__(
+        self, kind: Callable[..., Any], *, device: bool = True, call_off: bool = False, **options: Any
+    ) -> None:
+        self.clock = Clock()
+        self.record = Record(call_off)
+        self.sampler = Sampler(self.clock)
+        if device:
+            self.sampler.set()
+        self.scene = Scene(self.clock, self.sampler)
+        self.dog = kind(
+            clock=self.clock,
+            sensors=self.scene,
+            threads=False,
+            on_trip=self.record.trip,
+            on_suspect=self.record.suspicions.append,
+            **options,
+        )
+        self.dog.start()
+
+    def run(self, seconds: float, *, step: float = 1.0) -> None:
+        drive(self.dog, self.clock, seconds, step=step)
+
+    @property
+    def reasons(self) -> list[str]:
+        return self.record.reasons
+
+    @property
+    def suspected(self) -> list[str]:
+        """The classes of what was suspected."""
+        return [suspicion.cls for suspicion in self.record.suspicions]
 
 
 def drive(dog: Any, clock: Clock, seconds: float, *, step: float = 1.0) -> None:

@@ -11,17 +11,18 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
-from victims import HUNG, until, victim
 
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
 from gangq.watchdogs import counters
 from gangq.watchdogs import family as family_module
 from gangq.watchdogs.activity import HostActivity, HostSample, movement
-from gangq.watchdogs.counters import Counters, library_threads, process_counters
+from gangq.watchdogs.counters import Counters, Wait, library_threads, process_counters
 from gangq.watchdogs.family import Family
+from watchdogs.victims import HUNG, until, victim
 
 
 def moved(activity: HostActivity, seconds: float = 0.6) -> bool | None:
@@ -289,11 +290,29 @@ def test_threads_that_ask_for_the_gil_are_no_movement_and_threads_that_wait_for_
     then: str, now: str, waits: int, moved: bool
 ) -> None:
     def sample(at: float, count: int, where: str) -> HostSample:
-        parked = frozenset([7] if where == "lock" else [])
-        elsewhere = frozenset([7] if where == "data" else [])
-        return HostSample(at, {(1, 1): Counters(0, 0, 0.0, 0, {7: count}, parked, elsewhere)})
+        waits = {7: Wait[where.upper()]} if where in ("lock", "data") else {}
+        return HostSample(at, {(1, 1): Counters(0, 0, 0.0, 0, {7: count}, waits)})
 
     assert movement(sample(0, 0, then), sample(1, waits, now)).moved is moved
+
+
+@pytest.mark.parametrize(
+    ("grown", "moves"),
+    [
+        ({"io_bytes": 2_000_000}, False),
+        ({"io_bytes": 2_000_001}, True),
+        ({"memory_bytes": 16_000_000}, False),
+        ({"memory_bytes": 16_000_001}, True),
+        ({"faults": 200}, False),
+        ({"faults": 201}, True),
+        ({"switches": {7: 20}, "waits": {7: Wait.DATA}}, False),
+        ({"switches": {7: 21}, "waits": {7: Wait.DATA}}, True),
+    ],
+)
+def test_what_moves_in_two_seconds_is_as_the_manual_says(grown: dict[str, Any], moves: bool) -> None:
+    before = HostSample(0, {(1, 1): Counters(io_bytes=0, switches={7: 0}, waits=grown.get("waits", {}))})
+    after = HostSample(2, {(1, 1): Counters(**{"io_bytes": 0, "switches": {7: 0}, **grown})})
+    assert movement(before, after).moved is moves
 
 
 def test_the_thread_that_asks_for_the_gil_is_found_in_a_futex() -> None:
@@ -307,7 +326,7 @@ def test_the_thread_that_asks_for_the_gil_is_found_in_a_futex() -> None:
         grown = {tid: after[1].switches[tid] - before[1].switches[tid] for tid in after[1].switches}
         busiest = max(grown, key=lambda tid: grown[tid])
         assert grown[busiest] > 25, "nobody asks for the GIL: this kernel or Python does it otherwise"
-        assert busiest in after[1].parked
+        assert after[1].waits[busiest] is Wait.LOCK
 
 
 def test_a_process_whose_io_is_hidden_is_unknown(
@@ -322,3 +341,29 @@ def test_a_sample_is_cheap(own: HostActivity) -> None:
     for _ in range(20):
         own.sample()
     assert (time.process_time() - began) / 20 < 0.02
+
+
+def test_a_wait_for_a_lock_is_seen_below_a_thousand_other_locks(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    lock = "import fcntl, sys, time; file = open(sys.argv[1], 'r+'); {}; print('ready', flush=True); time.sleep(60)"
+    holds = lock.format("fcntl.flock(file, fcntl.LOCK_EX)")
+    waits = lock.format("print('ready', flush=True); fcntl.flock(file, fcntl.LOCK_EX)")
+    many = lock.format("[fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * n) for n in range(1500)]")
+    with ExitStack() as stack:
+
+        def start(code: str) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            stack.enter_context(process.stdout)
+            assert process.stdout.readline() == b"ready\n"
+            return process
+
+        start(holds)
+        waiter = start(waits)
+        activity = HostActivity(lambda: [waiter.pid])
+        until(lambda: activity.sample().locked == {waiter.pid})
+        start(many)
+        assert activity.sample().locked == {waiter.pid}

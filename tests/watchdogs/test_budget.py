@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import queue
-
 import pytest
 from fakes import Clock, Record, drive
 
 from gangq.errors import InvalidInput
-from gangq.watchdogs import ExitCode, Suspicion, Watchdog
+from gangq.watchdogs import ExitCode, Watchdog
 
 
 def make(clock: Clock, record: Record, **more: object) -> Watchdog:
-    # Never started as a thread: its wait would be forever, and check() is called by hand.
-    more = {"on_trip": record.trip, **more}
-    dog = Watchdog(clock=clock, **more)  # type: ignore[arg-type]
-    dog._spawn = lambda: None  # type: ignore[method-assign]
-    return dog
+    told = {"on_trip": record.trip, "on_suspect": record.suspicions.append}
+    return Watchdog(clock=clock, threads=False, **told, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -91,8 +86,7 @@ def test_a_pause_before_the_job_is_not_its_own(clock: Clock, record: Record) -> 
 
 
 def test_it_is_suspect_once_at_nine_tenths(clock: Clock, record: Record) -> None:
-    dog = make(clock, record, on_suspect=record.suspicions.append).start(budget_s=100)
-    dog._suspect = lambda job, message, evidence: record.suspicions.append(message)  # type: ignore
+    dog = make(clock, record).start(budget_s=100)
     drive(dog, clock, 89)
     assert record.suspicions == []
     drive(dog, clock, 10)
@@ -102,10 +96,9 @@ def test_it_is_suspect_once_at_nine_tenths(clock: Clock, record: Record) -> None
 def test_the_class_of_a_suspicion_is_not_taken_from_the_name_of_the_thread(
     clock: Clock, record: Record
 ) -> None:
-    told: queue.Queue[Suspicion] = queue.Queue()
-    dog = make(clock, record, name="my-trainer", on_suspect=told.put).start(budget_s=100)
+    dog = make(clock, record, name="my-trainer").start(budget_s=100)
     drive(dog, clock, 95)
-    assert told.get(timeout=10).cls == "budget"
+    assert [suspicion.cls for suspicion in record.suspicions] == ["budget"]
 
 
 def test_called_off_it_is_tried_again_after_another_budget(clock: Clock) -> None:

@@ -8,18 +8,18 @@ one of them is judged right every time: once here, 20 times with GANGQ_SOAK=1.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fakes import GPU, Record, Sampler
-from victims import HUNG, LOADING, big_file, victim
 
 from gangq.proc.clock import boottime
 from gangq.watchdogs import StallWatchdog, WorkSensors
+from soaking import SOAK
+from watchdogs.victims import HUNG, LOADING, big_file, victim
 
-ROUNDS = 20 if os.environ.get("GANGQ_SOAK") else 1
+ROUNDS = 20 if SOAK else 1
 _LOOK_S = 0.25
 _TIMEOUT_S = 0.2
 
@@ -56,8 +56,8 @@ class Case:
             overdue_factor=self.overdue_factor,
             sensors=WorkSensors(lambda: [self.pid], ignored=ignored, uuids=(GPU,), sampler=self.sampler),  # type: ignore
             on_trip=self.record.trip,
+            threads=False,
         )
-        self.dog._spawn = lambda: None  # type: ignore[method-assign]
         inner = self.dog._rearm
 
         def rearm(job, silence_s, limits, verdict) -> None:  # type: ignore[no-untyped-def]

@@ -9,10 +9,10 @@ import time
 from typing import Any
 
 import pytest
-from victims import HUNG, until, victim
 
 from gangq.watchdogs import ExitCode, Trip, collect
 from gangq.watchdogs import evidence as evidence_module
+from watchdogs.victims import HUNG, until, victim
 
 
 def test_the_own_process_shows_where_every_thread_stands() -> None:

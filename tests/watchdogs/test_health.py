@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
 
 import pytest
-from fakes import GPU, Clock, Record, Sampler, Scene, drive
+from fakes import GPU, World
 
 from gangq.errors import InvalidInput
 from gangq.gpu.findings import Findings
@@ -13,40 +13,8 @@ from gangq.gpu.reading import DeviceReading
 from gangq.watchdogs import ExitCode, GpuHealthWatchdog
 
 
-class World:
-    """A job with one idle device, that has been seen busy before this job."""
-
-    def __init__(self, *, call_off: bool = False, device: bool = True, **options: Any) -> None:
-        self.clock = Clock()
-        self.record = Record(call_off)
-        self.sampler = Sampler(self.clock)
-        if device:
-            self.sampler.set()
-        self.scene = Scene(self.clock, self.sampler)
-        self.dog = GpuHealthWatchdog(
-            clock=self.clock, sensors=self.scene, on_trip=self.record.trip, **options
-        )
-        self.dog._spawn = lambda: None  # type: ignore[method-assign]
-        self.suspected: list[str] = []
-        self.classes: list[str | None] = []
-
-        def suspect(job: Any, message: str, evidence: Any, cls: str | None = None) -> None:
-            self.suspected.append(message)
-            self.classes.append(cls)
-
-        self.dog._suspect = suspect  # type: ignore[method-assign]
-        self.dog.start()
-
-    def run(self, seconds: float, *, step: float = 2.0) -> None:
-        drive(self.dog, self.clock, seconds, step=step)
-
-    @property
-    def reasons(self) -> list[str]:
-        return self.record.reasons
-
-
 def test_loading_is_given_its_grace_and_then_a_whole_window() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.run(1498)
     assert world.reasons == []
     world.run(6)
@@ -56,7 +24,7 @@ def test_loading_is_given_its_grace_and_then_a_whole_window() -> None:
 
 
 def test_what_only_waits_is_given_three_windows() -> None:
-    world = World(load_grace_s=0)
+    world = World(GpuHealthWatchdog, load_grace_s=0)
     world.scene.waiting = True
     world.run(890)
     assert world.reasons == []
@@ -66,7 +34,7 @@ def test_what_only_waits_is_given_three_windows() -> None:
 
 
 def test_a_loop_that_was_seen_to_get_on_in_the_window_waits() -> None:
-    world = World(load_grace_s=0)
+    world = World(GpuHealthWatchdog, load_grace_s=0)
     world.run(100)
     world.scene.got_on_at = world.clock.now
     world.run(500)
@@ -74,7 +42,7 @@ def test_a_loop_that_was_seen_to_get_on_in_the_window_waits() -> None:
 
 
 def test_who_says_that_it_waits_is_not_judged_until_the_next_beat() -> None:
-    world = World(load_grace_s=0)
+    world = World(GpuHealthWatchdog, load_grace_s=0)
     world.dog.beat(phase="wait")
     world.run(10_000)
     assert world.reasons == []
@@ -84,7 +52,7 @@ def test_who_says_that_it_waits_is_not_judged_until_the_next_beat() -> None:
 
 
 def test_it_is_suspect_first() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.run(1258)
     assert world.suspected == []
     world.run(10)
@@ -94,7 +62,7 @@ def test_it_is_suspect_first() -> None:
 
 
 def test_a_device_that_was_touched_ends_the_grace() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.run(20)
     world.sampler.set(gpu_pct=70.0)
     world.run(10)
@@ -107,7 +75,7 @@ def test_a_device_that_was_touched_ends_the_grace() -> None:
 
 @pytest.mark.parametrize("ats", [[-1.0], [0.5], [-1.0, 0.5]], ids=["before it", "over its beginning", "both"])
 def test_what_the_job_before_did_to_a_device_does_not_end_the_grace(ats: list[float]) -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     # The reading says what was busiest since the one before it: of the second, part is from before the job.
     world.scene.first = [
         DeviceReading(GPU, world.clock.now + at, gpu_pct=97.0, gpu_scope="device") for at in ats
@@ -119,7 +87,7 @@ def test_what_the_job_before_did_to_a_device_does_not_end_the_grace(ats: list[fl
 
 
 def test_what_a_neighbour_does_to_a_shared_device_does_not_end_the_grace() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.sampler.set(gpu_pct=70.0, shared=True)
     world.run(20)
     world.sampler.set(gpu_pct=0.0)
@@ -130,7 +98,7 @@ def test_what_a_neighbour_does_to_a_shared_device_does_not_end_the_grace() -> No
 
 
 def test_a_beat_ends_the_grace_unless_it_says_load() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.dog.beat(phase="load")
     world.run(900)
     assert world.reasons == []
@@ -140,7 +108,7 @@ def test_a_beat_ends_the_grace_unless_it_says_load() -> None:
 
 
 def test_each_beat_counts_as_movement() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     for step in range(20):
         world.dog.beat(step)
         world.run(290)
@@ -148,14 +116,34 @@ def test_each_beat_counts_as_movement() -> None:
 
 
 def test_a_busy_device_never_trips() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.sampler.set(gpu_pct=50.0)
     world.run(5000)
     assert world.reasons == []
 
 
+def test_a_device_that_was_busy_between_two_looks_starts_the_window_anew() -> None:
+    world = World(GpuHealthWatchdog, load_grace_s=0)
+    world.run(290)
+    world.clock.now += 0.2
+    world.sampler.flash(gpu_pct=70.0)
+    world.run(298)
+    assert world.reasons == []
+    world.run(10)
+    assert world.reasons == ["idle"]
+
+
+def test_a_use_between_two_looks_ends_the_grace() -> None:
+    world = World(GpuHealthWatchdog)
+    world.run(20)
+    world.clock.now += 0.2
+    world.sampler.flash(gpu_pct=70.0)
+    world.run(310)
+    assert world.reasons == ["idle"]
+
+
 def test_movement_on_the_host_starts_the_window_anew() -> None:
-    world = World(load_grace_s=0)
+    world = World(GpuHealthWatchdog, load_grace_s=0)
     world.run(290)
     world.scene.moving = True
     world.run(2)
@@ -168,7 +156,7 @@ def test_movement_on_the_host_starts_the_window_anew() -> None:
 
 @pytest.mark.parametrize("unknown", ["host", "device", "uncalibrated", "shared", "missing"])
 def test_what_cannot_be_known_convicts_nobody(unknown: str) -> None:
-    world = World(load_grace_s=0)
+    world = World(GpuHealthWatchdog, load_grace_s=0)
     if unknown == "host":
         world.scene.moving = None
     elif unknown == "device":
@@ -184,7 +172,7 @@ def test_what_cannot_be_known_convicts_nobody(unknown: str) -> None:
 
 
 def test_one_of_two_devices_at_work_is_enough() -> None:
-    world = World(load_grace_s=0)
+    world = World(GpuHealthWatchdog, load_grace_s=0)
     world.sampler.set("GPU-2", gpu_pct=80.0)
     world.scene.uuids = (GPU, "GPU-2")
     world.run(2000)
@@ -193,7 +181,7 @@ def test_one_of_two_devices_at_work_is_enough() -> None:
 
 @pytest.mark.parametrize(("phase", "limit"), [("long", 2000), ("save", 1200)])
 def test_a_phase_that_may_idle_is_exempt_and_bounded(phase: str, limit: float) -> None:
-    world = World(long_phase_s=2000)
+    world = World(GpuHealthWatchdog, long_phase_s=2000)
     world.dog.beat(phase=phase)
     world.run(limit + 296)
     assert world.reasons == []
@@ -202,7 +190,7 @@ def test_a_phase_that_may_idle_is_exempt_and_bounded(phase: str, limit: float) -
 
 
 def test_a_pause_starts_the_window_anew() -> None:
-    world = World(load_grace_s=0)
+    world = World(GpuHealthWatchdog, load_grace_s=0)
     world.run(290)
     world.clock.now += 600
     world.dog.pauses.note(600, "stopped")
@@ -212,8 +200,20 @@ def test_a_pause_starts_the_window_anew() -> None:
     assert world.reasons == ["idle"]
 
 
+def test_a_window_that_a_pause_ended_is_logged_as_that(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(GpuHealthWatchdog, load_grace_s=0)
+    world.run(100)
+    assert len(world.suspected) == 1
+    world.dog.pauses.note(600, "stopped")
+    with caplog.at_level(logging.INFO, "gangq.watchdogs"):
+        world.run(20)
+    assert [vars(line)["reason"] for line in caplog.records if line.message == "rearmed"] == [
+        "there was a pause"
+    ]
+
+
 def test_a_pause_does_not_use_up_the_grace() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.run(600)
     world.clock.now += 5000
     world.dog.pauses.note(5000, "stopped")
@@ -224,7 +224,7 @@ def test_a_pause_does_not_use_up_the_grace() -> None:
 
 
 def test_called_off_it_takes_another_whole_window() -> None:
-    world = World(load_grace_s=0, call_off=True)
+    world = World(GpuHealthWatchdog, load_grace_s=0, call_off=True)
     world.run(306)
     assert len(world.record.trips) == 1
     world.run(290)
@@ -234,7 +234,7 @@ def test_called_off_it_takes_another_whole_window() -> None:
 
 
 def test_stopped_it_never_trips() -> None:
-    world = World(load_grace_s=0)
+    world = World(GpuHealthWatchdog, load_grace_s=0)
     world.run(290)
     world.dog.stop()
     world.run(5000)
@@ -242,7 +242,7 @@ def test_stopped_it_never_trips() -> None:
 
 
 def test_a_job_without_devices_is_not_watched() -> None:
-    world = World(device=False, load_grace_s=0)
+    world = World(GpuHealthWatchdog, device=False, load_grace_s=0)
     world.run(5000)
     assert world.reasons == []
 
@@ -251,7 +251,7 @@ def test_a_job_without_devices_is_not_watched() -> None:
 
 
 def test_a_fatal_event_trips_at_the_next_look_even_while_loading() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.run(10)
     world.sampler.event("xid", fatal=True, advice="the card fell off the bus")
     world.dog.check()
@@ -262,7 +262,7 @@ def test_a_fatal_event_trips_at_the_next_look_even_while_loading() -> None:
 
 
 def test_a_fault_that_programs_cause_says_so() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.clock.now += 1
     world.sampler.event("xid", fatal=True, code=31, application=True)
     world.dog.check()
@@ -270,7 +270,7 @@ def test_a_fault_that_programs_cause_says_so() -> None:
 
 
 def test_what_befalls_another_device_is_not_its_affair() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.clock.now += 1
     world.sampler.event("xid", fatal=True, uuid="GPU-2")
     world.run(10)
@@ -278,7 +278,7 @@ def test_what_befalls_another_device_is_not_its_affair() -> None:
 
 
 def test_what_befalls_the_whole_driver_is_and_all_its_devices_are_involved() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.clock.now += 1
     world.sampler.event("driver_hang", fatal=True, uuid=None, code=None)
     world.dog.check()
@@ -286,7 +286,7 @@ def test_what_befalls_the_whole_driver_is_and_all_its_devices_are_involved() -> 
 
 
 def test_what_happened_before_the_job_is_not_its_affair() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.sampler.event("xid", fatal=True)
     world.dog.start()
     world.run(10)
@@ -294,15 +294,15 @@ def test_what_happened_before_the_job_is_not_its_affair() -> None:
 
 
 def test_an_event_that_is_not_fatal_is_a_suspicion_told_once() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.clock.now += 1
     world.sampler.event("xid", fatal=False, code=63)
     world.run(20)
-    assert (world.reasons, world.classes) == ([], ["fault"])
+    assert (world.reasons, world.suspected) == ([], ["fault"])
 
 
 def test_a_fault_that_was_called_off_is_not_told_twice() -> None:
-    world = World(call_off=True)
+    world = World(GpuHealthWatchdog, call_off=True)
     world.clock.now += 1
     world.sampler.event("lost")
     world.run(20)
@@ -310,7 +310,7 @@ def test_a_fault_that_was_called_off_is_not_told_twice() -> None:
 
 
 def test_a_count_of_errors_that_grows_while_it_runs_trips() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.sampler.set(ecc_uncorrectable=2)
     world.run(10)
     assert world.reasons == []  # It was there before.
@@ -326,7 +326,7 @@ def test_a_count_of_errors_that_grows_while_it_runs_trips() -> None:
 def test_of_a_recovery_that_a_driver_asks_for_the_event_says_whether_work_can_go_on(
     action: int, fatal: bool
 ) -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     findings = Findings(clock=world.clock)
     world.sampler.set(recovery_action=0)
     world.run(10)
@@ -334,11 +334,11 @@ def test_of_a_recovery_that_a_driver_asks_for_the_event_says_whether_work_can_go
     world.clock.now += 1
     world.sampler.happened += findings.reading(world.sampler.now[GPU])
     world.run(10)
-    assert (world.reasons, world.classes) == ((["recovery"], []) if fatal else ([], ["fault"]))
+    assert (world.reasons, world.suspected) == ((["recovery"], []) if fatal else ([], ["fault"]))
 
 
 def test_errors_that_were_counted_before_it_began_are_not_its_affair() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     old = DeviceReading(GPU, world.clock.now - 1, gpu_pct=0.0, gpu_scope="device", ecc_uncorrectable=2)
     world.scene.first = [old]
     world.sampler.set(ecc_uncorrectable=3)
@@ -350,7 +350,7 @@ def test_errors_that_were_counted_before_it_began_are_not_its_affair() -> None:
 
 
 def test_a_count_that_the_driver_begins_to_tell_late_is_a_beginning_and_no_growth() -> None:
-    world = World()
+    world = World(GpuHealthWatchdog)
     world.run(10)
     world.sampler.set(ecc_uncorrectable=5)
     world.run(10)

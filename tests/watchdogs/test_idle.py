@@ -6,15 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes import GPU, Clock, Sampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangq.gpu.reading import DeviceReading
-from gangq.watchdogs import Calibration, Sample, judge
+from gangq.watchdogs import Calibration, Sample, WorkSensors, judge
 from gangq.watchdogs.activity import FAULTS, IO_BYTES, MEMORY_BYTES, SWITCHES, HostSample
 from gangq.watchdogs.counters import Counters
-
-GPU = "GPU-1"
 
 
 def window(
@@ -355,3 +354,15 @@ def test_lumps_of_an_energy_counter_are_no_work() -> None:
         seen = replace(sample.devices[0], energy_mj=lumps, power_w=70.0)
         hung.append(replace(sample, devices=(seen,), idle_w={GPU: 70.0}))
     assert judge(hung).idle is True
+
+
+def test_a_sample_has_every_reading_since_the_one_before_it_else_the_latest() -> None:
+    clock = Clock()
+    sampler = Sampler(clock)
+    sampler.set(gpu_pct=0.0)
+    sensors = WorkSensors(uuids=(GPU,), sampler=sampler, clock=clock)
+    first = sensors.sample()
+    clock.now += 2
+    sampler.flash(gpu_pct=80.0)
+    seen = [sample.devices for sample in (first, sensors.sample(first.at), sensors.sample(clock.now))]
+    assert [[one.gpu_pct for one in devices] for devices in seen] == [[0.0], [80.0, 0.0], [0.0]]

@@ -6,50 +6,20 @@ import logging
 from typing import Any
 
 import pytest
-from fakes import GPU, Clock, Record, Sampler, Scene, drive
+from fakes import GPU, World, drive
 
 from gangq.errors import InvalidInput
 from gangq.watchdogs import ExitCode, StallWatchdog
 
 
-class World:
-    """A job with one device, seen through scripted sensors."""
-
-    def __init__(self, *, device: bool = True, call_off: bool = False, **options: Any) -> None:
-        self.clock = Clock()
-        self.record = Record(call_off)
-        self.sampler = Sampler(self.clock)
-        if device:
-            self.sampler.set(gpu_pct=0.0)
-        self.scene = Scene(self.clock, self.sampler if device else None)
-        self.dog = StallWatchdog(clock=self.clock, sensors=self.scene, on_trip=self.record.trip, **options)
-        self.dog._spawn = lambda: None  # type: ignore[method-assign]
-        self.suspected: list[str] = []
-        inner = self.dog._suspect
-
-        def suspect(job: Any, message: str, evidence: Any) -> None:
-            self.suspected.append(message)
-            inner(job, message, evidence)
-
-        self.dog._suspect = suspect  # type: ignore[method-assign]
-        self.dog.start()
-
-    def run(self, seconds: float) -> None:
-        drive(self.dog, self.clock, seconds)
-
-    @property
-    def reasons(self) -> list[str]:
-        return self.record.reasons
-
-
 def test_before_the_first_beat_nothing_is_policed() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.run(10_000)
     assert (world.reasons, world.suspected, world.scene.samples) == ([], [], 0)
 
 
 def test_silence_with_everything_quiet_for_the_whole_window_trips() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat(7, 100)
     world.run(119)
     assert (world.suspected, world.scene.samples) == ([], 0)
@@ -66,7 +36,7 @@ def test_silence_with_everything_quiet_for_the_whole_window_trips() -> None:
 
 
 def test_beats_that_come_in_time_never_open_a_window() -> None:
-    world = World()
+    world = World(StallWatchdog)
     for step in range(100):
         world.dog.beat(step)
         world.run(119)
@@ -74,7 +44,7 @@ def test_beats_that_come_in_time_never_open_a_window() -> None:
 
 
 def test_a_beat_that_says_nothing_new_is_a_beat_all_the_same() -> None:
-    world = World()
+    world = World(StallWatchdog)
     for _ in range(20):
         world.dog.beat(1)
         world.run(119)
@@ -82,7 +52,7 @@ def test_a_beat_that_says_nothing_new_is_a_beat_all_the_same() -> None:
 
 
 def test_a_window_needs_its_samples_however_long_it_is() -> None:
-    world = World(poll_s=4)
+    world = World(StallWatchdog, poll_s=4)
     world.dog.beat()
     world.run(120)
     drive(world.dog, world.clock, 12, step=4)
@@ -100,7 +70,7 @@ def test_a_window_needs_its_samples_however_long_it_is() -> None:
     ],
 )
 def test_a_busy_device_rearms(reading: dict[str, Any]) -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.sampler.set(**reading)
     world.dog.beat()
     world.run(1000)
@@ -108,8 +78,20 @@ def test_a_busy_device_rearms(reading: dict[str, Any]) -> None:
     assert len(world.suspected) == 1  # Once for each silence, however often it is looked into.
 
 
+def test_a_device_that_was_busy_between_two_looks_rearms() -> None:
+    world = World(StallWatchdog)
+    world.dog.beat()
+    world.run(125)
+    world.clock.now += 0.2
+    world.sampler.flash(gpu_pct=80.0)
+    world.run(110)
+    assert world.reasons == []
+    world.run(30)
+    assert world.reasons == ["idle"]
+
+
 def test_something_moving_on_the_host_rearms() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.scene.moving = True
     world.dog.beat()
     world.run(1000)
@@ -117,7 +99,7 @@ def test_something_moving_on_the_host_rearms() -> None:
 
 
 def test_one_movement_at_the_very_end_of_the_window_saves_it() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat()
     world.run(129)
     world.scene.moving = True
@@ -131,7 +113,7 @@ def test_one_movement_at_the_very_end_of_the_window_saves_it() -> None:
 
 
 def test_a_suspicion_does_not_latch() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat()
     world.run(125)
     world.dog.beat()
@@ -142,7 +124,7 @@ def test_a_suspicion_does_not_latch() -> None:
 
 
 def test_a_beat_that_comes_while_the_sample_is_taken_counts() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat()
     world.run(129)
     world.scene.on_sample = world.dog.beat
@@ -152,7 +134,7 @@ def test_a_beat_that_comes_while_the_sample_is_taken_counts() -> None:
 
 @pytest.mark.parametrize("unknown", ["host", "device", "uncalibrated", "shared", "missing"])
 def test_what_cannot_be_known_convicts_nobody(unknown: str) -> None:
-    world = World()
+    world = World(StallWatchdog)
     if unknown == "host":
         world.scene.moving = None
     elif unknown == "device":
@@ -169,7 +151,7 @@ def test_what_cannot_be_known_convicts_nobody(unknown: str) -> None:
 
 
 def test_one_reading_that_failed_costs_no_whole_timeout() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat()
     world.run(122)
     world.scene.moving = None
@@ -180,7 +162,7 @@ def test_one_reading_that_failed_costs_no_whole_timeout() -> None:
 
 
 def test_with_every_sensor_unknown_not_even_ten_times_overdue_trips() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.scene.moving = None
     world.sampler.set(gpu_pct=None, unknown={"gpu_pct": "timeout"})
     world.dog.beat()
@@ -190,7 +172,7 @@ def test_with_every_sensor_unknown_not_even_ten_times_overdue_trips() -> None:
 
 @pytest.mark.parametrize("known", ["host", "device"])
 def test_one_known_sensor_is_enough_for_ten_times_overdue(known: str) -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.scene.moving = None if known == "device" else True
     if known == "host":
         world.sampler.set(gpu_pct=None, unknown={"gpu_pct": "timeout"})
@@ -202,7 +184,7 @@ def test_one_known_sensor_is_enough_for_ten_times_overdue(known: str) -> None:
 
 
 def test_busy_is_not_progress() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.sampler.set(gpu_pct=100.0, memory_pct=40.0)
     world.scene.moving = True
     world.dog.beat(3)
@@ -221,7 +203,7 @@ def spinning(world: World, **more: Any) -> None:
 
 
 def test_busy_without_memory_traffic_or_power_trips_at_three_times() -> None:
-    world = World()
+    world = World(StallWatchdog)
     spinning(world)
     world.dog.beat()
     world.run(359)
@@ -233,7 +215,7 @@ def test_busy_without_memory_traffic_or_power_trips_at_three_times() -> None:
 
 @pytest.mark.parametrize("honest", ["shared", "moving"])
 def test_what_a_neighbour_may_do_and_a_job_that_moves_are_no_spin(honest: str) -> None:
-    world = World()
+    world = World(StallWatchdog)
     spinning(world, **({"shared": True} if honest == "shared" else {}))
     world.scene.moving = honest == "moving"
     world.dog.beat()
@@ -248,7 +230,7 @@ def test_what_a_neighbour_may_do_and_a_job_that_moves_are_no_spin(honest: str) -
     [{"memory_pct": 2.0}, {"memory_pct": None}, {"power_w": 300.0}, {"power_w": None}, {"gpu_pct": 60.0}],
 )
 def test_whatever_else_a_busy_device_does_gives_it_ten_times(honest: dict[str, Any]) -> None:
-    world = World()
+    world = World(StallWatchdog)
     spinning(world, **honest)
     world.dog.beat()
     world.run(1190)
@@ -257,8 +239,21 @@ def test_whatever_else_a_busy_device_does_gives_it_ten_times(honest: dict[str, A
     assert world.reasons == ["no_progress"]
 
 
+@pytest.mark.parametrize("honest", [{"memory_pct": 2.0}, {"power_w": 300.0}, {"gpu_pct": 60.0}])
+def test_so_does_what_it_did_between_two_looks(honest: dict[str, Any]) -> None:
+    world = World(StallWatchdog)
+    spinning(world)
+    # Whenever it looks there is a spin to be seen, and every five seconds a reading in between that is none.
+    world.scene.on_sample = lambda: world.clock.now % 5 == 0 and world.sampler.flash(**honest)
+    world.dog.beat()
+    world.run(1190)
+    assert world.reasons == []
+    world.run(15)
+    assert world.reasons == ["no_progress"]
+
+
 def test_spin_needs_an_idle_power_to_compare_with() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.sampler.set(gpu_pct=100.0, memory_pct=0.0, power_w=110.0)
     world.dog.beat()
     world.run(1150)
@@ -266,7 +261,7 @@ def test_spin_needs_an_idle_power_to_compare_with() -> None:
 
 
 def test_energy_counters_give_the_power_where_there_are_any() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.sampler.set(gpu_pct=0.0, own_mb=500, power_w=100.0)
     world.run(2)
     world.dog.beat()
@@ -281,7 +276,7 @@ def test_energy_counters_give_the_power_where_there_are_any() -> None:
 
 @pytest.mark.parametrize("phase", ["load", "save"])
 def test_loading_and_saving_get_the_load_grace(phase: str) -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat(phase=phase)
     world.run(1199)
     assert world.suspected == []
@@ -290,14 +285,14 @@ def test_loading_and_saving_get_the_load_grace(phase: str) -> None:
 
 
 def test_a_load_grace_shorter_than_the_timeout_does_not_shorten_it() -> None:
-    world = World(load_grace_s=10, stall_timeout_s=300)
+    world = World(StallWatchdog, load_grace_s=10, stall_timeout_s=300)
     world.dog.beat(phase="load")
     world.run(299)
     assert world.suspected == []
 
 
 def test_a_long_phase_is_exempt_and_bounded() -> None:
-    world = World(long_phase_s=2000)
+    world = World(StallWatchdog, long_phase_s=2000)
     world.dog.beat(phase="long")
     world.run(1999)
     assert world.suspected == []
@@ -306,7 +301,7 @@ def test_a_long_phase_is_exempt_and_bounded() -> None:
 
 
 def test_repeating_that_it_is_long_does_not_prolong_it() -> None:
-    world = World(long_phase_s=2000)
+    world = World(StallWatchdog, long_phase_s=2000)
     for _ in range(5):
         world.dog.beat(phase="long")
         world.run(380)
@@ -317,7 +312,7 @@ def test_repeating_that_it_is_long_does_not_prolong_it() -> None:
 
 
 def test_a_beat_without_a_phase_ends_a_long_one() -> None:
-    world = World(long_phase_s=2000)
+    world = World(StallWatchdog, long_phase_s=2000)
     world.dog.beat(phase="long")
     world.run(300)
     world.dog.beat(1)
@@ -326,7 +321,7 @@ def test_a_beat_without_a_phase_ends_a_long_one() -> None:
 
 
 def test_the_timeout_is_five_times_the_longest_gap_without_the_warm_up() -> None:
-    world = World()
+    world = World(StallWatchdog)
     for gap in (100, 110, 50, 50, 40, 30, 40):  # the first four gaps are warm-up
         world.dog.beat()
         world.run(gap)
@@ -339,7 +334,7 @@ def test_the_timeout_is_five_times_the_longest_gap_without_the_warm_up() -> None
 
 
 def test_short_gaps_never_shorten_the_timeout() -> None:
-    world = World()
+    world = World(StallWatchdog)
     for _ in range(20):
         world.dog.beat()
         world.run(1)
@@ -348,7 +343,7 @@ def test_short_gaps_never_shorten_the_timeout() -> None:
 
 
 def test_a_timeout_that_was_set_does_not_grow() -> None:
-    world = World(stall_timeout_s=60)
+    world = World(StallWatchdog, stall_timeout_s=60)
     for _ in range(10):
         world.dog.beat()
         world.run(50)
@@ -359,7 +354,7 @@ def test_a_timeout_that_was_set_does_not_grow() -> None:
 
 
 def test_other_phases_teach_nothing() -> None:
-    world = World()
+    world = World(StallWatchdog)
     for _ in range(6):
         world.dog.beat()
         world.run(1)
@@ -370,7 +365,7 @@ def test_other_phases_teach_nothing() -> None:
 
 
 def test_a_gap_that_was_a_pause_teaches_nothing() -> None:
-    world = World()
+    world = World(StallWatchdog)
     for _ in range(7):
         world.dog.beat()
         world.run(10)
@@ -381,7 +376,7 @@ def test_a_gap_that_was_a_pause_teaches_nothing() -> None:
 
 
 def test_what_was_learned_is_there_after_the_job() -> None:
-    world = World()
+    world = World(StallWatchdog)
     for _ in range(8):
         world.dog.beat()
         world.run(7)
@@ -390,7 +385,7 @@ def test_what_was_learned_is_there_after_the_job() -> None:
 
 
 def test_a_pause_moves_the_deadline() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat()
     world.run(60)
     world.clock.now += 1000
@@ -402,7 +397,7 @@ def test_a_pause_moves_the_deadline() -> None:
 
 
 def test_a_pause_within_the_window_tears_it() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat()
     world.run(128)
     world.clock.now += 30
@@ -414,7 +409,7 @@ def test_a_pause_within_the_window_tears_it() -> None:
 
 
 def test_without_devices_a_processor_at_work_is_busy_and_still_not_progress() -> None:
-    world = World(device=False)
+    world = World(StallWatchdog, device=False)
     world.scene.cpu_share = 1.0
     world.dog.beat()
     world.run(1199)
@@ -424,7 +419,7 @@ def test_without_devices_a_processor_at_work_is_busy_and_still_not_progress() ->
 
 
 def test_with_a_device_a_processor_at_work_is_no_excuse() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.scene.cpu_share = 1.0
     world.dog.beat()
     world.run(131)
@@ -433,7 +428,7 @@ def test_with_a_device_a_processor_at_work_is_no_excuse() -> None:
 
 @pytest.mark.parametrize("device", [True, False])
 def test_what_only_waits_is_given_three_timeouts(device: bool) -> None:
-    world = World(device=device)
+    world = World(StallWatchdog, device=device)
     world.scene.waiting = True
     world.dog.beat(5)
     world.run(369)
@@ -445,7 +440,7 @@ def test_what_only_waits_is_given_three_timeouts(device: bool) -> None:
 
 
 def test_a_job_that_moves_while_it_waits_is_given_ten() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.scene.waiting = True
     world.dog.beat()
     world.run(365)
@@ -460,7 +455,7 @@ def test_a_job_that_moves_while_it_waits_is_given_ten() -> None:
 def test_python_that_gets_on_beside_an_idle_device_computes_or_polls(
     cpu_share: float, silence_s: float, reason: str
 ) -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.scene.cpu_share = cpu_share
 
     def get_on() -> None:
@@ -476,7 +471,7 @@ def test_python_that_gets_on_beside_an_idle_device_computes_or_polls(
 
 @pytest.mark.parametrize(("until_s", "trips_at_s"), [(1000, 370), (40, 130)])
 def test_a_loop_that_sleeps_for_longer_than_the_window_is_a_loop(until_s: float, trips_at_s: float) -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat()
     began = world.clock.now
     while not world.reasons and world.clock.now - began < 1000:
@@ -488,7 +483,7 @@ def test_a_loop_that_sleeps_for_longer_than_the_window_is_a_loop(until_s: float,
 
 
 def test_who_says_that_it_waits_is_not_judged_until_the_next_beat() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat(phase="wait")
     world.run(50_000)
     assert (world.reasons, world.suspected) == ([], [])
@@ -499,7 +494,7 @@ def test_who_says_that_it_waits_is_not_judged_until_the_next_beat() -> None:
 
 @pytest.mark.parametrize("cores", [0.03, 0.4])
 def test_without_devices_a_processor_of_which_little_is_had_is_at_work(cores: float) -> None:
-    world = World(device=False)
+    world = World(StallWatchdog, device=False)
     world.scene.cpu_share = cores
     world.dog.beat()
     world.run(1190)
@@ -507,7 +502,7 @@ def test_without_devices_a_processor_of_which_little_is_had_is_at_work(cores: fl
 
 
 def test_called_off_it_watches_on_for_another_timeout() -> None:
-    world = World(call_off=True)
+    world = World(StallWatchdog, call_off=True)
     world.dog.beat()
     world.run(130)
     assert world.reasons == ["idle"]
@@ -515,10 +510,13 @@ def test_called_off_it_watches_on_for_another_timeout() -> None:
     assert world.reasons == ["idle"]
     world.run(12)
     assert world.reasons == ["idle", "idle"]
+    world.run(1205 - 261)
+    assert world.reasons == ["idle"] * 9 + ["no_progress"]  # Not a timeout late.
+    assert len(world.suspected) == 1
 
 
 def test_a_finished_job_is_not_policed_and_the_next_one_begins_afresh() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat()
     world.run(115)
     world.dog.stop()
@@ -530,7 +528,7 @@ def test_a_finished_job_is_not_policed_and_the_next_one_begins_afresh() -> None:
 
 
 def test_what_start_is_given_holds_for_that_job_only() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.start(stall_timeout_s=30, job="short")
     world.dog.beat()
     world.run(41)
@@ -542,7 +540,7 @@ def test_what_start_is_given_holds_for_that_job_only() -> None:
 
 
 def test_a_loss_that_is_no_number_is_kept_as_a_word() -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat(1, loss=float("nan"))
     assert world.dog.last_beat is not None
     assert world.dog.last_beat["loss"] == "nan"
@@ -560,7 +558,7 @@ class Tensor:
 
 @pytest.mark.parametrize("name", ["step", "total", "phase", "loss"])
 def test_what_a_program_hands_to_a_beat_is_never_touched(name: str) -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat(**{"step": 7, "total": 9, name: Tensor()})  # type: ignore[arg-type]
     world.run(140)
     (trip,) = world.record.trips
@@ -582,14 +580,14 @@ def test_what_a_program_hands_to_a_beat_is_never_touched(name: str) -> None:
     ],
 )
 def test_of_a_loss_numbers_words_and_the_names_of_types_are_kept(loss: Any, kept: Any) -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.dog.beat(1, loss=loss)
     assert world.dog.last_beat is not None
     assert world.dog.last_beat["loss"] == kept
 
 
 def test_rearming_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
+    world = World(StallWatchdog)
     world.sampler.set(gpu_pct=80.0)
     world.dog.beat()
     with caplog.at_level(logging.INFO, "gangq.watchdogs"):

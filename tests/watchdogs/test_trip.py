@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -23,25 +24,10 @@ from gangq.errors import InvalidInput
 from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode, Trip, TripPath, error_of
 from gangq.watchdogs.trip import leave_with
+from gangq.watchdogs.trip_reporter import TripReporter
+from soaking import SOAK
 
 Row = dict[str, Any]
-
-TRIP = """
-import ctypes, os, subprocess, sys, threading, time
-from gangq.watchdogs import ExitCode, Suspicion, Trip, TripPath
-from gangq.proc.clock import boottime
-dsn, incarnation, job, token, code = sys.argv[1], *map(int, sys.argv[2:])
-def where_it_hangs(): time.sleep(60)
-threading.Thread(target=where_it_hangs, daemon=True).start()
-trip = Trip(ExitCode(code), "idle", "no beat for 130 s", {"silence_s": 130.0}, devices=("GPU-1",))
-def say(*words): print(*words, flush=True)
-"""
-GO = """
-path = TripPath(dsn, incarnation{options})
-say(boottime())
-off = path(trip, job_id=job, token=token)
-say(off)
-"""
 
 
 @dataclass
@@ -62,16 +48,20 @@ class Held:
     job: int
     token: int
 
-    def argv(self, code: int = 76) -> list[str]:
-        return [str(number) for number in (self.incarnation, self.job, self.token, code)]
+
+def tripping(dsn: str, held: Held, what: str, code: int = 76) -> list[str]:
+    """A command line."""
+    program = Path(__file__).with_name("tripping.py")
+    numbers = [held.incarnation, held.job, held.token, code]
+    return [sys.executable, str(program), what, dsn, *map(str, numbers)]
 
 
 class Started:
-    """A process that is about to trip."""
+    """A process that is about to trip: what ``tripping.py`` calls ``what``."""
 
-    def __init__(self, dsn: str, held: Held, code: str, exit_code: int = 76) -> None:
+    def __init__(self, dsn: str, held: Held, what: str, exit_code: int = 76) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", TRIP + code, dsn, *held.argv(exit_code)],
+            tripping(dsn, held, what, exit_code),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -93,8 +83,8 @@ class Started:
         return self._ended[0]
 
 
-def run(dsn: str, held: Held, code: str, exit_code: int = 76) -> Ended:
-    return Started(dsn, held, code, exit_code).result()
+def run(dsn: str, held: Held, what: str = "trips", exit_code: int = 76) -> Ended:
+    return Started(dsn, held, what, exit_code).result()
 
 
 def take(client: Client, **more: Any) -> Held:
@@ -115,10 +105,29 @@ def held(client: Client) -> Held:
 NOBODY = Held(1, 2, 3)
 
 
+def test_a_watchdog_without_a_worker_ends_with_one_sentence_that_says_where_the_program_was(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "alone.py"
+    program.write_text("""
+import time
+from gangq.watchdogs import Watchdog
+def crunches():
+    time.sleep(60)
+with Watchdog(budget_s=0.5):
+    crunches()
+""")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == ExitCode.BUDGET
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("gangq: ")]
+    assert said.startswith("gangq: budget (75): it ran for "), said
+    assert "in sleep() of crunches at alone.py:5" in said
+
+
 def test_it_writes_down_the_evidence_requeues_and_exits_with_the_code(
     dsn: str, held: Held, db: psycopg.Connection[Row]
 ) -> None:
-    ended = run(dsn, held, GO.format(options=""))
+    ended = run(dsn, held)
     assert ended.code == 76
     assert ended.took_s < 3
     assert ended.out == [""], "it came back"
@@ -155,7 +164,7 @@ def test_it_writes_down_the_evidence_requeues_and_exits_with_the_code(
 def test_the_job_of_a_fact_waits_less_for_the_exit_than_one_that_the_database_may_hold(
     dsn: str, held: Held, db: psycopg.Connection[Row], code: int, most_s: float
 ) -> None:
-    assert run(dsn, held, GO.format(options=""), code).code == code
+    assert run(dsn, held, exit_code=code).code == code
     (event,) = db.execute("select data from gangq.events where kind = 'trip'").fetchall()
     assert event["data"]["exit_in_s"] <= most_s
     assert (event["data"]["exit_in_s"] > 3.0) == (code == 76)
@@ -164,8 +173,7 @@ def test_the_job_of_a_fact_waits_less_for_the_exit_than_one_that_the_database_ma
 def test_a_fault_that_the_application_caused_spares_the_device(
     dsn: str, held: Held, db: psycopg.Connection[Row]
 ) -> None:
-    code = 'import dataclasses\ntrip = dataclasses.replace(trip, application=True, reason="xid")\n'
-    assert run(dsn, held, code + GO.format(options=""), 85).code == 85
+    assert run(dsn, held, "trips_by_its_own_fault", 85).code == 85
     found = db.execute("select evidence -> 'application' as it from gangq.trips").fetchone()
     assert found == {"it": True}
 
@@ -216,8 +224,6 @@ def test_whatever_the_database_does_it_exits_within_five_seconds_with_the_code_a
     params = psycopg.conninfo.conninfo_to_dict(dsn)
     proxy = MuteAfter((str(params["host"]), str(params["port"])), b"gangq.trip")
     through = psycopg.conninfo.make_conninfo(dsn, host="127.0.0.1", port=proxy.port, sslmode="disable")
-    hangs = 'def first():\n    say("first")\n    time.sleep(60)\n'
-    go = GO.format(options="")
     with socket.create_server(("127.0.0.1", 0)) as mute, socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # Bound and not listening: refused.
         refused = f"host=127.0.0.1 port={unused.getsockname()[1]} dbname=x"
@@ -225,12 +231,12 @@ def test_whatever_the_database_does_it_exits_within_five_seconds_with_the_code_a
         with db.transaction():
             db.execute("select 1 from gangq.live_jobs where id = %s for update", [held.job])
             started = {
-                "nobody listens": Started(refused, NOBODY, go, 75),
-                "accepted and never answered": Started(accepted, NOBODY, go, 76),
-                "mute from the statement on": Started(through, held, go, 78),
-                "somebody else holds the row": Started(dsn, held, go, 85),
+                "nobody listens": Started(refused, NOBODY, "trips", 75),
+                "accepted and never answered": Started(accepted, NOBODY, "trips", 76),
+                "mute from the statement on": Started(through, held, "trips", 78),
+                "somebody else holds the row": Started(dsn, held, "trips", 85),
                 "handing in results hangs too": Started(
-                    refused, NOBODY, hangs + GO.format(options=", first=first"), 76
+                    refused, NOBODY, "hangs_as_it_hands_in_its_results", 76
                 ),
             }
             ended = {name: process.result() for name, process in started.items()}
@@ -252,7 +258,7 @@ def test_with_a_frozen_server_it_exits_within_five_seconds(dsn: str, held: Held,
     try:
         for each in frozen:
             os.kill(each, signal.SIGSTOP)
-        ended = run(dsn, held, GO.format(options=""))
+        ended = run(dsn, held)
     finally:
         for each in reversed(frozen):
             os.kill(each, signal.SIGCONT)
@@ -276,30 +282,33 @@ def test_what_was_refused_once_is_tried_again_while_there_is_time(
     db.execute("select 1 from gangq.live_jobs where id = %s for update", [held.job])
     thread = threading.Thread(target=let_go)
     thread.start()
-    ended = run(dsn, held, GO.format(options=", database_s=1"))
+    ended = run(dsn, held, "tries_again")
     thread.join()
     assert ended.code == 76
     assert db.execute("select count(*) as n from gangq.trips").fetchone() == {"n": 1}
 
 
+def test_results_that_cannot_be_reported_do_not_keep_the_trip_from_being_reported(
+    dsn: str, held: Held, db: psycopg.Connection[Row]
+) -> None:
+    ended = run(dsn, held, "cannot_hand_in_its_results")
+    assert ended.code == 76
+    assert "results_not_reported" in ended.err
+    assert db.execute("select count(*) as n from gangq.trips").fetchone() == {"n": 1}
+
+
 def test_a_freeze_within_the_path_itself_is_ended_by_the_kernel_on_the_deadline() -> None:
-    hold = ", deadline_s=1.5, first=lambda: ctypes.PyDLL(None).sleep(30)"
-    ended = run("host=127.0.0.1 port=1 dbname=x", NOBODY, GO.format(options=hold), 78)
+    ended = run("host=127.0.0.1 port=1 dbname=x", NOBODY, "freezes_within_the_path", 78)
     assert ended.code == 78
     assert 1.4 < ended.took_s < 2.2
 
 
-STAY = """
-say("stayed"); time.sleep(1.6); say("alive")
-"""
-
-
+@pytest.mark.parametrize("code", [code for code in ExitCode if code.notify], ids=lambda code: code.word)
 def test_called_off_it_lives_on_and_no_timer_is_left(
-    dsn: str, held: Held, client: Client, db: psycopg.Connection[Row]
+    dsn: str, held: Held, client: Client, db: psycopg.Connection[Row], code: ExitCode
 ) -> None:
-    client.configure(notify_only=["stall"])
-    lost = "say(TripPath(dsn, incarnation)(trip, job_id=job, token=token + 1))\n"
-    ended = run(dsn, held, "say(boottime())\n" + lost + GO.format(options=", deadline_s=1.2") + STAY)
+    client.configure(notify_only=[code.word])
+    ended = run(dsn, held, "is_called_off_twice_and_stays", code)
     assert (ended.code, ended.out[0], ended.out[2:5]) == (0, "False", ["False", "stayed", "alive"]), ended.err
     job = db.execute("select trips from gangq.jobs where id = %s", [held.job]).fetchone()
     assert job == {"trips": 0}
@@ -309,7 +318,13 @@ def test_called_off_it_lives_on_and_no_timer_is_left(
 def test_an_incarnation_that_has_ended_trips_nothing(dsn: str, held: Held, client: Client) -> None:
     client.report_dead(worker="w", incarnation=held.incarnation, evidence={"by": "test"})
     left: list[int] = []
-    path = TripPath(dsn, held.incarnation, leave=left.append, deadline_s=60)
+    kept: list[tuple[Any, Any]] = []
+
+    def keep(what: Any) -> None:
+        assert path._deadman is not None
+        kept.append((what, path._deadman._set_to))
+
+    path = TripPath(dsn, held.incarnation, leave=left.append, deadline_s=60, keep=keep)
     path._children = list  # type: ignore[method-assign]
     try:
         trip = Trip(ExitCode.STALL, "idle", "no beat for 130 s")
@@ -318,18 +333,13 @@ def test_an_incarnation_that_has_ended_trips_nothing(dsn: str, held: Held, clien
         assert path._deadman is not None
         path._deadman.disarm()
     assert left == []
+    # A disk that hangs costs nothing: the timer is off by then.
+    assert kept[-1] == (None, ())
 
 
 def test_children_of_the_handler_die_with_it_and_the_ignored_do_not(dsn: str, held: Held) -> None:
-    code = (
-        'sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]\n'
-        "kept, gone = subprocess.Popen(sleeper), subprocess.Popen(sleeper)\n"
-        "say(boottime()); say(kept.pid, gone.pid)\n"
-        "TripPath(dsn, incarnation, ignored=lambda: [kept.pid])(trip, job_id=job, token=token)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRIP + code, dsn, *held.argv()], stdout=subprocess.PIPE, text=True
-    )
+    argv = tripping(dsn, held, "leaves_children")
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
     kept, gone = map(int, process.stdout.readline().split())
@@ -372,24 +382,10 @@ def test_a_child_that_has_just_gone_or_may_not_be_killed_does_not_spare_the_othe
     assert [(r.message, r.pids) for r in caplog.records] == [("children_left", [forbidden])]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("thread", ["main", "another"])
-@pytest.mark.parametrize("nth", range(20 if os.environ.get("GANGQ_SOAK") else 1))
-def test_the_handlers_next_lines_do_not_run(thread: str, nth: int, dsn: str, held: Held) -> None:
-    # It waits for a child that the trip kills.
-    code = (
-        'child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])\n'
-        "def trips(): time.sleep(0.3); TripPath(dsn, incarnation)(trip, job_id=job, token=token)\n"
-        "def handler():\n"
-        "    child.wait()\n"
-        '    os.write(1, b"the next line ran\\n")\n'
-        "say(boottime())\n"
-        "threading.Thread(target=trips, daemon=True).start()\n"
-    )
-    code += {
-        "main": "handler()\n",
-        "another": "threading.Thread(target=handler).start(); time.sleep(60)\n",
-    }[thread]
-    ended = run(dsn, held, code)
+@pytest.mark.parametrize("what", ["waits_for_a_child", "waits_for_a_child_in_another_thread"])
+@pytest.mark.parametrize("nth", range(20 if SOAK else 1))
+def test_the_handlers_next_lines_do_not_run(what: str, nth: int, dsn: str, held: Held) -> None:
+    ended = run(dsn, held, what)
     assert ended.code == 76
     assert "the next line ran" not in ended.out
 
@@ -397,27 +393,42 @@ def test_the_handlers_next_lines_do_not_run(thread: str, nth: int, dsn: str, hel
 def test_a_handler_that_wakes_up_while_the_trip_is_told_does_not_go_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         dsn = f"host=127.0.0.1 port={mute.getsockname()[1]} dbname=x"
-        code = (
-            "def trips(): time.sleep(0.3); TripPath(dsn, incarnation)(trip, job_id=job, token=token)\n"
-            "say(boottime())\n"
-            "threading.Thread(target=trips, daemon=True).start()\n"
-            'time.sleep(3); os.write(1, b"the next line ran\\n"); time.sleep(60)\n'
-        )
-        ended = run(dsn, NOBODY, code)
+        ended = run(dsn, NOBODY, "wakes_up_while_it_trips")
     assert ended.code == 76
     assert ended.took_s > 3
     assert "the next line ran" not in ended.out
 
 
+def test_a_full_queue_of_pending_calls_does_not_let_the_handler_go_on() -> None:
+    # The program has filled it while the main thread was in one call, before the trip.
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute_dsn = f"host=127.0.0.1 port={mute.getsockname()[1]} dbname=x"
+        ended = run(mute_dsn, NOBODY, "fills_the_queue_before_it_trips", 75)
+    assert ended.code == 75
+    assert ended.took_s > 1.8
+    assert "the next line ran" not in ended.out
+
+
+def test_many_trips_that_were_called_off_leave_room_in_the_queue_of_pending_calls() -> None:
+    assert run("dbname=x", NOBODY, "is_called_off_a_hundred_times").out[0] == "0"
+
+
+def test_what_the_handler_of_a_signal_raises_does_not_let_the_handler_go_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute_dsn = f"host=127.0.0.1 port={mute.getsockname()[1]} dbname=x"
+        ended = run(mute_dsn, NOBODY, "gets_a_signal_while_it_trips")
+    assert ended.code == 76
+    assert [line for line in ended.out if "ran" in line] == []
+
+
+def test_what_the_handler_of_a_signal_raises_meanwhile_is_raised_once_the_trip_is_called_off() -> None:
+    ended = run("dbname=x", NOBODY, "gets_a_signal_before_it_is_called_off")
+    assert ended.out[:2] == ["opens", "raised"]
+
+
 def test_called_off_the_handler_goes_on(dsn: str, held: Held, client: Client) -> None:
     client.configure(notify_only=["stall"])
-    code = (
-        "def trips(): time.sleep(0.3); TripPath(dsn, incarnation)(trip, job_id=job, token=token); say('off')\n"
-        "say(boottime())\n"
-        "thread = threading.Thread(target=trips, daemon=True); thread.start()\n"
-        "thread.join(); say('it went on')\n"
-    )
-    ended = run(dsn, held, code)
+    ended = run(dsn, held, "goes_on_if_called_off")
     assert (ended.code, ended.out[:2]) == (0, ["off", "it went on"]), ended
 
 
@@ -436,11 +447,10 @@ def test_a_command_that_is_dead_is_told_of_without_an_exit(
     dsn: str, held: Held, client: Client, db: psycopg.Connection[Row]
 ) -> None:
     trip = Trip(ExitCode.STALL, "idle", "no beat for 130 s")
-    left: list[int] = []
-    path = TripPath(dsn, held.incarnation, leave=left.append)
-    assert path.tell(trip, job_id=held.job, token=held.token, evidence={}) == "pending"
-    assert path.tell(trip, job_id=held.job, token=held.token, evidence={}) == "repeated"
-    assert left == []
+    reporter = TripReporter(dsn, held.incarnation)
+    told = {"job_id": held.job, "token": held.token, "evidence": {}, "within_s": 5.0}
+    assert reporter.tell(trip, **told) == "pending"
+    assert reporter.tell(trip, **told) == "repeated"
     assert client.heartbeat(incarnation=held.incarnation, job_ids=[], tokens=[], beats=[]) is not None
 
 

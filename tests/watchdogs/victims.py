@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gangq.watchdogs.counters import process_counters
+import pytest
+
+from gangq.watchdogs.counters import Wait, process_counters
 
 _PRELUDE = """
 import ctypes, mmap, os, socket, sys, threading, time
@@ -108,7 +111,7 @@ def victim(code: str, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
         assert process.stdout.readline() == b"ready\n", "the victim died"
         if code in (HUNG["gil_held_park"], HUNG["lock_wait"]):
             # It hangs once a thread has come to the lock, or to ask for the GIL, and not before.
-            until(lambda: (found := process_counters(process.pid)) is not None and found[1].parked)
+            until(lambda: Wait.LOCK in waits_of(process.pid))
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -116,6 +119,12 @@ def victim(code: str, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+def waits_of(pid: int) -> list[Wait]:
+    """What the threads of a process wait in."""
+    found = process_counters(pid)
+    return [] if found is None else list(found[1].waits.values())
 
 
 def big_file(directory: Path, size: int = 128 << 20) -> Path:
@@ -135,3 +144,12 @@ def until(what: Callable[[], object], *, within_s: float = 10.0) -> None:
     while not what():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.01)
+
+
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, as in a full pids cgroup."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)

@@ -9,14 +9,17 @@ from collections.abc import Iterator
 
 import httpx
 import psutil
+import pytest
 from browsing import HOSTILE, UNREADABLE, Serve, Shown, Tab
 from lives import displaced_and_back
 from playwright.sync_api import Route, expect
 
-from gangq import schema
+from databases import OwnServer
 from gangq.client import Client
 from gangq.embedded import Server
 from sql.drive import Q, gpus
+
+pytestmark = pytest.mark.slow
 
 
 def test_what_others_wrote_is_shown_as_text(serve: Serve, shown: Shown, tab: Tab) -> None:
@@ -35,11 +38,32 @@ def test_a_change_is_seen_without_a_reload(serve: Serve, shown: Shown, tab: Tab,
     single = client.submit(task="seen-live", payloads=[{}], gpus=1)[0]
     client.tick(force=True)
     expect(tab.page.locator(".host .gpu.reserved")).to_be_visible(timeout=3_000)
-    # Nobody is told of a claim: it is seen within 5 s all the same.
+    # Nobody is told of a claim: it is looked for every 5 s.
     client.claim(incarnation=shown.incarnation, max_jobs=1)
     expect(tab.page.locator(f'a.gpu.held[href="/jobs/{single}"]')).to_be_visible(timeout=10_000)
     assert tab.page.evaluate("window.loadedOnce")
     assert tab.problems == []
+
+
+def test_an_idle_fleet_makes_an_open_page_ask_for_nothing(serve: Serve, q: Q, tab: Tab) -> None:
+    """Its heartbeats and ticks go on, as they do in every fleet; each pass renews a planned start."""
+    worker = q.worker(devices=gpus(80000), lease_s=1e5)
+    _, claims = q.running_gang(worker, gpus=1, budget_s=600)
+    q.submit_gang(1, "planned", gpus=1, budget_s=60)
+    q.submit_gang(3, gpus=8, wait_for_hardware=True)
+    q.settle()
+    assert q.sql("select task from gangq.planned") == [{"task": "planned"}]
+    time.sleep(1.1)
+    q.sql("select 1")  # PostgreSQL counts at once what a session wrote that goes on after a second.
+    with tab.page.expect_response("**/live"):
+        tab.page.goto(serve())
+    tab.page.wait_for_timeout(2000)  # It is read once more when its connection listens.
+    asked = len(tab.asked)
+    for _ in range(12):
+        worker.beat(*claims)
+        q.tick()
+        tab.page.wait_for_timeout(1000)
+    assert tab.asked[asked:] == []
 
 
 def test_a_page_is_live_however_slowly_its_scripts_come(serve: Serve, shown: Shown, tab: Tab) -> None:
@@ -73,10 +97,11 @@ def test_a_change_leaves_the_focus_on_what_had_it(
     assert tab.problems == []
 
 
-def test_a_page_that_was_open_while_the_database_was_away_comes_back(serve: Serve, tab: Tab) -> None:
+def test_a_page_that_was_open_while_the_database_was_away_comes_back(
+    own_server: OwnServer, serve: Serve, tab: Tab
+) -> None:
     heading = tab.page.locator("h1")
-    with Server.temporary() as own:
-        schema.migrate(own.dsn())
+    with own_server() as own:
         tab.page.goto(serve(own.dsn()))
         expect(heading).to_have_text("Fleet")
         own.stop()
@@ -118,6 +143,9 @@ def test_output_follows_while_its_end_is_shown_and_stays_where_one_reads(
     def prints(seq: int, line: str) -> None:
         text = "".join(f"{line} {n}\n" for n in range(200))
         client.append_log(job_ids=[single], tokens=[claim.token], seqs=[seq], chunks=[text])
+        # PostgreSQL counts what a session wrote when it goes on a second later, as that of a worker does.
+        time.sleep(1.1)
+        client.heartbeat(incarnation=shown.incarnation)
 
     prints(0, "first")
     tab.page.goto(f"{serve()}/jobs/{single}")
@@ -153,30 +181,37 @@ def others_not_collected() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_three_hundred_hosts_and_20_000_waiting_jobs_are_one_page_in_100_ms(
+def test_with_three_hundred_hosts_and_20_000_waiting_jobs_of_300_kinds_a_page_takes_100_ms(
     serve: Serve, q: Q, tab: Tab, server: Server
 ) -> None:
     workers = [
         q.worker(f"w{n}", host=f"gpu-{n:03}", slots=8, devices=gpus(*[80000] * 8, prefix=f"{n}-"))
         for n in range(300)
     ]
-    for _ in range(10):
-        q.submit_gang(64, gpus=2)
+    gangs = [q.submit_gang(64, gpus=2) for _ in range(10)]
     q.tick()
     for worker in workers[:100]:
         worker.claim()
-    for n in range(20):
-        q.submit(f"sweep{n}", count=1000, gpus=8, priority=n % 5)
+    jobs = [q.submit(f"sweep{n}", count=67, gpus=8, priority=n % 5)[0] for n in range(300)]
+    waiting = q.submit_gang(64, gpus=8)
+    q.tick()
     q.sql("analyze")
     at = serve()
-    with httpx.Client(base_url=at) as web, others_not_collected():
-        costs = []
-        for _ in range(10):
+    costs: dict[str, list[float]] = {}
+    pages = [
+        "/",
+        f"/jobs/{jobs[150]}",
+        f"/jobs/{gangs[0].job_ids[5]}",
+        f"/gangs/{gangs[0].id}",
+        f"/gangs/{waiting.id}",
+    ]
+    with httpx.Client(base_url=at, timeout=60) as web, others_not_collected():
+        for path in pages * 10:
             before = processor_s(server)
-            web.get("/")
-            costs.append(processor_s(server) - before)
+            assert web.get(path).status_code == 200
+            costs.setdefault(path, []).append(processor_s(server) - before)
     # Other tests run beside this one: the processor tells what it costs, and the request they disturbed least.
-    assert min(costs) < 0.1
+    assert {path: min(found) for path, found in costs.items() if min(found) >= 0.1} == {}
     for width in (1280, 360):
         tab.page.set_viewport_size({"width": width, "height": 800})
         tab.page.goto(at)
@@ -187,3 +222,30 @@ def test_three_hundred_hosts_and_20_000_waiting_jobs_are_one_page_in_100_ms(
         # The rest of the page is not 300 hosts away.
         assert tab.page.locator("h2").first.bounding_box()["y"] < 900  # type: ignore[index]
     assert tab.problems == []
+
+
+def test_a_gang_of_128_ranks_that_print_much_is_one_page_in_300_ms(
+    serve: Serve, q: Q, server: Server
+) -> None:
+    """Each has printed 1 MiB, in chunks as large as a worker sends them, and then a line."""
+    gang, claims = q.running_gang(*q.workers(16, slots=8, lease_s=1e5), size=128)
+    named = {"job_ids": [c.job_id for c in claims], "tokens": [c.token for c in claims]}
+    for seq in range(8):
+        q.sql(
+            "select gangq.append_log(%(job_ids)s, %(tokens)s, array_fill(%(seq)s::integer, array[128]), "
+            "array_fill(repeat('.', 131072), array[128]))",
+            **named,
+            seq=seq,
+        )
+    q.call(
+        "append_log", **named, seqs=[8] * 128, chunks=[f"the last line of rank {c['rank']}" for c in claims]
+    )
+    with httpx.Client(base_url=serve(), timeout=60) as web, others_not_collected():
+        costs = []
+        for _ in range(5):
+            before = processor_s(server)
+            page = web.get(f"/gangs/{gang.id}")
+            costs.append(processor_s(server) - before)
+    assert [f"..the last line of rank {n}<" in page.text for n in range(128)] == [True] * 128
+    assert len(page.text) < 128 * 8000
+    assert min(costs) < 0.3, costs

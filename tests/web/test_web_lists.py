@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from browsing import HOSTILE, cells, fetch
 
 from sql.drive import Q, gpus
@@ -51,7 +50,7 @@ def test_a_batch_shows_its_counts_and_the_jobs_that_failed_first(dsn: str, q: Q)
     batches, batch, job = fetch(dsn, "/batches", f"/batches/{jobs[0]}", f"/jobs/{jobs[1]}")
     assert f'<a href="/batches/{jobs[0]}">b{jobs[0]}</a>' in batches.text
     assert "<small>lr</small>" in batches.text
-    assert "<td>4</td><td>1</td><td>1</td><td>1</td><td>1</td><td>0</td>" in cells(batches.text)
+    assert "UTC</td><td>1 waiting, 1 running, 1 done, 1 failed</td>" in cells(batches.text)
     assert "1 waiting, 1 running, 1 done, 1 failed, 0 cancelled" in batch.text
     assert "3 at once at most" in batch.text
     assert batch.text.index(f"/jobs/{jobs[1]}") < batch.text.index(f"/jobs/{jobs[0]}")
@@ -86,16 +85,50 @@ def test_usage_trips_and_quarantines_are_shown(dsn: str, q: Q) -> None:
     assert "xid 79" in page.text
 
 
-@pytest.mark.parametrize(
-    ("slots", "cordon", "most"), [(8, False, "<td>5</td><td>5</td><td>2</td><td>1</td><td>0</td>"),
-    (1, False, "<td>5</td><td>1</td><td>1</td><td>1</td><td>0</td>"),
-    (8, True, "<td>0</td><td>0</td><td>0</td><td>0</td><td>0</td>")],
-)  # fmt: skip
-def test_the_largest_gang_that_could_start_is_said_by_kind(
-    dsn: str, q: Q, slots: int, cordon: bool, most: str
-) -> None:
-    q.worker(slots=slots, devices=gpus(*[80000] * 5))
-    if cordon:
-        q.call("cordon", host="host-w1")
+def test_a_planned_start_says_when_and_after_what(dsn: str, q: Q) -> None:
+    worker = q.worker(devices=gpus(80000), lease_s=1e5)
+    running, _ = q.running_gang(worker, gpus=1, budget_s=600)
+    planned = q.submit_gang(1, "next", gpus=1, budget_s=60)
+    q.tick()
+    (row,) = q.sql("select starts_at at time zone 'UTC' as at, follows from gangq.planned")
+    assert f"g{running.id}" in row["follows"]
     (page,) = fetch(dsn, "/")
-    assert f"<td>test 78 GiB</td>{most}" in cells(page.text)
+    assert (
+        f'<tr id="planned-g{planned.id}"><td><a href="/gangs/{planned.id}">g{planned.id}</a></td><td>default</td>'
+        f"<td>next</td><td>{row['at']:%Y-%m-%d %H:%M:%S} UTC</td><td>{row['follows']}</td>"
+    ) in cells(page.text)
+
+
+def test_evidence_and_output_of_a_gang_are_shown_by_rank(dsn: str, q: Q) -> None:
+    gang, claims = q.running_gang(*q.workers(2, lease_s=1e5))
+    for claim in claims:
+        text = "".join(f"rank {claim['rank']} line {n}\n" for n in range(900))
+        q.call("append_log", job_ids=[claim.job_id], tokens=[claim.token], seqs=[0], chunks=[text])
+    claims[1].trip(76, f"made no progress for 600 s {HOSTILE}", evidence={"why": "all ranks wait"})
+    gang_page, job_page = fetch(dsn, f"/gangs/{gang.id}", f"/jobs/{claims[1].job_id}")
+    link = f'<a href="/jobs/{claims[1].job_id}#evidence">{claims[1].job_id}</a>'
+    row = f"<td>1</td><td>{link}</td><td>trip</td><td>76 stall</td><td>made no progress for 600 s"
+    assert row in cells(gang_page.text)
+    assert "<script>alert" not in gang_page.text
+    for rank in (0, 1):
+        assert f'aria-label="Output of rank {rank}"' in gang_page.text
+        assert f"rank {rank} line 899" in gang_page.text
+        assert f"rank {rank} line 0\n" not in gang_page.text
+    assert '<section id="evidence"><h2>Evidence</h2>' in job_page.text
+    assert "all ranks wait" in job_page.text
+
+
+def test_a_moment_has_its_zone_whatever_that_of_the_database_is(dsn: str, q: Q) -> None:
+    name = q.value("select current_database()")
+    q.sql(f"alter database {name} set timezone to 'Asia/Tokyo'")
+    job = q.submit()
+    at = q.value("select submitted_at at time zone 'UTC' from gangq.jobs")
+    (page,) = fetch(dsn, f"/jobs/{job}")
+    assert f"at {at:%Y-%m-%d %H:%M:%S} UTC." in page.text
+
+
+def test_numbers_are_marked_as_such_in_heading_and_cell(dsn: str, q: Q) -> None:
+    (page,) = fetch(dsn, "/")
+    assert '<th class="number">waiting jobs</th>' in page.text
+    assert '<td class="number" data-label="waiting jobs">0</td>' in page.text
+    assert '<td class="number" data-label="queue"' not in page.text

@@ -26,11 +26,13 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
-from gangq import schema
+from databases import OwnServer
 from gangq.client import Client
 from gangq.embedded import Server
 from gangq.web import asgi
 from gangq.web.sessions import Attempts
+
+pytestmark = pytest.mark.slow
 
 PASSWORD = "pass <b>&\"'word"
 LOGINS = {"ada": "gangq_admin", "sam": "gangq_submitter", "vera": "gangq_viewer", "wim": "gangq_worker",
@@ -46,11 +48,10 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[Guarded]:
+def guarded(own_server: OwnServer) -> Iterator[Guarded]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with Server.temporary(port=port) as server:
-        schema.migrate(server.dsn())
+    with own_server(port=port) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as db:
             for login, role in LOGINS.items():
                 db.execute(f"create role {login} login in role {role}".encode())

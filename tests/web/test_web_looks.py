@@ -17,11 +17,14 @@ from fleets import FLEETS
 import gangq.web
 from sql.drive import Q
 
+pytestmark = pytest.mark.slow
+
 MANUAL = Path(__file__).parents[2] / "docs" / "manual"
 STYLE = Path(gangq.web.__file__).parent / "static" / "style.css"
 SCREENS = {
     "light": ("light", 1280),
     "dark": ("dark", 1280),
+    "tablet": ("light", 800),
     "phone": ("light", 360),
     "dark phone": ("dark", 360),
 }

@@ -10,6 +10,7 @@ import httpx
 import psycopg
 import pytest
 from browsing import Shown, fetch, serving
+from psycopg.conninfo import make_conninfo
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -66,6 +67,17 @@ def test_no_page_says_where_the_database_is_or_who_asks_it(caplog: pytest.LogCap
     (told,) = [record for record in caplog.records if record.message == "page_failed"]
     assert "harry" in vars(told)["error"]
     assert "hidden" not in str(vars(told))
+
+
+def test_a_page_that_ran_into_a_lock_stays_live(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    with psycopg.connect(dsn) as other:
+        other.execute("lock table gangq.schedules_table in access exclusive mode")
+        (page,) = fetch(make_conninfo(dsn, options="-c lock_timeout=100ms"), "/schedules")
+    assert page.status_code == 503
+    assert "lock timeout" in page.text
+    assert 'hx-sse:connect="/live"' in page.text
+    assert 'hx-get="/schedules" hx-trigger="changed from:#live"' in page.text
+    assert [record.message for record in caplog.records] == ["page_failed"]
 
 
 def test_a_slash_too_many_leads_nowhere_else(dsn: str) -> None:
@@ -144,6 +156,9 @@ def test_no_connection_outlives_the_server(dsn: str) -> None:
         with serving(asgi(dsn)) as at:
             assert httpx.get(at).status_code == 200
             assert connections() > 0
+            before = connections()
+            assert "gangq_up 1" in httpx.get(f"{at}/metrics").text
+            assert connections() == before + 1
         began = time.monotonic()
         while connections():
             assert time.monotonic() < began + 5
@@ -161,7 +176,7 @@ def test_who_comes_as_the_last_one_leaves_is_told_too(dsn: str) -> None:
             told = asyncio.ensure_future(anext(second))
             await asyncio.sleep(PACE_S)
             await client.submit_gang(task="a", size=2, wait_for_hardware=True)
-            # Sooner than the 5 s in which it is told all the same.
+            # Sooner than it looks for itself.
             await asyncio.wait_for(told, 3)
             await second.aclose()  # type: ignore[attr-defined]
             await live.close()
@@ -200,7 +215,8 @@ def test_who_comes_next_within_5_s_finds_it_listening(dsn: str) -> None:
                 changes = live.changes()
                 await asyncio.wait_for(anext(changes), 4)
                 rows = await other.execute(
-                    "select pid from pg_stat_activity where datname = current_database() and query ~ '^listen'"
+                    "select pid from pg_stat_activity where datname = current_database() "
+                    "and pid <> pg_backend_pid() and query ~ '^listen|change_mark'"
                 )
                 found += [pid for (pid,) in await rows.fetchall()]
                 await changes.aclose()  # type: ignore[attr-defined]

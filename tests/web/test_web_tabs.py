@@ -11,6 +11,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from gangq.client import Client
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = shutil.which("chromium")
 TABS = 8
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import controls
 import pytest
-from worker_process import Fleet, fleet_of, short_leases
 
 from gangq.client import Client
+from worker import controls
+from worker.worker_process import Fleet, fleet_of, short_leases
 
 
 @pytest.fixture(autouse=True)

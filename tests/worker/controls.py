@@ -12,7 +12,7 @@ running: list[Control] = []
 
 def control_of(client: Any) -> Control:
     """A control loop that runs, with a connection to where ``client`` calls."""
-    control = Control(client)
+    control = Control(client, "w")
     control.start()
     running.append(control)
     return control

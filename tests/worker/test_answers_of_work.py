@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_process import Fleet, eventually, until_state
 
 from gangq import App, ResultNotStored
 from gangq.client import Client
+from worker.worker_process import Fleet, eventually, until_state
 
 INLINE_AND_ISOLATED = pytest.mark.parametrize("isolate", [False, True], ids=["inline", "in a child"])
 
@@ -64,7 +64,7 @@ def train(ctx):{ODD_BEAT}
     fleet.start()
     (job_id,) = client.submit(task="train", max_attempts=1)
     told = until_told(client, job_id, 7)
-    (fleet._directory / "gate").touch()
+    (fleet.directory / "gate").touch()
     job = until_state(client, job_id, "done", "failed")
     assert (job.state, job.result, job.attempts) == ("done", "trained", 1)
     assert (told["step"], told["total"], told["phase"], told["rate"]) == (7, 10, "run", 0.5)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from worker_process import Fleet, until_state
-
+import gangq.worker
 from gangq.client import Client
 from gangq.watchdogs import ExitCode
+from worker.worker_process import Fleet, until_state
 
 TOP = Path(__file__).parents[2]
 PACKAGE = TOP / "src/gangq"
@@ -27,6 +27,11 @@ ROWS = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"
 THREADS = [row[0].strip("`") for row in ROWS]
 NO_THREADS = {"gangq-", "gangq-w-", "gangq-call", "gangq-lookup"}
 """Names in the source that begin like a thread's: prefixes, of a directory too; a memory file beside an executor."""
+
+
+def test_the_map_of_the_worker_names_each_of_its_modules_once() -> None:
+    modules = [path.stem for path in (PACKAGE / "worker").glob("[a-z]*.py")]
+    assert sorted(re.findall(r"`(\w+)`", gangq.worker.__doc__ or "")) == sorted(modules)
 
 
 def test_a_worker_with_a_job_in_each_lane_has_the_threads_it_names(client: Client, fleet: Fleet) -> None:
@@ -66,6 +71,39 @@ def test_no_thread_has_a_name_that_the_page_does_not_know() -> None:
     assert names - known - NO_THREADS == set()
     made_of_parts = {"gangq-*-tell", "gangq-call_*", "gangq-lookup_*"}
     assert known - made_of_parts - names == set()
+
+
+def test_what_any_thread_may_read_of_a_job_is_written_by_the_job_alone_under_its_lock() -> None:
+    job = ast.parse((PACKAGE / "worker/jobs.py").read_text(encoding="utf-8"))
+    active = next(node for node in job.body if isinstance(node, ast.ClassDef) and node.name == "ActiveJob")
+    begun = next(one for one in active.body if isinstance(one, ast.FunctionDef) and one.name == "__init__")
+    locked = [
+        node
+        for node in ast.walk(active)
+        if isinstance(node, ast.With)
+        and "self._lock" in [ast.unparse(one.context_expr) for one in node.items]
+    ]
+    later = [name for one in active.body if one is not begun for name, _ in written(one)]
+    assert sorted(later) == sorted(name for one in locked for name, _ in written(one))
+    fields = {name for name, _ in written(begun)} - {"result"}
+    assert {"gang", "lost", "work_end"} <= fields
+    found = [
+        f"{path.name}: {owner}.{name}"
+        for path in (PACKAGE / "worker").glob("*.py")
+        for name, owner in written(ast.parse(path.read_text(encoding="utf-8")))
+        if name in fields and owner.rpartition(".")[2] in ("job", "_job", "_active")
+    ]
+    assert found == []
+
+
+def written(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """The public attributes that are assigned in it, each with the expression whose attribute it is."""
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            for one in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(one, ast.Attribute) and not one.attr.startswith("_"):
+                    yield one.attr, ast.unparse(one.value)
 
 
 def thread_names(path: Path) -> Iterator[str]:
@@ -124,6 +162,8 @@ def test_every_exit_code_is_named_and_no_other() -> None:
     before_the_way = PAGE.partition("## The way of a job")[0]
     named = {int(code) for code in re.findall(r"\b([78]\d)\b", before_the_way)}
     assert named == {int(code) for code in ExitCode}
+    rows = re.findall(r"(?m)^\| (\d[\d, +n]*) \| ", before_the_way)
+    assert {int(code) for row in rows for code in re.findall(r"\b[78]\d\b", row)} == named
 
 
 def test_the_programs_beside_a_worker_import_nothing_of_gangq() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -125,6 +126,33 @@ def test_a_host_without_groups_has_no_limits(tree: Tree) -> None:
     tree.belongs("0::/")
     tree.mounts()
     assert (tree.memory, tree.cpus) == (None, None)
+
+
+def test_a_group_counts_as_removed_only_where_it_is_known_to_be_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "group"
+    assert cgroup.remove(str(group))
+    # A file that cannot be read, as where this process may open no more files.
+    (group / "cgroup.events").mkdir(parents=True)
+    assert not cgroup.remove(str(group))
+    assert (group / "cgroup.events").is_dir()
+    (group / "cgroup.events").rmdir()
+    (group / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    # The kernel's answers to rmdir: a process has entered since; what is below is another user's.
+    for place, code, removed in ((group, errno.EBUSY, False), (group / "below", errno.EACCES, True)):
+        place.mkdir(exist_ok=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rmdir", rmdir_refusing(place, code))
+            assert cgroup.remove(str(group)) == removed
+
+
+def rmdir_refusing(refused: Path, code: int) -> Callable[[str], None]:
+    def rmdir(place: str) -> None:
+        if place == str(refused):
+            raise OSError(code, os.strerror(code))
+
+    return rmdir
 
 
 @pytest.fixture

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import psycopg
-from controls import control_of
+import pytest
 
-from gangq import schema
+from databases import OwnServer
 from gangq.client import Client
-from gangq.embedded import Server
+from gangq.client.aio import AsyncConnection
+from gangq.worker.connections import ListeningClient
+from worker.controls import control_of
 
 
-def test_threads_that_wait_for_its_calls_leave_it_one_to_look_up_the_host_of_the_database() -> None:
+def test_threads_that_wait_for_its_calls_leave_it_one_to_look_up_the_host_of_the_database(
+    own_server: OwnServer,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with Server.temporary(port=port) as server, psycopg.connect(server.dsn(), autocommit=True) as db:
-        schema.migrate(server.dsn())
+    with own_server(port=port) as server, psycopg.connect(server.dsn(), autocommit=True) as db:
         db.execute("create role one login password 'secret' in role gangq_worker")
         with Client(f"postgresql://one:secret@localhost:{port}/gangq") as client:
             control = control_of(client)
@@ -27,3 +31,24 @@ def test_threads_that_wait_for_its_calls_leave_it_one_to_look_up_the_host_of_the
                 for n in range(6)
             ]
             assert [call.result(20) for call in calls] == [version] * 6
+
+
+def test_a_connection_whose_call_is_cancelled_while_it_begins_to_listen_is_closed(dsn: str) -> None:
+    made: list[AsyncConnection] = []
+
+    class Held(ListeningClient):
+        @staticmethod
+        async def _tell(conn: AsyncConnection, *_statements: str) -> None:
+            made.append(conn)
+            await asyncio.sleep(60)
+
+    async def attempt() -> None:
+        call = asyncio.create_task(Held(dsn).schema_version())
+        while not made:
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(attempt())
+    assert [one.closed for one in made] == [True]

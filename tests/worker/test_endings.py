@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from gangq.watchdogs import ExitCode
+from gangq.worker.child import Exit
+from gangq.worker.command_report import Ended, report
 from gangq.worker.endings import Attempt, Ending, ending_of
 
 STALL, MEMORY = ExitCode.STALL, ExitCode.MEMORY
@@ -49,7 +54,33 @@ STALL, MEMORY = ExitCode.STALL, ExitCode.MEMORY
         (Attempt(None), Ending.FAILED),
         (Attempt(None, cause="kill"), Ending.FAILED),
         (Attempt("exit 0", cause="guardian_lost"), Ending.DONE),
+        # It could not reach its worker.
+        (Attempt(None, socket_gone=True), Ending.STOPPED),
+        (Attempt("error", socket_gone=True), Ending.ERROR),
+        (Attempt("exit 0", socket_gone=True), Ending.DONE),
+        (Attempt(None, trip=STALL, cause="kill", socket_gone=True), Ending.TRIPPED),
     ],
 )
 def test_the_first_rule_that_fits_decides(attempt: Attempt, ending: Ending) -> None:
     assert ending_of(attempt) is ending
+
+
+@pytest.mark.parametrize(
+    ("cause", "socket_gone", "why"),
+    [
+        ("deadline", False, "lease"),
+        ("deadline", True, "lease"),
+        ("orphan", True, "lease"),
+        ("exit", True, "directory"),
+    ],
+)
+def test_what_its_guardian_ended_is_not_put_down_to_the_directory(
+    cause: str, socket_gone: bool, why: str
+) -> None:
+    told: list[str] = []
+    reporter: Any = SimpleNamespace(stopped=lambda job, *, unless_told: told.append(unless_told))
+    job: Any = SimpleNamespace(lost=None, work_end=None, completed_by_handler=False, stop_reason=None)
+    tripped: Any = SimpleNamespace(trip=None, over=None)
+    gone = Exit(1, None, True, cause=cause)
+    report(reporter, Ended(job, gone, "", 1.0, None, True, tripped, socket_gone), lambda *_: None)
+    assert told == [why]

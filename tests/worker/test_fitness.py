@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -13,18 +14,20 @@ from typing import Any
 
 import psycopg
 import pytest
-from controls import control_of
 
+from gangq.cli.group import exit_code
 from gangq.client import Client
-from gangq.errors import InvalidInput, Unfit, WorkerNameTaken
+from gangq.errors import DriverUnavailable, InvalidInput, Unfit, WorkerNameTaken
 from gangq.gpu import Detection, Device, SamplerProcess
 from gangq.gpu.reading import DeviceReading
 from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity, process_identity
+from gangq.watchdogs import ExitCode
 from gangq.worker import fitness, host_record
 from gangq.worker.lanes import Lanes
 from gangq.worker.options import WorkerOptions
 from gangq.worker.registration import register
+from worker.controls import control_of
 
 OPTIONS = WorkerOptions(name="w", host="h").resolved()
 
@@ -148,6 +151,73 @@ def test_a_driver_whose_parts_do_not_fit_is_refused(client: Client) -> None:
     with pytest.raises(Unfit, match="reload the nvidia modules"):
         check(client, cards(warnings=(said,)))
     check(client, cards(0, warnings=("a card is slow",)))
+
+
+class Driver:
+    """Its answers to one probe after the other, the last one for ever; time passes only while a worker waits."""
+
+    def __init__(self, *answers: Detection) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+        self.now = 0.0
+        self.stop_at = float("inf")
+
+    def devices(self) -> Detection:
+        return fitness.devices_of(OPTIONS, {}, ask=self.answer, pause=self.pause, clock=lambda: self.now)
+
+    def answer(self, *_: Any, **__: Any) -> Detection:
+        self.asked += 1
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def pause(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.now >= self.stop_at
+
+
+SILENT = Detection((), None, ("libnvidia-ml.so.1 did not answer within 10 s",), silent=True)
+
+
+def test_a_driver_that_does_not_answer_is_asked_again_until_it_does(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended(client, cards(0))
+    driver = Driver(SILENT, SILENT, SILENT, cards(0))
+    check(client, driver.devices())
+    assert driver.asked == 4
+    told = [record for record in caplog.records if record.msg == "driver_silent"]
+    assert len(told) == 3
+    assert "libnvidia-ml.so.1 did not answer" in told[0].__dict__["advice"]
+
+
+def test_one_whose_driver_is_silent_for_minutes_ends_with_a_code_that_is_started_again() -> None:
+    driver = Driver(SILENT)
+    with pytest.raises(DriverUnavailable, match=r"waited 300 s.*did not answer.*--devices none") as raised:
+        driver.devices()
+    assert driver.now == fitness.DRIVER_WAIT_S
+    code = exit_code(raised.value)
+    assert code not in [0, *(known for known in ExitCode if not known.restart)]
+    # The unit allows so many starts; its worker must never use them up this way.
+    unit = (Path(__file__).parents[2] / "systemd" / "gangq-worker@.service").read_text()
+    (burst,) = re.findall(r"^StartLimitBurst=(\d+)$", unit, re.MULTILINE)
+    assert "StartLimitIntervalSec=1h\n" in unit
+    assert int(burst) / 2 > 3600 / fitness.DRIVER_WAIT_S
+
+
+def test_a_probe_that_is_stuck_in_the_kernel_is_waited_for_and_not_joined_by_another() -> None:
+    with sleeper("stuck") as entry:
+        driver = Driver(replace(SILENT, stuck=entry), cards(0))
+        with pytest.raises(Unfit, match=rf"reboot.*{entry.pid}"):
+            driver.devices()
+        assert driver.asked == 1
+    driver = Driver(replace(SILENT, stuck=entry), cards(0))
+    assert driver.devices() == cards(0)
+
+
+def test_one_that_is_stopped_while_it_waits_for_its_driver_waits_no_longer() -> None:
+    driver = Driver(SILENT)
+    driver.stop_at = 6
+    assert driver.devices() is SILENT
+    assert driver.asked == 2
 
 
 # -- quarantine ----------------------------------------------------------------------------------------------
@@ -293,7 +363,7 @@ def test_a_predecessor_that_tripped_is_proven_dead_before_registering(client: Cl
 
 
 def test_what_a_tripped_predecessor_left_is_killed(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("gangq.worker.predecessor._LET_END_S", 0.2)
+    monkeypatch.setattr(procfs, "LET_END_S", 0.2)
     on_record(tmp_path, monkeypatch, "left")
     with sleeper("left") as left:
         incarnation = registered(client, cards(0), identity=identity("left", [left.pid]))
@@ -315,8 +385,8 @@ def test_what_a_tripped_predecessor_left_is_killed(client: Client, tmp_path: Pat
 def test_processes_that_cannot_be_ended_are_a_refusal(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_LET_END_S", "_KILL_S"):
-        monkeypatch.setattr(f"gangq.worker.predecessor.{name}", 0.2)
+    monkeypatch.setattr(procfs, "LET_END_S", 0.2)
+    monkeypatch.setattr("gangq.worker.predecessor._KILL_S", 0.2)
     # As those of another user are to somebody who is not root.
     monkeypatch.setattr(procfs, "strike", lambda targets: targets)
     on_record(tmp_path, monkeypatch, "left")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from worker_process import Fleet, WorkerProcess, eventually, fleet_of, short_leases, until_state
 
 from gangq.client import Client
+from gangq.worker import forkserver
+from gangq.worker.forkserver import ForkServer
+from worker.worker_process import Fleet, WorkerProcess, eventually, fleet_of, short_leases, until_state
 
 SLOW_TO_IMPORT = """
 import random, threading, multiprocessing
@@ -160,6 +165,7 @@ def test_an_app_that_opens_a_gpu_is_not_forked(client: Client, fleet: Fleet) -> 
     assert "handlers_spawned" in worker.log
 
 
+@pytest.mark.slow
 def test_an_app_that_cannot_be_imported_a_second_time_fails_its_jobs_with_the_reason(
     client: Client, fleet: Fleet
 ) -> None:
@@ -223,3 +229,52 @@ def test_a_handler_ends_with_its_guardian(client: Client, fleet: Fleet, tmp_path
     failed = until_state(client, job, "failed")
     assert "guardian" in failed.error["message"]
     assert has_ended(handler)
+
+
+@pytest.fixture
+def forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    """One that has imported an App, and waits half a second for an answer."""
+    monkeypatch.setattr(forkserver, "_ANSWER_S", 0.5)
+    (tmp_path / "an_app.py").write_text("from gangq.app import App\napp = App('host=nowhere')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = ForkServer(os.environ, f"w-{tmp_path.name}")
+    assert server.warm("an_app:app", lambda: False)
+    yield server
+    server.close()
+
+
+def test_a_guardian_that_may_have_been_forked_is_not_asked_for_again(forks: ForkServer) -> None:
+    process = forks._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(TimeoutError):
+        forks.fork(theirs)
+    assert process.poll() is not None
+
+
+def test_a_guardian_for_whose_pidfd_there_is_no_room_is_not_asked_for_again(forks: ForkServer) -> None:
+    ours, theirs = socket.socketpair()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    with ours, theirs:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            with pytest.raises(OSError, match="cannot be waited for"):
+                forks.fork(theirs)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_fork_server_that_has_ended_is_started_again(forks: ForkServer) -> None:
+    process = forks._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            guardian = forks.fork(theirs)
+        assert guardian.poll() is None
+    guardian.wait(10)

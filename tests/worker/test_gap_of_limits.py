@@ -9,10 +9,12 @@ from statistics import median
 from typing import Any
 
 import pytest
-from worker_process import Fleet, eventually, fleet_of
 
 from databases import Connection
 from gangq.client import Client
+from worker.worker_process import Fleet, eventually, fleet_of
+
+pytestmark = pytest.mark.slow
 
 TASKS = """
 @app.task

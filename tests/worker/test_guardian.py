@@ -20,7 +20,9 @@ import pytest
 from gangq.errors import CommandStartError
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
+from gangq.worker import launch
 from gangq.worker.child import Child, Exit
+from worker.worker_process import can_freeze, eventually, frozen
 
 Start = Callable[..., Child]
 
@@ -56,21 +58,13 @@ time.sleep(1000)
 """
 
 
-def eventually(condition: Callable[[], Any], within_s: float = 10.0) -> Any:
-    until = time.monotonic() + within_s
-    while not (value := condition()):
-        assert time.monotonic() < until, f"not within {within_s} s: {condition}"
-        time.sleep(0.01)
-    return value
-
-
 def alive(pid: int) -> bool:
     entry = procfs.stat(pid)
     return entry is not None and entry.alive
 
 
 def written_pid(path: Path) -> int:
-    return int(eventually(lambda: path.exists() and path.read_text()))
+    return int(eventually(lambda: path.exists() and path.read_text(), f"{path} is written"))
 
 
 def python(code: str, *args: object) -> list[str]:
@@ -98,7 +92,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def ready(child: Child) -> None:
-    eventually(lambda: b"ready" in child.log_tail())
+    eventually(lambda: b"ready" in child.log_tail(), "the command is ready")
 
 
 def test_exit_codes_and_signals_are_reported_exactly(start: Start) -> None:
@@ -109,7 +103,7 @@ def test_exit_codes_and_signals_are_reported_exactly(start: Start) -> None:
 
 def test_a_command_whose_output_somebody_has_removed_goes_on(start: Start, tmp_path: Path) -> None:
     child = start("sh", "-c", "echo begin; until test -e go; do sleep 0.02; done")
-    eventually(lambda: child.read_new_output() == b"begin\n")
+    eventually(lambda: child.read_new_output() == b"begin\n", "the command has begun")
     Path(child.log_path).unlink()
     assert child.read_new_output() == b""
     (tmp_path / "go").touch()
@@ -127,7 +121,7 @@ def test_output_of_both_streams_can_be_read_while_it_comes(start: Start, tmp_pat
         seen += child.read_new_output()
         return seen == b"out\nerr\n"
 
-    eventually(seen_both)
+    eventually(seen_both, "both streams were read")
     assert child.poll() is None
     (tmp_path / "go").touch()
     assert child.wait(10) == Exit(0, None, True)
@@ -278,7 +272,7 @@ def test_orphans_of_a_long_command_are_buried_while_it_runs(start: Start) -> Non
     def zombies() -> list[procfs.Stat]:
         return [e for e in procfs.table().values() if e.ppid == child.guardian_pid and not e.alive]
 
-    eventually(lambda: not zombies(), 3)
+    eventually(lambda: not zombies(), "no zombie is left", 3)
     child.kill()
     assert child.wait(10) == Exit(None, signal.SIGKILL, True, cause="kill")
 
@@ -356,6 +350,130 @@ def test_a_command_whose_deadline_is_past_is_never_started(start: Start, tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
+def path_that_hangs(directory: Path) -> str:
+    """A PATH in which to look for a program takes a minute, like one on a mount that does not answer."""
+    (directory / "d").mkdir()
+    for n in range(39):
+        (directory / f"link{n}").symlink_to("d/../" * 800 + (f"link{n - 1}" if n else "d"))
+    return os.pathsep.join([str(directory / "link38")] * 3000)
+
+
+def below(pid: int) -> set[int]:
+    """What descends from that process."""
+    return procfs.descendants(procfs.table(), {pid})
+
+
+def test_a_command_whose_program_is_not_found_in_time_is_killed_on_its_deadline(
+    start: Start, tmp_path: Path
+) -> None:
+    before, began = below(os.getpid()), boottime()
+    with pytest.raises(CommandStartError, match="deadline has passed") as caught:
+        start("true", env={"PATH": path_that_hangs(tmp_path)}, deadline_boottime=began + 1)
+    assert caught.value.stage == "deadline"
+    assert 1 <= boottime() - began < 5
+    eventually(lambda: below(os.getpid()) == before, "nothing of it is left")
+
+
+def test_a_start_that_takes_too_long_says_where_it_may_hang_and_leaves_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    before = below(os.getpid())
+    with pytest.raises(CommandStartError, match=r"not started within 1 s; .*does not answer") as caught:
+        start("true", env={"PATH": path_that_hangs(tmp_path)}, start_timeout_s=1)
+    assert caught.value.stage == "timeout"
+    os.mkfifo(tmp_path / "nobody-reads")
+    with pytest.raises(CommandStartError, match=r"not started within 1 s; .*nobody-reads"):
+        start("true", log_path=tmp_path / "nobody-reads", start_timeout_s=1)
+    eventually(lambda: below(os.getpid()) == before, "nothing of it is left")
+
+
+def test_when_the_worker_dies_before_the_program_is_found_nothing_of_it_is_left(tmp_path: Path) -> None:
+    ask = {
+        "argv": ["true"],
+        "env": {"PATH": path_that_hangs(tmp_path)},
+        "cwd": str(tmp_path),
+        "log_path": str(tmp_path / "log"),
+        "mark": f"w-{tmp_path.name}/1",
+    }
+    code = "import json, sys; from gangq.worker.child import Child; Child.start(**json.load(sys.stdin))"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(ask).encode())
+        process.stdin.close()
+        eventually(lambda: len(below(process.pid)) == 2, "guardian and command are there")
+        started = below(process.pid)
+        process.kill()
+    eventually(lambda: not any(map(alive, started)), "guardian and command have ended")
+
+
+def guardian_whose(method: str, does: str, directory: Path) -> str:
+    """The guardian's program, but once there is a file `begun` this method does this instead of ``was(...)``."""
+    path = directory / "guardian_that_is_late.py"
+    path.write_text(f"""
+import os, sys, time
+sys.path.append({str(Path(procfs.__file__).parent)!r})
+import guardian
+was = guardian.Guardian.{method}
+def late(*args, **more):
+    while not os.path.exists({str(directory / "begun")!r}):
+        time.sleep(0.01)
+    {does}
+guardian.Guardian.{method} = late
+guardian.main(int(sys.argv[1]))
+""")
+    return str(path)
+
+
+def test_a_guardian_that_refuses_a_command_which_has_just_begun_ends_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_late = "return was(*args) or guardian._refusal('deadline', 'its deadline has passed already')"
+    monkeypatch.setattr(launch, "_GUARDIAN", guardian_whose("hear", too_late, tmp_path))
+    mark = f"w-{tmp_path.name}/1"
+    spec = {
+        "argv": python(DOUBLE_FORK, tmp_path / "begun"),
+        "env": {**os.environ, "GANGQ_MARK": mark},
+        "cwd": str(tmp_path),
+        "log_path": str(tmp_path / "log"),
+        "mark": mark,
+        "worker_pid": os.getpid(),
+        "cgroup": None,
+    }
+    numbers = ("log_head", "log_tail", "grace_s", "orphan_grace_s", "stuck_after_s")
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    with ours:
+        with theirs:
+            process = launch._spawn(theirs, mark)
+        with process:
+            ours.sendall(
+                json.dumps({**spec, **dict.fromkeys(numbers, 100), "deadline": None}).encode() + b"\n"
+            )
+            answer = json.loads(ours.recv(1 << 16))
+            detached = written_pid(tmp_path / "begun")
+            left = alive(detached)
+            if left:
+                os.kill(detached, signal.SIGKILL)
+    assert (answer["event"], answer["stage"], left) == ("failed", "deadline", False)
+
+
+@pytest.mark.parametrize("way", ["detached", "without its mark"])
+def test_a_command_that_has_begun_when_its_start_takes_too_long_leaves_nothing(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(launch, "_GUARDIAN", guardian_whose("say", "time.sleep(60)", tmp_path))
+    argv = python(DOUBLE_FORK, tmp_path / "begun")
+    if way != "detached":
+        argv = ["sh", "-c", "env -i sleep 1000 & echo $! > new; mv new begun; wait"]
+    with pytest.raises(CommandStartError, match="not started within 4 s"):
+        start(*argv, start_timeout_s=4)
+    pid = written_pid(tmp_path / "begun")
+    left = alive(pid)
+    if left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
 def test_the_workers_own_mark_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GANGQ_MARK", "inc-5")
     with pytest.raises(ValueError, match="'inc-5/1'"):
@@ -371,7 +489,7 @@ def test_the_deadline_terminates_a_grace_earlier_and_kills_on_time(start: Start)
         deadline_boottime=at,
         grace_s=0.5,
     )
-    eventually(lambda: b"term" in child.log_tail())
+    eventually(lambda: b"term" in child.log_tail(), "SIGTERM has come")
     assert at - 0.55 <= boottime() < at
     assert child.wait(10) == Exit(None, signal.SIGKILL, True, cause="deadline")
     assert at <= boottime() < at + 0.5
@@ -404,7 +522,7 @@ def test_signals_to_the_guardian_do_not_end_it(start: Start) -> None:
 def test_a_stopped_guardian_is_woken_by_a_stop(start: Start) -> None:
     child = start("sleep", "1000")
     os.kill(child.guardian_pid, signal.SIGSTOP)
-    eventually(lambda: getattr(procfs.stat(child.guardian_pid), "state", "") == "T")
+    eventually(lambda: getattr(procfs.stat(child.guardian_pid), "state", "") == "T", "it is stopped")
     child.stop(5)
     assert child.wait(10) == Exit(None, signal.SIGTERM, True, cause="stop")
 
@@ -451,11 +569,11 @@ def test_when_the_worker_is_killed_its_command_gets_the_orphan_grace_and_the_who
     script = f"sleep 1000 & echo $! > near; trap 'touch term' TERM; {IGNORES_SIGTERM.split(';', 1)[1]}"
     with worker(tmp_path, argv=["sh", "-c", script], orphan_grace_s=0.5) as (process, command, guardian):
         near = written_pid(tmp_path / "near")
-        eventually(lambda: b"ready" in (tmp_path / "log").read_bytes())
+        eventually(lambda: b"ready" in (tmp_path / "log").read_bytes(), "the command is ready")
         process.kill()
-        eventually(lambda: (tmp_path / "term").exists())
+        eventually((tmp_path / "term").exists, "SIGTERM has come")
         heard = time.monotonic()
-        eventually(lambda: not any(map(alive, (command, near, guardian))))
+        eventually(lambda: not any(map(alive, (command, near, guardian))), "the whole tree has ended")
         assert 0.2 < time.monotonic() - heard < 3
 
 
@@ -465,9 +583,11 @@ def test_a_fork_of_the_worker_that_holds_the_channel_open_does_not_hide_the_work
     forking = WORKER.replace("time.sleep(1000)", "os.fork()\ntime.sleep(1000)")
     options: dict[str, Any] = {"argv": ["sleep", "1000"], "orphan_grace_s": 0.2}
     with worker(tmp_path, forking, **options) as (process, command, _):
-        fork = eventually(lambda: [e for e in procfs.table().values() if e.pgrp == process.pid != e.pid])
+        fork = eventually(
+            lambda: [e for e in procfs.table().values() if e.pgrp == process.pid != e.pid], "it has forked"
+        )
         process.kill()
-        eventually(lambda: not alive(command), 3)
+        eventually(lambda: not alive(command), "the command has ended", 3)
         assert alive(fork[0].pid)
 
 
@@ -476,7 +596,7 @@ def test_when_worker_and_guardian_are_killed_together_the_command_dies_of_it(tmp
         process.send_signal(signal.SIGSTOP)
         os.kill(guardian, signal.SIGKILL)
         process.kill()
-        eventually(lambda: not alive(command), 3)
+        eventually(lambda: not alive(command), "the command has ended", 3)
 
 
 def test_a_stopped_worker_does_not_make_the_deadline_late(tmp_path: Path) -> None:
@@ -484,33 +604,18 @@ def test_a_stopped_worker_does_not_make_the_deadline_late(tmp_path: Path) -> Non
     with worker(tmp_path, **options) as (process, command, guardian):
         at = boottime() + 1.0
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: not alive(command), 5)
+        eventually(lambda: not alive(command), "the command has ended", 5)
         assert at - 0.3 < boottime() < at + 0.5
-        eventually(lambda: not alive(guardian), 5)
+        eventually(lambda: not alive(guardian), "the guardian has ended", 5)
 
 
-FREEZER = Path("/sys/fs/cgroup/freezer")
-
-
-@pytest.mark.skipif(
-    not os.access(FREEZER, os.W_OK) or os.geteuid() != 0,
-    reason="an unkillable process is made with the version 1 cgroup freezer, which needs root",
-)
+@can_freeze
 def test_what_survives_sigkill_is_reported_as_stuck_and_as_gone_when_it_dies_after_all(start: Start) -> None:
-    cage = FREEZER / f"gangq-test-{os.getpid()}"
-    cage.mkdir()
-    try:
-        child = start("sleep", "1000", stuck_after_s=0.5)
-        (cage / "cgroup.procs").write_text(str(child.pid))
-        (cage / "freezer.state").write_text("FROZEN")
-        eventually(lambda: (cage / "freezer.state").read_text().strip() == "FROZEN")
+    child = start("sleep", "1000", stuck_after_s=0.5)
+    with frozen(child.pid) as thaw:
         child.kill()
         assert child.wait(10) == Exit(None, None, False, (child.pid,), "stuck")
         assert child.poll() == Exit(None, None, False, (child.pid,), "stuck")
-        (cage / "freezer.state").write_text("THAWED")
-        assert eventually(lambda: (e := child.poll()) is not None and e.tree_dead)
+        thaw()
+        assert eventually(lambda: (e := child.poll()) is not None and e.tree_dead, "the tree has ended")
         assert child.poll() == Exit(None, signal.SIGKILL, True, cause="kill")
-    finally:
-        (cage / "freezer.state").write_text("THAWED")
-        eventually(lambda: not (cage / "cgroup.procs").read_text())
-        cage.rmdir()

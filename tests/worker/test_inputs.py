@@ -1,11 +1,7 @@
-"""What came of the jobs that a job waited for, inside its handler; and docs/manual/dependencies.md."""
+"""What came of the jobs that a job waited for, inside its handler."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +9,6 @@ import pytest
 
 from gangq.client import Client
 from worker.worker_process import Fleet, fleet_of, short_leases, until_state
-
-PAGE = (Path(__file__).parents[2] / "docs/manual/dependencies.md").read_text(encoding="utf-8")
 
 TASKS = """
 @app.task(max_attempts=1)
@@ -72,30 +66,3 @@ def test_a_handler_sees_what_came_of_what_it_waited_for(fleet: Fleet, client: Cl
     assert found[str(unstored)][0] == "ResultNotStored"
     assert len(found) == 6
     assert until_state(client, alone, "done", "failed").result == {}
-
-
-def test_the_page_runs(dsn: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short_leases(client)
-    monkeypatch.delenv("GANGQ_DSN", raising=False)
-    files = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL))
-    (commands,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    assert PAGE.count("```") == 2 * len(files) + 2
-    env = {
-        **os.environ,
-        "GANGQ_DSN": dsn,
-        "TEST_DSN": dsn,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    with fleet_of(dsn, tmp_path) as fleet:
-        fleet.define(files["tasks.py"])
-        fleet.start(light=2, slots=2)
-        (tmp_path / "sweep.py").write_text(files["sweep.py"])
-        run = [sys.executable, "sweep.py"]
-        swept = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
-        (expected,) = re.findall(r"# (40 .*)", files["sweep.py"])
-        assert swept.stdout.strip() == expected, swept.stderr
-        shell = ["bash", "-euc", commands + 'echo "id $total"']
-        shown = subprocess.run(shell, env=env, capture_output=True, text=True, timeout=60)
-        assert shown.returncode == 0, shown.stderr
-        (total,) = re.findall(r"^id (\d+)$", shown.stdout, re.MULTILINE)
-        assert until_state(client, int(total), "done", "failed", timeout=40).result == 70

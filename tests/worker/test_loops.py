@@ -15,6 +15,8 @@ from gangq.worker.loops import ChildProcessLoop, NothingLeft
 class Table(list[object]):
     """What the worker holds."""
 
+    added = 0
+
     def count(self, _: object) -> int:
         """Of any lane."""
         return len(self)
@@ -86,7 +88,9 @@ def test_what_the_other_lane_ran_while_a_pass_was_under_way_has_a_pass_after_it(
         nonlocal passes
         passes += 1
         if passes == 1:
-            of.taken += 1  # It has ended by now: what follows it is not pending before the next tick.
+            of.session.table.added += (
+                1  # It has ended by now: what follows it is not pending before the next tick.
+            )
 
     of = intake(tick)
     left = NothingLeft(of, placed=True)

@@ -11,12 +11,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from worker_process import Fleet, WorkerProcess, eventually, fleet_of, short_leases, until_state
 
 from gangq.client import Client
 from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import host_record
+from worker.worker_process import Fleet, WorkerProcess, eventually, fleet_of, short_leases, until_state
 
 
 @pytest.fixture
@@ -125,6 +125,7 @@ def test_the_directory_of_another_worker_survives_its_name_in_the_database(
     assert until_state(client, job, "done", "failed").state == "done"
 
 
+@pytest.mark.slow
 def test_a_real_predecessor_is_ended_by_the_record_it_left_on_the_host(
     client: Client, db: psycopg.Connection[dict[str, Any]], fleet: Fleet
 ) -> None:
@@ -173,21 +174,3 @@ def test_a_record_that_somebody_else_could_have_written_is_none(
         file.unlink()
         os.mkfifo(file, 0o600)
     assert host_record.find("w1", "mark") is None
-
-
-def test_a_worker_whose_directory_disappears_hands_back_and_exits_77(
-    client: Client, db: psycopg.Connection[dict[str, Any]], fleet: Fleet
-) -> None:
-    worker = started(fleet, client, "w1")
-    directory = Path(identity_of(db, "w1")["directory"])
-    eventually((directory / host_record.SOCKET).exists, "it serves")
-    for path in directory.iterdir():
-        path.unlink()
-    directory.rmdir()
-    jobs = client.submit(task="command", payloads=[{"argv": ["true"]}] * 3)
-    assert worker.exit_code() == 77
-    assert "directory_gone" in worker.log
-    assert set(client.job_states(ids=jobs).values()) == {"pending"}
-    started(fleet, client, "w1")
-    eventually(lambda: set(client.job_states(ids=jobs).values()) == {"done"}, "the next one runs them")
-    assert [client.job(id=job).attempts for job in jobs] == [1, 1, 1]

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,16 +26,9 @@ from gangq.proc.proof import (
     survivors,
 )
 from gangq.worker.child import Child
+from worker.worker_process import eventually
 
 Run = Callable[..., "subprocess.Popen[bytes]"]
-
-
-def eventually(condition: Callable[[], Any], within_s: float = 10.0) -> Any:
-    until = time.monotonic() + within_s
-    while not (value := condition()):
-        assert time.monotonic() < until, f"not within {within_s} s: {condition}"
-        time.sleep(0.01)
-    return value
 
 
 @pytest.fixture
@@ -77,7 +69,7 @@ def test_a_zombie_is_dead(run: Run, mark: str) -> None:
     process = run("sleep", "1000", env={"GANGQ_MARK": mark})
     identity = process_identity(process.pid)
     os.kill(process.pid, signal.SIGKILL)
-    eventually(lambda: not is_same_process(identity))
+    eventually(lambda: not is_same_process(identity), "the zombie counts as gone")
     os.kill(process.pid, 0)  # Which says that it is alive.
     assert survivors(mark, [identity]) == []
 
@@ -90,7 +82,7 @@ def test_a_zombie_leader_whose_threads_run_on_is_alive(run: Run) -> None:
     )
     process = run(sys.executable, "-c", code)
     identity = process_identity(process.pid)
-    eventually(lambda: " Z " in Path(f"/proc/{process.pid}/stat").read_text())
+    eventually(lambda: " Z " in Path(f"/proc/{process.pid}/stat").read_text(), "it is a zombie")
     assert is_same_process(identity)
 
 
@@ -107,7 +99,8 @@ def test_a_signal_meant_for_an_earlier_process_does_not_reach_a_later_one_with_i
 def test_marked_work_and_what_descends_from_it_is_found(run: Run, mark: str, tmp_path: Path) -> None:
     script = "env -i setsid sh -c 'echo $$ > pid; sleep 1000' & echo; wait"
     shell = run("sh", "-c", script, env={"GANGQ_MARK": f"{mark}/4"}, cwd=tmp_path)
-    unmarked = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    pid = tmp_path / "pid"
+    unmarked = int(eventually(lambda: pid.exists() and pid.read_text(), "the pid is written"))
     found = {survivor.pid: survivor.why for survivor in survivors(mark, [])}
     assert found[shell.pid] == "mark"
     assert found[unmarked] == "descendant"
@@ -137,9 +130,7 @@ def test_what_is_left_of_a_recorded_process_group_is_found_and_killed(run: Run, 
     leader.stdin.close()
     leader.wait()
     # On a busy machine the shell may have forked and not yet become what it starts.
-    until = time.monotonic() + 10
-    while Path(f"/proc/{orphan}/comm").read_text() != "sleep\n" and time.monotonic() < until:
-        time.sleep(0.01)
+    eventually(lambda: Path(f"/proc/{orphan}/comm").read_text() == "sleep\n", "the shell has become sleep")
     assert [(s.pid, s.why, s.name) for s in survivors(mark, [identity])] == [(orphan, "group", "sleep")]
     evidence = confirm_gone(mark, [identity], host=HostIdentity.here(), kill=True)
     assert evidence.proves_death
@@ -148,7 +139,7 @@ def test_what_is_left_of_a_recorded_process_group_is_found_and_killed(run: Run, 
 def test_a_reused_pid_is_not_taken_for_the_recorded_process(run: Run, mark: str) -> None:
     # It leads a group with a member, whose group number is then the recorded pid as well.
     stranger = run("sh", "-c", "read x | cat", start_new_session=True, stdin=subprocess.PIPE)
-    eventually(lambda: sum(e.pgrp == stranger.pid for e in procfs.table().values()) > 1)
+    eventually(lambda: sum(e.pgrp == stranger.pid for e in procfs.table().values()) > 1, "it has forked")
     now = process_identity(stranger.pid)
     former = ProcessIdentity(now.pid, now.start_ticks - 100, now.boot_id)
     assert survivors(mark, [former]) == []

@@ -27,11 +27,18 @@ class Client:
         self.loads.append(load)
 
 
+def watching(client: Client) -> ReplicaWatch:
+    return ReplicaWatch(SimpleNamespace(control=SimpleNamespace(client=client)))  # type: ignore[arg-type]
+
+
+def replica_of() -> Replica:
+    return Replica(ServiceInfo(name="chat", revision=1, port=80, health=None), lambda: None)
+
+
 def watched() -> tuple[Client, Replica, Callable[[float], None]]:
     """A replica, who is told of it, and what looks at a time in seconds."""
     client = Client()
-    watch = ReplicaWatch(SimpleNamespace(control=SimpleNamespace(client=client)))  # type: ignore[arg-type]
-    replica = Replica(ServiceInfo(name="chat", revision=1, port=80, health=None), lambda: None)
+    watch, replica = watching(client), replica_of()
     job: Any = SimpleNamespace(id=1, token=2)
     return client, replica, lambda now: asyncio.run(watch._report(job, replica, now))
 
@@ -83,3 +90,17 @@ def test_a_load_whose_report_was_lost_is_told_again() -> None:
     client.meanwhile = lambda: None
     look(110)
     assert client.loads == [0.1]
+
+
+def test_what_nobody_foresaw_of_one_replica_is_logged_and_goes_no_further(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    client, replica = Client(), replica_of()
+    client.meanwhile = broken
+    replica.busy(0.1)
+    job: Any = SimpleNamespace(id=1, token=2, extra={})
+    asyncio.run(watching(client)._look(job, replica))
+    assert [record.message for record in caplog.records] == ["replica_fault"]

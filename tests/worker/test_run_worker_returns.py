@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from worker_process import eventually
+
+from worker.worker_process import eventually
 
 _PROGRAM = """
 import ctypes, json, logging, os, signal, sys, tempfile, threading, time

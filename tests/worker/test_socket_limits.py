@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_worker_parts import claimed, session_of, source_of
 
 from gangq.client import Client
-from gangq.errors import GangqError, InvalidInput
+from gangq.errors import GangqError, InvalidInput, WorkerGone
 from gangq.worker.child_context import Link
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.socket_server import SocketServer
+from worker.parts import claimed, session_of, source_of
 
 _FLOOD = """
 import resource, socket, sys, time
@@ -91,6 +91,29 @@ def test_a_worker_without_a_descriptor_left_answers_as_soon_as_it_has_one(
         assert json.loads(early.recv(4096))["ok"]
 
 
+@pytest.mark.parametrize(("op", "sent"), [("beat", 2), ("submit", 1)])
+def test_a_request_whose_connection_was_cut_is_sent_once_more_where_that_does_no_harm(
+    served: tuple[SocketServer, ActiveJob], op: str, sent: int
+) -> None:
+    server, job = served
+    asked: list[str] = []
+
+    def cut_once(_job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(op)
+        if len(asked) == 1:
+            raise ConnectionResetError("cut")
+        return {}
+
+    server._ops[op] = cut_once
+    with Link(str(server.path), job.key) as link:
+        if sent == 1:
+            with pytest.raises(WorkerGone):
+                link.ask(op)
+        else:
+            assert link.ask(op) == {}
+    assert len(asked) == sent
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -107,10 +130,10 @@ def test_an_error_that_cannot_be_stored_is_refused_and_another_takes_its_place(
     link = Link(str(server.path), job.key)
     with pytest.raises(GangqError, match="error"):
         link.ask("outcome", kind="error", error=error)
-    assert job.outcome is not None
-    assert job.outcome["error"]["type"] == "MalformedOutcome"
+    assert job.work_end is not None
+    assert job.work_end["error"]["type"] == "MalformedOutcome"
     link.ask("outcome", kind="error", error={"type": "E\0", "message": "m"})
-    assert job.outcome["error"]["type"] == "E\ufffd"
+    assert job.work_end["error"]["type"] == "E\ufffd"
     link.close()
 
 

@@ -135,6 +135,7 @@ def test_what_is_refused_there_is_raised_in_the_job(fleet: Fleet, client: Client
         assert words in text
 
 
+@pytest.mark.slow
 def test_a_command_submits_over_its_socket(
     dsn: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,21 +12,24 @@ from typing import Any
 
 import psycopg
 import pytest
-from controls import control_of
 
 from gangq.client import Client
 from gangq.gpu import Detection, SamplerProcess
 from gangq.task_options import WatchOptions
 from gangq.watchdogs import ExitCode, Trip
+from gangq.worker import command_report
+from gangq.worker import limits as limits_module
 from gangq.worker.child import Exit
+from gangq.worker.command_report import Ended, report
 from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
-from gangq.worker.jobs import ActiveJob
+from gangq.worker.jobs import ActiveJob, JobTable
 from gangq.worker.limits import Limits, LimitsTable
 from gangq.worker.reporter import Reporter
-from gangq.worker.runner_command import Command, CommandRunner
+from gangq.worker.runner_command import CommandRunner
 from gangq.worker.session import Session, Terms
-from gangq.worker.watching import CommandTrip, JobWatch, Watching
+from gangq.worker.watching import CommandTrip, JobWatch, ProcessTrip, Watching
+from worker.controls import control_of
 
 
 def claim(**more: Any) -> Any:
@@ -50,7 +53,8 @@ def session_of(client: Client, directory: Path) -> Session:
 def limits(client: Any, fresh_s: float = 60.0) -> tuple[LimitsTable, Callable[[], None]]:
     """A table of limits, and what a heartbeat has it do."""
     control = control_of(client)
-    table = LimitsTable(SimpleNamespace(control=control), fresh_s)  # type: ignore[arg-type]
+    session = SimpleNamespace(control=control, table=JobTable())
+    table = LimitsTable(session, fresh_s)  # type: ignore[arg-type]
     return table, lambda: control.wait(table.exchange())
 
 
@@ -68,23 +72,23 @@ def test_a_tasks_options_come_before_the_operators_and_those_before_the_installa
     client.configure(stall_timeout_s=130, health_window_s=310)
     client.set_task(task="t", stall_timeout_s=60, load_grace_s=600)
     table, _ = limits(client)
-    plain = table.of(claim(), None, "")
+    plain = table.ask_for(claim(), None, "")
     assert (plain.stall_timeout_s, plain.learn, plain.load_grace_s, plain.health_window_s) == (
         60,
         False,
         600,
         310,
     )
-    own = table.of(claim(), WatchOptions(stall_timeout=7, long_phase=8), "")
+    own = table.ask_for(claim(), WatchOptions(stall_timeout=7, long_phase=8), "")
     assert (own.stall_timeout_s, own.learn, own.load_grace_s, own.long_phase_s) == (7, False, 600, 8)
-    other = table.of(claim(task="u"), None, "")
+    other = table.ask_for(claim(task="u"), None, "")
     assert (other.stall_timeout_s, other.learn) == (130, True)
 
 
 def test_a_job_that_holds_devices_gets_the_larger_budget(client: Client) -> None:
     table, _ = limits(client)
-    assert table.of(claim(), None, "").budget_s == 2100
-    assert table.of(claim(devices=[{"uuid": "GPU-1"}]), None, "H200").budget_s == 8100
+    assert table.ask_for(claim(), None, "").budget_s == 2100
+    assert table.ask_for(claim(devices=[{"uuid": "GPU-1"}]), None, "H200").budget_s == 8100
 
 
 def test_a_database_that_does_not_answer_gives_the_defaults_until_it_does(client: Client) -> None:
@@ -92,20 +96,49 @@ def test_a_database_that_does_not_answer_gives_the_defaults_until_it_does(client
     hangs = SimpleNamespace(watch_terms=lambda **_: threading.Event().wait(10))
     table._session.control.for_threads = hangs  # type: ignore[assignment]
     began = time.monotonic()
-    assert table.of(claim(), None, "") == Limits()
+    assert table.ask_for(claim(), None, "") == Limits()
     assert time.monotonic() - began < 4
     client.configure(stall_timeout_s=99)
     exchange()
-    assert table.of(claim(), None, "").stall_timeout_s == 99
+    assert table.ask_for(claim(), None, "").stall_timeout_s == 99
 
 
 def test_a_class_set_to_notify_only_holds_for_a_job_that_is_running_already(client: Client) -> None:
     table, exchange = limits(client, fresh_s=0)
-    assert table.of(claim(), None, "").notify_only == ()
+    assert table.ask_for(claim(), None, "").notify_only == ()
     client.set_task(task="t", notify_only=["stall"])
     exchange()
     exchange()
     assert table.of(claim(), None, "").notify_only == ("stall",)
+
+
+def test_the_limits_of_a_job_that_has_run_for_days_are_kept(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class that only notifies would end it otherwise."""
+    client.set_task(task="t", notify_only=["stall"])
+    table, exchange = limits(client)
+    monkeypatch.setattr(limits_module, "_KEPT_S", -1.0)
+    running = ActiveJob(claim(job_id=1, token=2, light=False))
+    table._session.table.add(running)
+    table.ask_for(running.claim, None, "")
+    table.ask_for(claim(task="over"), None, "")
+    exchange()
+    assert table.of(running.claim, None, "").notify_only == ("stall",)
+    assert [key[0] for key in table._known] == ["t"]
+
+
+def test_a_look_at_limits_that_are_not_known_holds_nothing_up_in_the_control_loop(client: Client) -> None:
+    client.configure(stall_timeout_s=99)
+    table, _ = limits(client)
+
+    async def look() -> float:
+        began = time.monotonic()
+        assert table.of(claim(), None, "") == Limits()
+        return time.monotonic() - began
+
+    assert table._session.control.wait(look()) < 1
+    assert table.ask_for(claim(), None, "").stall_timeout_s == 99
 
 
 def test_what_was_learned_is_told_once_and_again_only_when_it_is_news(
@@ -204,7 +237,7 @@ class Runner:
 
     def report(self, job: ActiveJob, ended: Exit, tripped: CommandTrip, tail: str = "") -> None:
         reporter = self.runner._reporter
-        self.runner._report(job, Command(["x"], {}, None), ended, tail, None, 1.0, tripped, reporter.done)
+        report(reporter, Ended(job, ended, tail, 1.0, None, False, tripped), reporter.done)
 
 
 def test_a_command_that_ended_by_itself_while_its_trip_was_decided_ended_as_it_says(
@@ -249,6 +282,36 @@ def test_the_first_of_two_watchdogs_gives_the_code(client: Client, tmp_path: Pat
     assert (trip.trip.message, kills) == ("first", [1])
 
 
+def test_a_process_is_about_to_end_until_the_last_of_two_watchdogs_is_called_off(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    job = claimed(session)
+    watching = Watching(session, Detection((), None), SamplerProcess(Detection((), None)))
+    process_trip = ProcessTrip(watching, Reporter(session))
+    begun = threading.Semaphore(0)
+    called_off = {"first": threading.Event(), "second": threading.Event()}
+
+    def path(trip: Trip, **_: int) -> bool:
+        begun.release()
+        return not called_off[trip.message].wait(10)
+
+    process_trip._path = path  # type: ignore[assignment]
+    threads = [
+        threading.Thread(target=process_trip, args=(Trip(ExitCode.STALL, "idle", which, job=job),))
+        for which in called_off
+    ]
+    for thread in threads:
+        thread.start()
+        assert begun.acquire(timeout=10)
+    for event, thread in zip(called_off.values(), threads, strict=True):
+        assert session.tripping
+        event.set()
+        thread.join(10)
+    assert not session.tripping
+
+
 def test_a_command_beyond_sigkill_takes_its_worker_out_of_service_before_it_leaves(
     client: Client, tmp_path: Path
 ) -> None:
@@ -256,8 +319,9 @@ def test_a_command_beyond_sigkill_takes_its_worker_out_of_service_before_it_leav
     session = session_of(client, tmp_path)
     runner = Runner(session)
     job = claimed(session)
-    stuck = Exit(None, None, False, (1,), "stuck")
-    runner.runner._unkillable(job, stuck)
+    runner.runner._unkillable(job, (1,))
+    runner.runner._unkillable(job, (1,))
+    assert not runner.drain.urgent.is_set()
     assert runner.drain.requested.is_set()
     assert session.stuck == {job.token: (1,)}
     (row,) = client.workers(name="w")
@@ -270,9 +334,7 @@ def test_a_command_beyond_sigkill_takes_its_worker_out_of_service_before_it_leav
 def test_a_command_killed_for_want_of_memory_is_told_from_one_that_was_killed(
     monkeypatch: pytest.MonkeyPatch, before: int | None, after: int, expected: bool
 ) -> None:
-    from gangq.worker import runner_command
-
-    monkeypatch.setattr(runner_command, "container_memory", lambda: SimpleNamespace(oom_kills=after))
-    assert runner_command._out_of_memory(Exit(None, 9, True), before) is expected
-    assert runner_command._out_of_memory(Exit(None, 15, True), before) is False
-    assert runner_command._out_of_memory(Exit(None, 9, True, cause="kill"), before) is False
+    monkeypatch.setattr(command_report, "container_memory", lambda: SimpleNamespace(oom_kills=after))
+    assert command_report._out_of_memory(Exit(None, 9, True), before) is expected
+    assert command_report._out_of_memory(Exit(None, 15, True), before) is False
+    assert command_report._out_of_memory(Exit(None, 9, True, cause="kill"), before) is False

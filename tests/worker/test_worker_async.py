@@ -8,9 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from worker_process import Fleet, eventually, short_leases, until_state
 
 from gangq.client import Client
+from worker.worker_process import Fleet, eventually, short_leases, until_state
 
 TASKS = """
 import asyncio

@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
-from worker_process import Fleet, eventually, until_state
 
 from gangq.client import Client
+from worker.worker_process import Fleet, eventually, until_state
 
 
 def run(client: Client, *argv: str, shell: bool = False, **options: Any) -> int:

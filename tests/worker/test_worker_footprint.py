@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from worker_process import Fleet, WorkerProcess, eventually, fleet_of, short_leases, until_state
 
 from gangq.client import Client
+from worker.worker_process import Fleet, WorkerProcess, eventually, fleet_of, short_leases, until_state
 
 MEMORY_MB = 60
 
@@ -40,12 +40,12 @@ def long(ctx, path):
 
 
 def connections(db: psycopg.Connection[dict[str, Any]]) -> list[str]:
-    """The last statement on each connection of a worker."""
+    """What the connections of a worker are called."""
     found = db.execute(
-        "select query from pg_stat_activity "
-        "where datname = current_database() and application_name like 'gangq worker %'"
+        "select application_name as name from pg_stat_activity "
+        "where datname = current_database() and application_name like 'gangq worker %' order by name"
     ).fetchall()
-    return [str(row["query"]) for row in found]
+    return [str(row["name"]) for row in found]
 
 
 def settled(client: Client, worker: WorkerProcess) -> WorkerProcess:
@@ -60,7 +60,8 @@ def test_a_worker_has_as_many_connections_as_it_may_idle_or_at_work(
     db: psycopg.Connection[dict[str, Any]], client: Client, fleet: Fleet, tmp_path: Path, wanted: int
 ) -> None:
     settled(client, fleet.start(connections=wanted, prefetch=20))
-    eventually(lambda: len(connections(db)) == wanted, "it has all of them")
+    names = ["gangq worker w1", "gangq worker w1: main thread"][:wanted]
+    eventually(lambda: connections(db) == names, "it has all of them")
     most = 0
     ids = client.submit(task="small", payloads=[{}] * 500)
     gate = tmp_path / "gate"

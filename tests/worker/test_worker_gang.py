@@ -8,10 +8,10 @@ import signal
 import sys
 
 import pytest
-from worker_process import Fleet, eventually, until_state
 
 from gangq import Role
 from gangq.client import Client
+from worker.worker_process import Fleet, eventually, until_state
 
 
 def until_gang(client: Client, gang_id: int, *states: str) -> None:
@@ -45,6 +45,7 @@ def meet(ctx):
     fleet.start("a1", host="hosta", address="10.0.0.1")
     fleet.start("a2", host="hosta", address="10.0.0.1")
     fleet.start("b1", host="hostb", address="10.0.0.2")
+    eventually(lambda: len(client.workers()) == 3, "there is room for all three")
     gang = client.submit_gang(task="meet", size=3)
     until_gang(client, gang.gang_id, "done")
     results = [client.job(id=i).result for i in gang.job_ids]
@@ -90,10 +91,10 @@ def begins(ctx):
     eventually(lambda: "job_begins" in first.log, "one member is claimed")
     eventually(lambda: client.gang(id=gang.gang_id).state != "blocked", "the gang is placed")
     assert [client.job(id=i).state for i in gang.job_ids].count("running") == 1
-    assert list(fleet._directory.glob("began-*")) == []
+    assert list(fleet.directory.glob("began-*")) == []
     second.signal(signal.SIGCONT)
     until_gang(client, gang.gang_id, "done")
-    assert len(list(fleet._directory.glob("began-*"))) == 2
+    assert len(list(fleet.directory.glob("began-*"))) == 2
 
 
 def test_a_member_that_fails_takes_its_siblings_down_and_all_start_again(
@@ -119,6 +120,7 @@ def steps(ctx):
 """)
     for name in ("w1", "w2"):
         fleet.start(name)
+    eventually(lambda: len(client.workers()) == 2, "there is room for both")
     gang = client.submit_gang(task="steps", size=2)
     until_gang(client, gang.gang_id, "done", "failed")
     results = [client.job(id=i).result for i in gang.job_ids]
@@ -142,10 +144,10 @@ def waits(ctx):
         ctx.raise_if_stopping()
     return ctx.gang.epoch
 """)
+    gang = client.submit_gang(task="waits", size=2)
     for name in ("w1", "w2"):
         fleet.start(name, light=0)
-    gang = client.submit_gang(task="waits", size=2)
-    pids = [fleet._directory / f"pid-{rank}" for rank in (0, 1)]
+    pids = [fleet.directory / f"pid-{rank}" for rank in (0, 1)]
     eventually(lambda: all(pid.exists() and pid.read_text() for pid in pids), "both run")
     name = client.job(id=gang.job_ids[1]).worker
     os.kill(int(pids[1].read_text()), signal.SIGKILL)
@@ -165,9 +167,10 @@ def waits(ctx):
 def solo(ctx):
     return "ran"
 """)
+    # Before the workers: what the first of them alone could not hold is refused.
+    gang = client.submit_gang(task="waits", size=2)
     for name in ("w1", "w2"):
         fleet.start(name)
-    gang = client.submit_gang(task="waits", size=2)
     until_gang(client, gang.gang_id, "running")
     client.cancel(gang_ids=[gang.gang_id], reason="changed my mind")
     until_gang(client, gang.gang_id, "cancelled")
@@ -188,13 +191,17 @@ def trains(ctx):
                 time.sleep(0.01)
             raise RuntimeError("rank 1 breaks")
         return [g.epoch, ctx.checkpoint.step]
-    heard = []
-    ctx.on_gang_change(lambda gang: heard.append(gang.epoch))
+    heard, told = [], threading.Event()
+    def changed(gang):
+        ctx.inputs  # The database is asked: a callback may do what a handler may.
+        heard.append(gang.epoch)
+        told.set()
+    ctx.on_gang_change(changed)
     assert ctx.checkpoint is None
     ctx.save_checkpoint(3, b"three")
     (HERE / "saved").touch()
-    assert ctx.gang_changed.wait(30)
-    ctx.gang_changed.clear()
+    assert told.wait(30)
+    assert ctx.gang_changed.is_set()
     return [g.epoch, ctx.gang.epoch, heard, ctx.checkpoint.step, ctx.gang.role, not ctx.stopping]
 """)
     gang = client.submit_gang(

@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from worker_process import Fleet, eventually, until_state
 
 from gangq.client import Client
+from worker.worker_process import Fleet, eventually, until_state
 
 HOOKS = """
 SEEN = []
@@ -253,9 +253,10 @@ def test_a_worker_that_was_given_up_in_a_hook_changes_nothing_any_more(
     client.report_dead(worker="w1", incarnation=row.incarnation, evidence={"by": "test"})
     fleet.start("w2", slots=0, light=1)
     result = until_state(client, job, "done").result
-    # The hook of the first attempt may have come to its end, too.
     assert texts(tmp_path)[:2] == ["handler", "held"]
-    assert texts(tmp_path)[-3:] == ["handler", "not held", "ends done"]
+    # The hook of the first attempt may come to its end, too, before or after the second attempt begins.
+    assert [text for text in texts(tmp_path)[2:] if text != "ends done"] == ["handler", "not held"]
+    assert texts(tmp_path)[-1] == "ends done"
     assert str(result) == (tmp_path / "last").read_text(), "that of the second attempt"
 
 

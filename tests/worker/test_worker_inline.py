@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from worker_process import Fleet, eventually, short_leases, until_state
 
 from gangq.client import Client
+from worker.worker_process import Fleet, eventually, short_leases, until_state
 
 
 def submit(client: Client, task: str, payload: dict[str, object] | None = None, **options: object) -> int:
@@ -110,7 +110,7 @@ def wait(ctx, path):
     while path and not Path(path).exists():
         time.sleep(0.01)
 """)
-    gate = fleet._directory / "gate"
+    gate = fleet.directory / "gate"
     first, second = client.submit(task="wait", payloads=[{"path": ""}, {"path": str(gate)}])
     fleet.start(prefetch=2)
     until_state(client, first, "done")
@@ -349,7 +349,7 @@ def listens(ctx):
     worker = fleet.start()
     eventually(lambda: "listening" in worker.log, "the worker listens")
     job_id = submit(client, "listens")
-    eventually(lambda: (fleet._directory / "started").exists(), "the handler runs")
+    eventually(lambda: (fleet.directory / "started").exists(), "the handler runs")
     client.cancel(job_ids=[job_id])
     until_state(client, job_id, "cancelled", timeout=2)
 
@@ -383,7 +383,7 @@ def frozen(ctx):
     short_leases(client, heartbeat_s=0.5, lease_s=4)
     worker = fleet.start()
     until_state(client, submit(client, "frozen"), "running")
-    eventually(lambda: (fleet._directory / "started").exists(), "the handler runs")
+    eventually(lambda: (fleet.directory / "started").exists(), "the handler runs")
     assert worker.exit_code(10) == 77
     assert "in frozen" in worker.log  # Where it stood is on record all the same.
 
@@ -401,10 +401,10 @@ def finishes(ctx):
 """)
     fleet.start()
     job_id = submit(client, "finishes")
-    eventually(lambda: (fleet._directory / "started").exists(), "the handler runs")
+    eventually(lambda: (fleet.directory / "started").exists(), "the handler runs")
     client.cancel(job_ids=[job_id])
     until_state(client, job_id, "preempting")
-    (fleet._directory / "told").touch()
+    (fleet.directory / "told").touch()
     assert until_state(client, job_id, "done", "cancelled").state == "done"
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worker_process import Fleet, WorkerProcess, eventually, fleet_of, short_leases, until_state
 
 from gangq.client import Client
+from worker.worker_process import Fleet, WorkerProcess, eventually, fleet_of, short_leases, until_state
 
 TASKS = """
 @app.task

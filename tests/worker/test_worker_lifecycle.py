@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
-from worker_process import Fleet, eventually, short_leases, until_state
 
 from gangq.client import Client
+from worker.worker_process import Fleet, eventually, short_leases, until_state
 
 WAITS = """
 @app.task
@@ -57,7 +57,8 @@ def test_a_drain_timeout_lets_running_jobs_finish_and_takes_no_new_ones(
     until_state(client, held, "pending")
     eventually(lambda: worker_state(client, "w1") == "draining", "it is draining")
     later = client.submit(task="waits")[0]
-    time.sleep(0.3)
+    submitted_at = client.job(id=later).submitted_at
+    eventually(lambda: client.workers()[0].renewed_at > submitted_at, "it renews its lease")
     assert worker.process.poll() is None
     gate.touch()
     assert worker.exit_code() == 0
@@ -67,15 +68,17 @@ def test_a_drain_timeout_lets_running_jobs_finish_and_takes_no_new_ones(
 
 def test_a_second_sigterm_skips_the_grace(client: Client, fleet: Fleet) -> None:
     client.configure(grace_s=60, lease_s=120)
+    script = (
+        "trap 'told=1' TERM; touch ready; until test $told; do sleep 0.1; done; "
+        "sleep 0.3; touch outlived; while :; do sleep 0.1; done"
+    )
     worker = fleet.start()
     job_id = client.submit(
-        task="command", payloads=[{"argv": ["trap '' TERM; while :; do sleep 0.1; done"], "shell": True}]
+        task="command", payloads=[{"argv": [script], "shell": True, "cwd": str(fleet.directory)}]
     )[0]
-    until_state(client, job_id, "running")
-    time.sleep(0.3)
+    eventually((fleet.directory / "ready").exists, "the command runs")
     worker.signal(signal.SIGTERM)
-    eventually(lambda: "job_told_to_stop" in worker.log, "the job is told to stop")
-    time.sleep(0.3)
+    eventually((fleet.directory / "outlived").exists, "the command has outlived the SIGTERM")
     assert worker.process.poll() is None
     worker.signal(signal.SIGTERM)
     assert worker.exit_code(10) == 0
@@ -93,13 +96,34 @@ def in_a_library(ctx):
 """)
     worker = fleet.start()
     client.submit(task="in_a_library")
-    eventually((fleet._directory / "started").exists, "the handler runs")
+    eventually((fleet.directory / "started").exists, "the handler runs")
     job_id = client.jobs()[0].id
     worker.signal(signal.SIGTERM)
     assert worker.exit_code(10) == 79
     fleet.start()  # It finds the word its predecessor left: nobody's fault.
     eventually(lambda: client.job(id=job_id).stops == 1, "the job was handed back")
     assert client.job(id=job_id).crashes == 0
+
+
+def test_a_worker_publishes_what_its_tasks_are_declared_with_and_submissions_follow_it(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.define("""
+@app.task(max_attempts=7, priority=5)
+def declared(ctx):
+    pass
+
+@app.task
+def plain(ctx):
+    pass
+""")
+    fleet.start()
+    eventually(lambda: client.workers(), "it is registered")
+    published = client.workers()[0].task_options
+    assert published is not None
+    assert published["declared"] == {"max_attempts": 7, "priority": 5}
+    job = client.job(id=client.submit(task="declared")[0])
+    assert (job.max_attempts, job.priority) == (7, 5)
 
 
 def test_two_live_workers_cannot_have_one_name(client: Client, fleet: Fleet) -> None:
@@ -116,7 +140,7 @@ def test_a_killed_workers_next_incarnation_frees_its_jobs_at_once(client: Client
     fleet.define(WAITS)
     worker = fleet.start()
     job_id = client.submit(task="waits")[0]
-    eventually((fleet._directory / "started-1").exists, "the handler runs")
+    eventually((fleet.directory / "started-1").exists, "the handler runs")
     worker.signal(signal.SIGKILL)
     worker.exit_code()
     fleet.start()
@@ -127,7 +151,7 @@ def test_a_killed_workers_next_incarnation_frees_its_jobs_at_once(client: Client
 
 def test_no_second_attempt_starts_while_the_first_ones_tree_lives(client: Client, fleet: Fleet) -> None:
     short_leases(client, lease_s=120, lease_margin_s=10)
-    marker = fleet._directory / "alive"
+    marker = fleet.directory / "alive"
     script = f"trap '' TERM; (trap '' TERM; while :; do date +%s.%N > {marker}; sleep 0.05; done) & sleep 90"
     worker = fleet.start()
     job_id = client.submit(task="command", payloads=[{"argv": [script], "shell": True}])[0]
@@ -159,7 +183,7 @@ def test_a_worker_starts_a_job_soon_after_it_was_submitted(client: Client, fleet
     fleet.define("@app.task\ndef nothing(ctx): pass\n")
     worker = fleet.start()
     eventually(lambda: "listening" in worker.log, "it listens")
-    time.sleep(1)
+    until_state(client, client.submit(task="nothing")[0], "done")
     waits = []
     for _ in range(10):
         job = until_state(client, client.submit(task="nothing")[0], "done")
@@ -200,3 +224,15 @@ def test_options_that_cannot_be_are_refused_by_name(
     assert worker.exit_code() == 1
     assert error in worker.log
     assert name in worker.log
+
+
+def test_what_one_step_of_a_tick_leaves_does_not_wait_for_the_next_safety_tick(
+    client: Client, fleet: Fleet
+) -> None:
+    client.configure(tick_s=30)
+    fleet.define("@app.task\ndef first(ctx): pass\n\n@app.task\ndef second(ctx): pass")
+    first = client.submit(task="first")
+    client.submit(task="second", payloads=[{}] * 1000, after=first)
+    fleet.start(prefetch=50)
+    until_state(client, first[0], "done")
+    eventually(lambda: not client.jobs(state="waiting", limit=1), "all know that it is done", timeout=15)

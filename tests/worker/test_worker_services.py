@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import http.server
+import itertools
 import json
+import socket
+import statistics
 import sys
+import threading
+import time
 import urllib.request
 
 import pytest
-from worker_process import Fleet, eventually
 
+from databases import connect
 from gangq.client import Client
 from gangq.client.rows import EndpointRow
+from worker.worker_process import Fleet, eventually
 
 SERVER = """
 import http.server, json, os
@@ -98,6 +105,72 @@ def test_a_command_is_ready_while_its_health_url_answers(client: Client, fleet: 
         str(first.port),
     )
     assert json.loads(get(second))["GANGQ_PORT"] == str(second.port)
+
+
+class Server:
+    """An HTTP server that answers with 200; `asked`: when, by `time.monotonic`."""
+
+    def __init__(self) -> None:
+        asked = self.asked = list[float]()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(time.monotonic())
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}/health"
+
+    def __enter__(self) -> Server:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def sleeping(client: Client, name: str, health: str) -> None:
+    """Make a service whose health is not that of its process."""
+    payload = {"argv": ["sleep", "600"]}
+    client.set_service(name=name, task="command", payload=payload, health=health, linger_s=0)
+
+
+def test_a_health_url_that_cannot_be_read_leaves_the_other_replicas_alone(
+    client: Client, fleet: Fleet, dsn: str
+) -> None:
+    bad = ("http://h:99999/", "http://h:x/", "http://[h/")
+    with Server() as server:
+        for n, url in enumerate(bad):
+            sleeping(client, f"bad{n}", server.url)
+            # set_service refuses it, and has not always done so.
+            with connect(dsn) as conn:
+                conn.execute(
+                    "update gangq.service_revisions set health = %s where service = %s", [url, f"bad{n}"]
+                )
+        worker = fleet.start("w1", slots=4, address="127.0.0.1")
+        eventually(lambda: worker.log.count("replica_not_ready_yet") == len(bad), "each is logged")
+        sleeping(client, "good", server.url)
+        (one,) = until_endpoints(client, "good", 1)
+    assert one.port == server.port
+
+
+def test_a_health_url_that_hangs_delays_the_polls_of_no_other_replica(client: Client, fleet: Fleet) -> None:
+    with Server() as server, socket.create_server(("127.0.0.1", 0)) as hung:
+        sleeping(client, "hung", f"http://127.0.0.1:{hung.getsockname()[1]}/")
+        sleeping(client, "good", server.url)
+        fleet.start("w1", slots=2, address="127.0.0.1")
+        until_endpoints(client, "good", 1)
+        hung.settimeout(20)
+        with hung.accept()[0]:
+            before = len(server.asked)
+            eventually(lambda: len(server.asked) >= before + 6, "it is polled")
+    gaps = [after - first for first, after in itertools.pairwise(server.asked[before:])]
+    assert statistics.median(gaps) < 2, gaps
 
 
 def test_a_command_says_so_itself_and_takes_it_back(client: Client, fleet: Fleet) -> None:

@@ -11,10 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from forked import fork
 from gangq.client import Client
 
 T = TypeVar("T")
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+can_freeze = pytest.mark.skipif(
+    not os.access(FREEZER, os.W_OK) or os.geteuid() != 0,
+    reason="an unkillable process is made with the version 1 cgroup freezer, which needs root",
+)
 
 _LOOKS_EVERY_S = 0.05
 """A look at a job costs PostgreSQL 2 ms of a processor, mostly to plan it: every 20 ms that was a fifth of it all."""
@@ -65,25 +73,44 @@ def short_leases(client: Client, **more: Any) -> None:
     client.set_queue(name="default", backoff_s=0.1, backoff_max_s=0.2)
 
 
-def eventually(look: Callable[[], T], what: str, timeout: float = 20.0) -> T:
-    """Return what `look` finds once it is true; AssertionError, naming `what`, when it never is."""
+def eventually(look: Callable[[], T], what: str | Callable[[], str], timeout: float = 20.0) -> T:
+    """Return what `look` finds once it is true; AssertionError, naming `what`, when it never is. A function is called
+    for that only then.
+    """
     until = time.monotonic() + timeout
     while time.monotonic() < until:
         found = look()
         if found:
             return found
         time.sleep(_LOOKS_EVERY_S)
-    raise AssertionError(f"did not happen within {timeout} s: {what}")
+    raise AssertionError(f"did not happen within {timeout} s: {what() if callable(what) else what}")
 
 
 def until_state(client: Client, job_id: int, *states: str, timeout: float = 20.0) -> Any:
     """The job once it is in one of these states."""
     eventually(
         lambda: client.job(id=job_id).state in states,
-        f"job {job_id} is {' or '.join(states)}; it is {client.job(id=job_id)}",
+        lambda: f"job {job_id} is {' or '.join(states)}; it is {client.job(id=job_id)}",
         timeout,
     )
     return client.job(id=job_id)
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[Callable[[], object]]:
+    """With this process beyond SIGKILL, until what is given is called."""
+    cage = FREEZER / f"gangq-test-{os.getpid()}"
+    cage.mkdir()
+    state = cage / "freezer.state"
+    try:
+        (cage / "cgroup.procs").write_text(str(pid))
+        state.write_text("FROZEN")
+        eventually(lambda: state.read_text().strip() == "FROZEN", "it is frozen")
+        yield lambda: state.write_text("THAWED")
+    finally:
+        state.write_text("THAWED")
+        eventually(lambda: not (cage / "cgroup.procs").read_text(), "it has ended")
+        cage.rmdir()
 
 
 class WorkerProcess:
@@ -120,18 +147,18 @@ class Fleet:
 
     def __init__(self, dsn: str, directory: Path) -> None:
         self._dsn = dsn
-        self._directory = directory
+        self.directory = directory
         self.started: list[WorkerProcess] = []
         self._tasks = False
 
     def define(self, text: str) -> None:
         """The tasks its workers run; `app` and the usual imports are there."""
-        (self._directory / "tasks.py").write_text(_TASKS + text)
+        (self.directory / "tasks.py").write_text(_TASKS + text)
         self._tasks = True
 
     def start(self, name: str = "w1", **options: Any) -> WorkerProcess:
         """Start a worker; it is not registered yet when this returns."""
-        worker = WorkerProcess(self._dsn, self._directory, name, options, self._tasks)
+        worker = WorkerProcess(self._dsn, self.directory, name, options, self._tasks)
         self.started.append(worker)
         return worker
 

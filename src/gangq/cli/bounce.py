@@ -18,7 +18,7 @@ from gangq.errors import GangqError
 from gangq.host.backends import Choice, WorkerMap, choose
 from gangq.host.bouncer import Action, Bouncer
 from gangq.worker import seen
-from gangq.worker.retry import backoff
+from gangq.worker.repeating import backoff
 
 _RETRY_FIRST_S = 1.0
 _RETRY_LAST_S = 30.0

@@ -130,7 +130,7 @@ def tasks(client: Client) -> Finding:
         ]
     )
     return warn(
-        f"workers declare {len(differ)} tasks with different options: {listed}",
+        f"workers declare {counted(len(differ), 'task')} with different options: {listed}",
         "submissions that do not say take those of the worker that registered last (gangq task list): run the same "
         "code on all workers",
     )

@@ -14,6 +14,7 @@ from gangq.cli.group import Subgroup
 from gangq.cli.session import say
 
 _SHELLS = ("bash", "zsh", "fish")
+_COMPINIT = "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }\n"
 
 
 def _or_this(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
@@ -33,7 +34,8 @@ _shell = click.argument(
 def completion() -> None:
     """Complete commands, options, ids, queues, tasks and hosts by TAB.
 
-    Names come from the database of GANGQ_DSN or --dsn; where it does not answer at once, none are offered.
+    Names come from the database of GANGQ_DSN or --dsn; where it does not answer at once, none are offered. Of a
+    device commands take as much of its UUID as no other has; names of hosts, workers and queues they take whole.
     """
 
 
@@ -76,7 +78,9 @@ def _script(shell: str) -> str:
     assert found is not None
     # Made by hand: source() would first run a bash to ask for its version.
     parts = found(main, {}, "gangq", "_GANGQ_COMPLETE")
-    return parts.source_template % parts.source_vars()
+    script: str = parts.source_template % parts.source_vars()
+    # A zsh has no compdef before compinit. Each new shell whose .zshrc lacks that would say so, and complete nothing.
+    return script.replace("    compdef ", f"{_COMPINIT}    compdef ") if shell == "zsh" else script
 
 
 def _write(path: Path, text: str) -> None:

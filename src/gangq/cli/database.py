@@ -10,6 +10,7 @@ import click
 
 from gangq.cli import output
 from gangq.cli.group import Subgroup
+from gangq.cli.listing import watch_option
 from gangq.cli.session import Session, common_options, json_option, pass_session
 from gangq.errors import EmbeddedError
 
@@ -94,6 +95,7 @@ def stop(session: Session, mode: Any) -> None:
 
 
 @db.command()
+@watch_option
 @json_option
 def status(session: Session) -> None:
     """Say whether it runs. Exit code 3 when it does not."""

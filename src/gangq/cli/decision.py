@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from gangq.cli import output
+from gangq.cli.listing import columns_option, wide_option
 from gangq.cli.parsing import from_json, read_file
 from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
@@ -133,6 +134,8 @@ _COLUMNS = columns(
 
 @click.command()
 @click.argument("file", default="-")
+@columns_option
+@wide_option
 @common_options
 def decide(session: Session, file: str) -> None:
     """Decide on a board that `gangq board` has told, as the next pass would; - [default]: standard input.

@@ -12,8 +12,9 @@ import click
 
 from gangq.cli import checks, output, queries
 from gangq.cli.checks import Finding, fail, ok, some, warn
+from gangq.cli.listing import look_options
 from gangq.cli.output import seconds
-from gangq.cli.session import Session, common_options
+from gangq.cli.session import Session
 from gangq.client.verbs import Verbs
 from gangq.errors import EmbeddedError, GangqError, NotAllowed, SchemaMismatch
 
@@ -29,7 +30,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
-@common_options
+@look_options
 def doctor(session: Session) -> None:
     """Check this installation.
 

@@ -62,25 +62,27 @@ _LEFT = (
 _SHORT = {"gpu_pct": "gpu %", "memory_pct": "memory %", "scope": "whose"}
 
 
-def history(events: Sequence[EventRow], seen: Sequence[EvidenceRow] | None) -> list[EventRow]:
+def history(
+    events: Sequence[EventRow], seen: Sequence[EvidenceRow] | None, wide: bool | None = None
+) -> list[EventRow]:
     """Print a table of what the watchdogs did of one job; return the events whose evidence is worth reading.
 
-    `seen`: the evidence, None for those who may not see it. What ended it comes first, newest on top; doubts
-    count only when nothing else happened.
+    `seen`: the evidence, None for those who may not see it. `wide`: as `gangq.cli.tables.table` takes it.
+    What ended it comes first, newest on top; doubts count only when nothing else happened.
     """
     found = [event for event in events if event.kind in KINDS]
     if not found:
         return []
     evidence = by_event(seen or ())
     shown = columns(
-        "at what class:2 code:2 worker host:3 outcome:1 reason",
+        ">ago at:4 what class:2 code:2 worker host:3 outcome:1 reason",
         {
             "what": lambda event: event.kind,
             **{name: partial(_of, key=name) for name in ("class", "code", "host", "outcome")},
             "reason": lambda event: said(event, evidence.get((event.at, event.kind))),
         },
     )
-    table(found, shown)
+    table(found, shown, wide=wide)
     decided = [event for event in found if event.kind in _CONVICT]
     return decided[::-1] or [event for event in found if event.kind == "suspect"][-1:]
 
@@ -114,8 +116,8 @@ def brief(event: EventRow, evidence: Mapping[str, Any]) -> None:
         output.block("handler", str(evidence["handler"]), most=_LINES)
 
 
-def show(evidence: Mapping[str, Any]) -> None:
-    """Print one piece of evidence."""
+def show(evidence: Mapping[str, Any], wide: bool | None = None) -> None:
+    """Print one piece of evidence; `wide`: as `gangq.cli.tables.table` takes it."""
     flat = dict(_opened(evidence))
     pairs = [key for key, value in flat.items() if key not in _LATER and _is_pair(value)]
     pairs.sort(key=lambda key: _in_order(key, _SOONER))
@@ -123,7 +125,7 @@ def show(evidence: Mapping[str, Any]) -> None:
     sections = [key for key, value in flat.items() if key not in pairs and value]
     sections.sort(key=lambda key: (_in_order(key, _LATER, others=-1), _in_order(key, _SOONER)))
     for key in sections:
-        _section(key, flat[key])
+        _section(key, flat[key], wide)
 
 
 def _opened(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -136,12 +138,12 @@ def _opened(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _section(key: str, value: Any) -> None:
+def _section(key: str, value: Any, wide: bool | None) -> None:
     output.write()
     title = _TITLES.get(key, _name(key))
     if key == "processes":
         for process in value:
-            _process(process)
+            _process(process, wide)
     elif isinstance(value, str):
         output.block(title, value, most=_LINES)
     elif isinstance(value, Mapping):
@@ -150,10 +152,10 @@ def _section(key: str, value: Any) -> None:
         output.pairs([(f"  {_name(name)}", _value(name, value[name])) for name in names])
     else:
         output.write(f"{title}:")
-        _table(value)
+        _table(value, wide)
 
 
-def _process(process: Mapping[str, Any]) -> None:
+def _process(process: Mapping[str, Any], wide: bool | None) -> None:
     about = "gone" if process.get("gone") else process.get("command") or ""
     output.write(f"process {process.get('pid')}: {output.plain(about)}")
     opened = process.get("devices_open") or {}
@@ -161,13 +163,13 @@ def _process(process: Mapping[str, Any]) -> None:
         output.write(f"  has open: {output.plain(', '.join(sorted(set(map(str, opened.values())))))}")
     threads = process.get("threads") or []
     if threads:
-        _table(threads)
+        _table(threads, wide)
         more = (process.get("threads_in_all") or 0) - len(threads)
         if more > 0:
             output.write(f"  and {more} threads more")
 
 
-def _table(found: Sequence[Any]) -> None:
+def _table(found: Sequence[Any], wide: bool | None) -> None:
     """Objects by their keys, whatever these are; anything else in a line each."""
     if not all(isinstance(row, Mapping) for row in found):
         for row in found:
@@ -184,7 +186,7 @@ def _table(found: Sequence[Any]) -> None:
             return f"{value - latest:.1f}s"
         return "?" if value is None else _value(name, value)
 
-    table(found, [_column(name, cell) for name in names])
+    table(found, [_column(name, cell) for name in names], wide=wide)
 
 
 def _column(name: str, cell: Callable[[Mapping[str, Any], str], object]) -> Column:

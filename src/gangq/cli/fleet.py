@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import click
 
-from gangq.cli import queries, stored
+from gangq.cli import names, queries, stored
 from gangq.cli.listing import table_options
 from gangq.cli.output import known, megabytes, seconds, words
 from gangq.cli.session import Session
 from gangq.cli.tables import Column, columns
+from gangq.cli.which import device_ids
 from gangq.client.rows import DeviceRow, WorkerRow
 
 STALE_S = 60.0
@@ -31,6 +32,8 @@ def workers(session: Session, host: str | None, name: str | None) -> None:
     """
     client = session.client()
     found: list[WorkerRow] = client.workers(name=name, host=host)
+    if not found:
+        names.must_exist(client, host=host, worker=name)
     held: dict[str, list[DeviceRow]] = {}
     now = None
     if found and not session.json:
@@ -42,8 +45,8 @@ def workers(session: Session, host: str | None, name: str | None) -> None:
 
 def _worker_columns(now: datetime | None, held: Mapping[str, Sequence[DeviceRow]]) -> list[Column]:
     return columns(
-        "name state host >slots >light:6 gpus:3 gpu >memory:7 >cpus:8 queues:4 labels:7 >heard >lease_left:6 >beat:5 "
-        ">steps/s:5 model:6 pid:9 why",
+        "name state host >slots >light:6 gpus:3 gpu:2 >memory:7 >cpus:8 queues:4 labels:7 >heard >lease_left:6 "
+        ">beat:5 >steps/s:5 model:6 pid:9 why",
         {
             "state": _state,
             "slots": lambda w: f"{w.used_slots}/{w.slots}",
@@ -103,11 +106,14 @@ def devices(session: Session, host: str | None, state: str | None) -> None:
     """
     client = session.client()
     found = client.devices(host=host, state=state)
+    if not found:
+        names.must_exist(client, host=host)
     now = client.execute(queries.database_time()) if found and not session.json else None
-    session.rows(found, _device_columns(now), "no devices")
+    short = device_ids(session, {device.uuid for device in found})
+    session.rows(found, _device_columns(now, short), "no devices")
 
 
-def _device_columns(now: datetime | None) -> list[Column]:
+def _device_columns(now: datetime | None, short: Callable[[str], str]) -> list[Column]:
     return columns(
         "host index state health:2 trips:3 >busy >memory:7 >temp:5 >power:5 throttle:5 >read:4 >vram:6 model:6 "
         "link:4 source:8 worker:1 job since:6 reason uuid:9",
@@ -120,6 +126,7 @@ def _device_columns(now: datetime | None) -> list[Column]:
             "throttle": _throttle,
             "read": lambda d: _age(d.read_at, now) or "never",
             "vram": lambda d: megabytes(d.vram_mb),
+            "uuid": lambda d: short(d.uuid),
         },
     )
 
@@ -130,7 +137,7 @@ def _of(device: DeviceRow, name: str) -> Any:
 
 def _memory(device: DeviceRow) -> str:
     used, total = _of(device, "used_mb"), _of(device, "total_mb")
-    return f"{'?' if used is None else megabytes(used)}/{'?' if total is None else megabytes(total)}"
+    return "?" if used is None else f"{megabytes(used)}/{'?' if total is None else megabytes(total)}"
 
 
 def _throttle(device: DeviceRow) -> str:

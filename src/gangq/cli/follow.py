@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from gangq.cli import output, queries
+from gangq.cli.listing import table_options
 from gangq.cli.output import gang
 from gangq.cli.queries import Position
 from gangq.cli.session import Session, common_options, say
-from gangq.cli.tables import columns
-from gangq.cli.which import Which, takes_one
+from gangq.cli.tables import Column, columns
+from gangq.cli.which import Which, device_ids, takes_one
 from gangq.client.rows import EventRow, LogRow
-from gangq.errors import WHO_READS, NotAllowed
+from gangq.errors import WHO_READS, NotAllowed, NotFound
 from gangq.status import ENDED
 
 if TYPE_CHECKING:
@@ -26,14 +27,6 @@ _POLL_S = 0.3
 # Rows committed late carry an earlier time: what is younger than this is read again, and known ids dropped.
 _OVERLAP = timedelta(seconds=10)
 _LATEST_EVENTS = 1000
-
-_EVENTS = columns(
-    "at event >gang epoch:3 job worker reason data:4",
-    {
-        "event": lambda e: e.kind,
-        "data": lambda e: {k: v for k, v in (e.data or {}).items() if v not in (None, [], {})} or "",
-    },
-)
 
 
 class LogReader:
@@ -83,6 +76,17 @@ def ranks_of(client: Client, target: Which) -> dict[int, int | None]:
     return {job.id: getattr(job, number) if number else None for job in target.jobs(client)}
 
 
+def _member(client: Client, target: Which, rank: int) -> dict[int, int | None]:
+    """The one member of a gang that has this rank, as `ranks_of`."""
+    if not target.gang:
+        raise click.UsageError(f"--rank is for gangs, and {target.phrase} is none")
+    ranks = ranks_of(client, target)
+    found: dict[int, int | None] = {job: its for job, its in ranks.items() if its == rank}
+    if not found:
+        raise NotFound(f"{target.phrase} has no rank {rank}: it has {len(ranks)} members, from 0 on")
+    return found
+
+
 def may_read(client: Client, job_ids: Sequence[int]) -> None:
     """Raise `NotAllowed` unless the output of these jobs is shown to this login."""
     hidden = [job for job in client.jobs(ids=job_ids, limit=None) if not job.readable]
@@ -98,17 +102,20 @@ def _has_ended(client: Client, target: Which) -> bool:
 @takes_one(batches=True)
 @click.option("-f", "--follow", is_flag=True, help="Go on until it has ended.")
 @click.option("--all", "all_attempts", is_flag=True, help="Of all attempts, not only the latest.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="N", help="Of a gang only this member's, untagged."
+)
 @common_options
-def logs(session: Session, target: Which, follow: bool, all_attempts: bool) -> None:
+def logs(session: Session, target: Which, follow: bool, all_attempts: bool, rank: int | None) -> None:
     """Print the output of a job, gang or batch.
 
     A gang's lines are tagged with the rank, those of a batch with the index.
     With --json one object per piece: {"job_id", "token", "seq", "at", "chunk", "rank"}.
     """
     client = session.client()
-    ranks = ranks_of(client, target)
+    ranks = ranks_of(client, target) if rank is None else _member(client, target, rank)
     may_read(client, list(ranks))
-    reader, tagger = LogReader(client, list(ranks)), Tagger(ranks)
+    reader, tagger = LogReader(client, list(ranks)), Tagger(ranks if rank is None else dict.fromkeys(ranks))
     latest_only = not all_attempts
     nothing_yet = True
     while True:
@@ -127,8 +134,9 @@ def logs(session: Session, target: Which, follow: bool, all_attempts: bool) -> N
     if not session.json:
         output.job_output(tagger.rest())
     if nothing_yet:
+        whose = target.phrase if rank is None else f"rank {rank} of {target.phrase}"
         say(
-            f"{target.phrase} has no output; what a subprocess or a C library of a handler inside the worker wrote "
+            f"{whose} has no output; what a subprocess or a C library of a handler inside the worker wrote "
             "is in the worker's own output"
         )
 
@@ -149,24 +157,51 @@ def _fields(row: LogRow) -> dict[str, object]:
     show_default=True,
     help="Without an id: begin with at most this many of the newest.",
 )
-@common_options
+@table_options
 def events(session: Session, target: Which | None, follow: bool, limit: int) -> None:
     """Print what happened: to one, or everywhere.
 
     Only what is out of the ordinary; of a batch, what its jobs have. With --json one object per
     event: the columns of gangq.events.
     """
+    if follow and session.columns and not session.json:
+        raise click.UsageError("--follow prints a line for each event: leave -o out, or add --json")
     client = session.client()
     batches = _all_events(client, limit) if target is None else _events_of(client, target)
     for number, (rows, last) in enumerate(batches):
         if session.json or (number == 0 and not follow):
-            session.rows(rows, _EVENTS, "no events")
+            session.rows(rows, _columns(session, rows), "no events")
         else:
             for row in rows:
                 output.write(event_line(row))
         if last or not follow:
             return
         time.sleep(_POLL_S)
+
+
+def _columns(session: Session, rows: Sequence[EventRow]) -> list[Column]:
+    short = device_ids(session, {id for row in rows for id in _devices_of(row)})
+
+    def data(row: EventRow) -> object:
+        said = {key: value for key, value in (row.data or {}).items() if value not in (None, [], {})}
+        if isinstance(said.get("device"), str):
+            said["device"] = short(said["device"])
+        if isinstance(said.get("devices"), list):
+            said["devices"] = [short(one) if isinstance(one, str) else one for one in said["devices"]]
+        return said or ""
+
+    return columns(
+        ">ago at:4 event >gang epoch:3 job worker reason data:4",
+        {"event": lambda row: row.kind, "data": data},
+    )
+
+
+def _devices_of(row: EventRow) -> list[str]:
+    """The uuids that it names: of one device, or of several; of a start there is only their number."""
+    data = row.data or {}
+    one, several = data.get("device"), data.get("devices")
+    named = [one, *(several if isinstance(several, list) else ())]
+    return [id for id in named if isinstance(id, str)]
 
 
 def event_line(row: EventRow) -> str:

@@ -141,7 +141,7 @@ class LazyGroup(click.Group):
             problem = _as_ours(e)
             if problem is None or os.environ.get("GANGQ_DEBUG", "0") not in ("", "0"):
                 raise
-            output.comment(str(problem))
+            output.comment(f"{problem}{_alternatives(ctx, problem)}")
             ctx.exit(exit_code(problem))
 
 
@@ -182,6 +182,20 @@ def _as_ours(raised: Exception) -> GangqError | None:
     if isinstance(raised, psycopg.Error):
         return translate(raised)
     return raised if isinstance(raised, GangqError) else None
+
+
+def _alternatives(ctx: click.Context, problem: GangqError) -> str:
+    """What there is in place of what was not found, as a sentence to be put behind the problem."""
+    from gangq.cli.session import Session
+    from gangq.errors import NotFound
+
+    session = ctx.find_object(Session)
+    if session is None or not session.has_client or not isinstance(problem, NotFound):
+        return ""
+    from gangq.cli.names import alike
+
+    found = alike(session.client(), problem)
+    return found and ("" if str(problem).endswith(".") else ".") + f" {found}"
 
 
 def exit_code(problem: GangqError) -> int:

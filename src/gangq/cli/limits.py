@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gangq.cli import stored
+from gangq.cli import names, stored
 from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.output import when
@@ -34,7 +34,10 @@ def limit() -> None:
 @table_options
 def list_(session: Session, name: str | None) -> None:
     """List the limit keys: how many jobs of each run, and how many may."""
-    session.rows(session.client().limits(name=name), _COLUMNS, "no limit keys")
+    found = session.client().limits(name=name)
+    if not found:
+        names.must_exist(session.client(), key=name)
+    session.rows(found, _COLUMNS, "no limit keys")
 
 
 @limit.command(name="set")

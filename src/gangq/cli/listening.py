@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gangq.cli.interrupts import Interrupts
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Listens on a channel. After `close`, or a lost connection, the next `listen` makes a connection again."""
+    """Listens on a channel. After an error `close` it: then the next `listen` makes a connection again."""
 
     def __init__(self, client: Client, channel: str) -> None:
         self._client = client
@@ -21,10 +23,11 @@ class Listener:
         self._connection: psycopg.Connection[object] | None = None
 
     def listen(self) -> None:
-        """Make the connection unless there is one. Raises `DatabaseUnreachable`, psycopg's errors."""
+        """Make the connection unless there is one. Raises `DatabaseUnreachable`, `Busy`."""
         if self._connection is None:
             self._connection = self._client.connect_listener()
-            self._connection.execute(f"listen {self._channel}".encode())
+            with self._translated():
+                self._connection.execute(f"listen {self._channel}".encode())
 
     def close(self) -> None:
         """Close the connection."""
@@ -33,11 +36,24 @@ class Listener:
             connection.close()
 
     def wait(self, interrupts: Interrupts, seconds: float) -> bool:
-        """Wait for a notification, a signal, or the end of the time; whether there was a notification."""
+        """Wait for a notification, a signal, or the end of the time; whether there was a notification. Raises
+        `DatabaseUnreachable`.
+        """
         assert self._connection is not None
-        # What came meanwhile lies in the connection's buffer, where select does not see it.
-        if any(True for _ in self._connection.notifies(timeout=0)):
-            return True
-        if not interrupts.wait(seconds, [self._connection.fileno()]):
-            return False
-        return any(True for _ in self._connection.notifies(timeout=0))
+        with self._translated():
+            # What came meanwhile lies in the connection's buffer, where select does not see it.
+            if any(True for _ in self._connection.notifies(timeout=0)):
+                return True
+            if not interrupts.wait(seconds, [self._connection.fileno()]):
+                return False
+            return any(True for _ in self._connection.notifies(timeout=0))
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        # Not at the top: completion asks the commands for options, without a database.
+        import psycopg
+
+        try:
+            yield
+        except psycopg.Error as e:
+            raise self._client.target.failed(e, "") from e

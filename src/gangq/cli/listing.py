@@ -1,11 +1,13 @@
-"""Options of commands that show what is there now: --watch, --wide and -o."""
+"""Options of looks, the commands that show what is there now: --watch, --wide and -o."""
 
 from __future__ import annotations
 
 import functools
+import io
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 import click
@@ -20,18 +22,26 @@ _CLEAR = output.Coloured("\x1b[H\x1b[2J")
 
 
 def watch_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --watch SECONDS: it answers again and again, on a terminal on a cleared screen."""
+    """Give a command --watch DURATION: it answers again and again, on a terminal on a cleared screen. An exit code is
+    that of one look: it ends no watch.
+    """
 
     @functools.wraps(command)
     def watching(*args: Any, watch_s: float | None, **given: Any) -> None:
-        if watch_s is not None and watch_s < LEAST_S:
-            raise click.UsageError(f"--watch: {LEAST_S:g}s or more; each look asks the database")
-        while True:
-            if watch_s is not None and sys.stdout.isatty():
-                output.write(_CLEAR, nl=False)
+        if watch_s is None:
             command(*args, **given)
-            if watch_s is None:
-                return
+            return
+        if watch_s < LEAST_S:
+            raise click.UsageError(f"--watch: {LEAST_S:g}s or more; each look asks the database")
+        if given.get("follow"):
+            raise click.UsageError("--follow goes on by itself: leave --watch out")
+        look = functools.partial(command, *args, **given)
+        while True:
+            with suppress(click.exceptions.Exit):
+                if sys.stdout.isatty():
+                    _on_a_cleared_screen(look)
+                else:
+                    look()
             sys.stdout.flush()
             time.sleep(watch_s)
 
@@ -40,24 +50,55 @@ def watch_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(watching)
 
 
-def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that answers with a table the common options, --watch, --wide and -o."""
-    chosen = click.option(
+class _Screen(io.StringIO):
+    """Holds what a command prints to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _on_a_cleared_screen(look: Callable[[], Any]) -> None:
+    """Clear the screen once the look has answered: until then the answer before stays."""
+    held = _Screen()
+    try:
+        with redirect_stdout(held), redirect_stderr(held if sys.stderr.isatty() else sys.stderr):
+            look()
+    finally:
+        if held.getvalue():
+            output.write(_CLEAR, output.Coloured(held.getvalue()), nl=False)
+
+
+def look_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a look the common options and --watch."""
+    return watch_option(common_options(command))
+
+
+def wide_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that prints tables --wide."""
+    return click.option(
+        "--wide",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_wide,
+        help="All columns, in full, however narrow the terminal is.",
+    )(command)
+
+
+def columns_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that answers with one table -o."""
+    return click.option(
         "-o",
         "--columns",
         metavar="LIST",
         expose_value=False,
         callback=_set_columns,
         help="Only these columns, in this order: those of the table, or of --json.",
-    )
-    wide = click.option(
-        "--wide",
-        is_flag=True,
-        expose_value=False,
-        callback=_set_wide,
-        help="All columns, in full, however narrow the terminal is.",
-    )
-    return chosen(wide(watch_option(common_options(command))))
+    )(command)
+
+
+def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a look that answers with one table the common options, --watch, --wide and -o."""
+    return columns_option(wide_option(look_options(command)))
 
 
 def _set_columns(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -66,5 +107,4 @@ def _set_columns(ctx: click.Context, _: click.Parameter, value: str | None) -> N
 
 
 def _set_wide(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.ensure_object(Session).wide = True
+    ctx.ensure_object(Session).wide = value

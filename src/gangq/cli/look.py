@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import options, output, queries, stored
-from gangq.cli.listing import table_options, watch_option
-from gangq.cli.output import ago, gang, megabytes, seconds, when, words
-from gangq.cli.session import Session, common_options, say
-from gangq.cli.tables import Cell, columns, table
-from gangq.cli.which import Which, WhichType, takes_one
+from gangq.cli import names, options, output, queries, stored
+from gangq.cli.listing import look_options, table_options, wide_option
+from gangq.cli.output import ago, gang, megabytes, moment, seconds, when, words
+from gangq.cli.session import Session, say
+from gangq.cli.tables import Cell, Column, Listed, columns
+from gangq.cli.wait import culprit
+from gangq.cli.which import Which, WhichType, device_ids, takes_one
 from gangq.client.encoding import counted
 from gangq.client.rows import (
     AttemptRow,
@@ -57,15 +58,7 @@ _DRAINS = columns(
         "took": lambda drain: _took(drain),
     },
 )
-_ATTEMPTS = columns(
-    "started took ended host worker:1 epoch:2 devices:3",
-    {
-        "started": lambda attempt: ago(attempt.started_at),
-        "took": lambda attempt: _took(attempt),
-        "ended": lambda attempt: attempt.cause or "runs",
-        "devices": lambda attempt: words(attempt.devices),
-    },
-)
+_ATTEMPTS = "started took ended host worker:2 epoch:1 devices"
 _FAILED = columns(
     "index job host worker:1 >tries:4 ended what",
     {
@@ -76,7 +69,7 @@ _FAILED = columns(
     },
 )
 _FAILED_SHOWN = 20
-TIMELINE = columns("at epoch:3 what job rank:2 worker:1 reason")
+TIMELINE = columns("at:2 epoch:3 what job rank:2 worker:1 reason")
 
 
 STATES = (
@@ -118,9 +111,14 @@ _ONLY_JOBS_HAVE = {
 @click.option("--worker", shell_complete=stored.workers, help="Only jobs of this worker.")
 @click.option("--gang", "gang_id", type=WhichType("gang"), metavar="gN", help="Only members of this gang.")
 @click.option("--batch", "batch_id", type=WhichType("batch"), metavar="bN", help="Only jobs of this batch.")
-@click.option("--name", help="Only batches of this name, and their jobs.")
-@click.option("--tag", help="Only batches with this tag, and their jobs.")
-@click.option("--user", "submitter", help="Only jobs and batches that this role has submitted.")
+@click.option("--name", shell_complete=stored.batch_names, help="Only batches of this name, and their jobs.")
+@click.option("--tag", shell_complete=stored.tags, help="Only batches with this tag, and their jobs.")
+@click.option(
+    "--user",
+    "submitter",
+    shell_complete=stored.roles,
+    help="Only jobs and batches that this role has submitted.",
+)
 @options.limit
 @table_options
 def ls(session: Session, what: str, limit: int, **filters: Any) -> None:
@@ -129,23 +127,28 @@ def ls(session: Session, what: str, limit: int, **filters: Any) -> None:
     Live and ended ones. With --json: the columns of the views gangq.jobs, gangq.gangs and gangq.batches.
     """
     of = {name: value for name, value in filters.items() if value}
-    flags, names = _ONLY_JOBS_HAVE.get(what, ("", set()))
-    if of.keys() & names:
+    flags, only = _ONLY_JOBS_HAVE.get(what, ("", set()))
+    if of.keys() & only:
         raise click.UsageError(f"{flags} select jobs: gangq ls jobs ...")
     client = session.client()
     of |= {name: of[name].id for name in ("gang_id", "batch_id") if name in of}
     if what == "jobs":
         jobs = client.jobs(**of, limit=limit)
+        _must_exist(client, jobs, of)
         why = {} if session.json else _why_they_wait(client, jobs)
         shown = columns(_JOBS, {"task": _task, "what": lambda job: _what(job) or why.get(_line(job), "")})
         session.rows(jobs, shown, "no such jobs")
         return
+    named = dict(of)
     id = of.pop("batch_id" if what == "batches" else "gang_id", None)
     of |= {"ids": None if id is None else [id], "limit": limit}
     if what == "batches":
-        session.rows(client.batches(**of), _BATCHES, "no such batches")
+        batches = client.batches(**of)
+        _must_exist(client, batches, named)
+        session.rows(batches, _BATCHES, "no such batches")
         return
     gangs = client.gangs(**of)
+    _must_exist(client, gangs, named)
     why = {} if session.json else _why_they_wait(client, gangs)
     cells: dict[str, Cell] = {
         "id": lambda row: gang(row.id),
@@ -153,6 +156,17 @@ def ls(session: Session, what: str, limit: int, **filters: Any) -> None:
         "what": lambda row: row.reason or row.drain_cause or row.note or why.get(("gang", row.id), ""),
     }
     session.rows(gangs, columns(_GANGS, cells), "no such gangs")
+
+
+def _must_exist(client: Client, found: Sequence[object], of: Mapping[str, Any]) -> None:
+    """Raise `NotFound` where nothing was found because there is nothing of a name."""
+    if found:
+        return
+    if "gang_id" in of:
+        client.gang(id=of["gang_id"])
+    if "batch_id" in of:
+        client.batch(id=of["batch_id"])
+    names.must_exist(client, **of)
 
 
 @click.command()
@@ -163,8 +177,8 @@ def ls(session: Session, what: str, limit: int, **filters: Any) -> None:
 @click.option(
     "-f", "--follow", is_flag=True, help="Then say what changes until it has ended, on a terminal with bars."
 )
-@common_options
-@watch_option
+@wide_option
+@look_options
 def show(session: Session, target: Which, whole: bool, follow: bool) -> None:
     """Show a job (12), a gang (g12) or a batch (b12).
 
@@ -203,14 +217,32 @@ def _show_job(session: Session, target: Which, whole: bool) -> None:
         return
     output.pairs(_job_pairs(job, _cancelled_by(client, job)))
     if job.error and job.state not in ("failed", "cancelled"):
-        # It is of an attempt before the one that the state is about.
-        spent = job.attempts - 1 if job.state in ("done", "running", "preempting") else job.attempts
-        output.write(f"\nlast failed attempt ({max(1, spent)} of {job.max_attempts}):")
+        output.write(f"\nlast failed attempt ({_which_failed(job, attempts)}):")
     _error(job.error)
     if attempts:
         output.write()
-        table(attempts, _ATTEMPTS)
-    _show_trips(job.id, events, evidence, whole)
+        session.table(attempts, _attempt_columns(session, attempts))
+    _show_trips(session, job.id, events, evidence, whole)
+
+
+def _which_failed(job: JobRow, attempts: Sequence[AttemptRow]) -> str:
+    """Which attempt, before the one that the state is about, the error is of; what used no attempt has no number."""
+    how = next((one.cause for one in reversed(attempts) if one.cause in ("crash", "trip", "fail")), "fail")
+    spent = job.attempts - 1 if job.state in ("done", "running", "preempting") else job.attempts
+    return f"{spent} of {job.max_attempts}" if how == "fail" else how
+
+
+def _attempt_columns(session: Session, attempts: Sequence[AttemptRow]) -> list[Column]:
+    short = device_ids(session, {uuid for attempt in attempts for uuid in attempt.devices or ()})
+    return columns(
+        _ATTEMPTS,
+        {
+            "started": lambda attempt: ago(attempt.started_at),
+            "took": lambda attempt: _took(attempt),
+            "ended": lambda attempt: attempt.cause or "runs",
+            "devices": lambda attempt: Listed(words([*map(short, attempt.devices or ())])),
+        },
+    )
 
 
 def _show_batch(session: Session, target: Which) -> None:
@@ -223,7 +255,7 @@ def _show_batch(session: Session, target: Which) -> None:
     output.pairs(_batch_pairs(row))
     if failed:
         output.write()
-        table(failed, _FAILED)
+        session.table(failed, _FAILED)
     if row.failed > len(failed):
         output.write(f"all that failed: gangq ls --batch {target} --state failed --limit {row.failed}")
 
@@ -244,7 +276,7 @@ def _batch_pairs(row: BatchRow) -> list[tuple[str, object]]:
         ("waiting", row.waiting or None),
         ("at most", row.at_most),
         ("jobs", f"{row.id} and on: gangq ls --batch {Which(row.id, 'batch')}"),
-        ("submitted", f"{when(row.submitted_at)} by {row.submitter}"),
+        ("submitted", f"{moment(row.submitted_at)} by {row.submitter}"),
         ("ended", row.finished_at),
     ]
 
@@ -257,10 +289,10 @@ def _show_gang(session: Session, target: Which) -> None:
         session.answer({"gang": row, "members": members, "timeline": timeline, "drains": drains})
         return
     output.pairs(_gang_pairs(row, _cancelled_by(client, row)))
-    for rows, shown in ((members, _MEMBERS), (timeline, TIMELINE), (drains, _DRAINS)):
+    for rows, shown in ((members, _MEMBERS), (timeline, [*columns(">ago"), *TIMELINE]), (drains, _DRAINS)):
         if rows or shown is _MEMBERS:
             output.write()
-            table(rows, shown)
+            session.table(rows, shown)
     failed = culprit(members)
     if failed is not None:
         output.write(f"\nrank {failed.rank}:")
@@ -277,13 +309,17 @@ def _evidence(client: Client, job: JobRow, events: Sequence[EventRow]) -> list[E
 
 
 def _show_trips(
-    job_id: int, events: Sequence[EventRow], evidence: Sequence[EvidenceRow] | None, whole: bool
+    session: Session,
+    job_id: int,
+    events: Sequence[EventRow],
+    evidence: Sequence[EvidenceRow] | None,
+    whole: bool,
 ) -> None:
     """What the watchdogs did, and what they saw: stacks and output may show what a viewer must not see."""
     if not any(event.kind in seen.KINDS for event in events):
         return
     output.write()
-    told = seen.history(events, evidence)
+    told = seen.history(events, evidence, session.wide)
     if evidence is None:
         say("what the watchdogs saw is shown to those who may read the job's payload")
         return
@@ -295,7 +331,7 @@ def _show_trips(
             output.write(output.plain(f"{event.kind} at {output.instant(event.at)}:"))
             seen.brief(event, what)
             if whole:
-                seen.show(what)
+                seen.show(what, session.wide)
     if told and not whole:
         output.write(f"\nall that was seen: gangq show {job_id} --evidence")
 
@@ -306,8 +342,7 @@ def _show_trips(
     "--now", "now", is_flag=True, help="Decide again, without effects: not what the last pass found."
 )
 @click.option("-v", "--verbose", "whole", is_flag=True, help="Also what does not hold it.")
-@common_options
-@watch_option
+@look_options
 def explain(session: Session, target: Which, now: bool, whole: bool) -> None:
     """Say why a job or gang is not running; of a batch its first job that waits.
 
@@ -372,21 +407,12 @@ def _took(row: DrainRow | AttemptRow) -> str:
     return seconds((row.ended_at - row.started_at).total_seconds()) if row.ended_at else ""
 
 
-def culprit(members: Sequence[JobRow]) -> JobRow | None:
-    """The job, or the member, whose own failure the end was: of several the lowest rank."""
-    failed = sorted((m for m in members if m.error and m.state == "failed"), key=lambda m: m.rank or 0)
-    # The others fell with the gang, and their error says only that.
-    own = [m for m in failed if (m.error or {}).get("type") != "GangFailed"]
-    spent = [m for m in own if m.attempts >= m.max_attempts]
-    return next(iter([*spent, *own, *failed]), None)
-
-
 def _what(job: JobRow) -> str:
     """The one thing worth knowing about a job in a line."""
     if job.state == "preempting" and not job.error:
         return f"told to stop ({job.stop_reason})"
     if job.state == "scheduled" and not job.error:
-        return f"due {when(job.due_at)}"
+        return f"due {ago(job.due_at)}"
     return said_of(job)
 
 
@@ -448,7 +474,7 @@ def _cancelled_by(client: Client, row: JobRow | GangRow) -> str | None:
     if not found:
         return None
     last = found[-1]
-    return f"{when(last.at)} by {last.actor or 'gangq'}" + (f": {last.reason}" if last.reason else "")
+    return f"{moment(last.at)} by {last.actor or 'gangq'}" + (f": {last.reason}" if last.reason else "")
 
 
 def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
@@ -470,11 +496,11 @@ def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
         ("stops", job.stops or None),
         ("snoozes", f"{job.snoozes} of {job.max_snoozes}" if job.snoozes else None),
         ("budget", seconds(job.budget_s)),
-        ("submitted", f"{when(job.submitted_at)} by {job.submitter}"),
+        ("submitted", f"{moment(job.submitted_at)} by {job.submitter}"),
         ("parent", None if job.parent is None else f"job {job.parent}"),
         ("due", job.due_at),
         ("claimed", job.claimed_at),
-        ("told to stop", f"{when(job.told_at)} ({job.stop_reason})" if job.told_at else None),
+        ("told to stop", f"{moment(job.told_at)}: {job.stop_reason}" if job.told_at else None),
         ("ended", job.finished_at),
         ("cancelled", cancelled),
         ("token", job.token),
@@ -501,7 +527,7 @@ def _gang_pairs(row: GangRow, cancelled: str | None) -> list[tuple[str, object]]
         ("placement misses", row.placement_misses or None),
         ("never started", row.never_started or None),
         ("preemptions", row.preemptions or None),
-        ("submitted", f"{when(row.submitted_at)} by {row.submitter}"),
+        ("submitted", f"{moment(row.submitted_at)} by {row.submitter}"),
         ("not before", row.not_before),
         ("reserved", row.reserved_at),
         ("started", row.go_at),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 
 import click
 
@@ -11,13 +10,13 @@ from gangq import private
 from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.session import Session, common_options, say
-from gangq.errors import DatabaseUnreachable
+from gangq.errors import DatabaseUnreachable, InvalidInput
 from gangq.metrics import Collector, MetricsServer, exposition
+from gangq.metrics.address import Address
 
 _CONNECT_S = 2.0
 _ANSWER_S = 5.0
 """Both together are less than the 10 s after which a Prometheus gives up: one that hangs is seen as `gangq_up 0`."""
-_ADDRESS = re.compile(r"(?:(?P<host>[^\s:\[\]]+)|\[(?P<six>[0-9A-Fa-f:.]+)\])?:(?P<port>[0-9]{1,5})")
 
 
 @click.command()
@@ -25,7 +24,7 @@ _ADDRESS = re.compile(r"(?:(?P<host>[^\s:\[\]]+)|\[(?P<six>[0-9A-Fa-f:.]+)\])?:(
     "--listen",
     default="127.0.0.1:9187",
     show_default=True,
-    metavar="HOST:PORT",
+    metavar="[HOST:]PORT",
     help="Where to serve /metrics; [::1]:9187 for IPv6.",
 )
 @click.option("--once", is_flag=True, help="Print the metrics and end.")
@@ -39,11 +38,10 @@ def metrics(session: Session, listen: str, once: bool) -> None:
 
     With --once and --json an object per number: {"name", "labels", "value"}.
     """
-    found = _ADDRESS.fullmatch(listen)
-    if found is None or int(found["port"]) > 65535:
-        raise click.UsageError(
-            f"--listen is {listen!r}: write 127.0.0.1:9187, [::1]:9187 or :9187 (any address)"
-        )
+    try:
+        address = Address.of(listen)
+    except InvalidInput as problem:
+        raise click.UsageError(f"--listen: {problem}") from None
     private.close()
     if once:
         rows = session.client().metrics()
@@ -62,16 +60,11 @@ def metrics(session: Session, listen: str, once: bool) -> None:
             session.check_schema(client)
             client.metrics()
         collector = Collector(client.metrics, failed=lambda problem: say(str(problem)))
-        server = MetricsServer(collector, found["host"] or found["six"] or "0.0.0.0", int(found["port"]))
-        say(f"serves http://{_written(found, server.port)}/metrics")
+        server = MetricsServer(collector, *address)
+        say(f"serves http://{address._replace(port=server.port)}/metrics")
         try:
             with Interrupts() as interrupts:
                 while not interrupts.count:
                     interrupts.wait(3600)
         finally:
             server.close()
-
-
-def _written(found: re.Match[str], port: int) -> str:
-    host = f"[{found['six']}]" if found["six"] else found["host"] or "0.0.0.0"
-    return f"{host}:{port}"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gangq import private
-from gangq.cli import stored
+from gangq.cli import names, stored
 from gangq.cli.group import Subgroup
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
@@ -20,7 +20,7 @@ from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.client.encoding import counted
-from gangq.errors import GangqError, InvalidInput, NotFound, translate
+from gangq.errors import GangqError, InvalidInput, NotFound
 from gangq.notify import Deliver, Outcome, Post, Program, Runner
 
 _POLL_S = 10.0
@@ -59,7 +59,9 @@ def notify() -> None:
 @click.option(
     "--queue", shell_complete=stored.queues, help="Only of jobs and gangs of this queue and those below it."
 )
-@click.option("--user", "submitter", metavar="NAME", help="Only of this submitter's.")
+@click.option(
+    "--user", "submitter", shell_complete=stored.roles, metavar="NAME", help="Only of this submitter's."
+)
 @click.option("--task", shell_complete=stored.tasks, help="Only of this task.")
 @click.option(
     "--max-attempts",
@@ -70,11 +72,13 @@ def notify() -> None:
 def add(session: Session, target: str, kinds: tuple[str, ...], **of: Any) -> None:
     """Add a target, or change what the one of this name is told of.
 
-    KIND is job_failed, gang_failed, trip, device_quarantined, worker_quarantined, crash_loop or update_halted (the
-    view gangq.notification_kinds). For admins. With --json the columns of gangq.notifications.
+    KIND is job_failed, gang_failed, batch_done, trip, device_quarantined, worker_quarantined, crash_loop or
+    update_halted (the view gangq.notification_kinds). For admins. With --json the columns of gangq.notifications.
     """
     client = session.client()
     client.add_notification(target=target, kinds=kinds or None, **of)
+    for sentence in names.unknown(client, **{**of, "queue": None}):
+        say(sentence)
     (row,) = client.notifications(target=target)
     session.answer(row, f"{target} is told of {words(row.kinds)}; to deliver it: gangq notify run {target}")
 
@@ -243,9 +247,6 @@ class _Loop:
             self._listener.close()
 
     def _round(self) -> None:
-        # Not at the top: completion asks this module for options, without a database.
-        import psycopg
-
         try:
             if not self._checked:
                 self._session.check_schema(self._session.client(checked=False))
@@ -258,10 +259,9 @@ class _Loop:
             self._interrupts.wait(min(_PACE_S, wait_s))
             if not self._interrupts.count:
                 self._listener.wait(self._interrupts, wait_s)
-        except (GangqError, psycopg.Error) as e:
-            problem = translate(e) if isinstance(e, psycopg.Error) else e
+        except GangqError as problem:
             if isinstance(problem, (NotFound, InvalidInput)):
-                raise problem from e
+                raise
             # Also one that will not go by itself, such as a schema that is being migrated: this line does not go
             # unnoticed, a host that tells nobody does.
             say(f"{problem}; trying again in {self._retry_s:.1f} s")

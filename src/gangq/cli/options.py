@@ -64,6 +64,7 @@ limit = click.option(
 reason = click.option("--reason", help="Whoever lifts it will want to know [operator].")
 device = click.option(
     "--device",
+    shell_complete=stored.devices,
     metavar="ID",
     help="A device: HOST:INDEX as gangq devices shows it, or the beginning of its UUID.",
 )

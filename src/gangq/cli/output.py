@@ -135,6 +135,11 @@ def when(at: datetime | None) -> str:
     return local.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
 
 
+def moment(at: datetime | None) -> str:
+    """A time as people ask for it, and as a log has it: 3m05s ago (14:02:11)."""
+    return "" if at is None else f"{ago(at)} ({when(at)})"
+
+
 def instant(at: datetime) -> str:
     """A time to the millisecond: a drain is over in less than a second."""
     return f"{when(at)}.{at.microsecond // 1000:03d}"
@@ -189,8 +194,12 @@ def bold(text: str) -> str:
 
 
 def pairs(items: Sequence[tuple[str, object]]) -> None:
-    """Print names and values below each other; empty values are left out."""
-    shown = [(name, plain(value)) for name, value in items if value not in (None, "", [], {})]
+    """Print names and values below each other, times as `moment` has them; empty values are left out."""
+    shown = [
+        (name, moment(value) if isinstance(value, datetime) else plain(value))
+        for name, value in items
+        if value not in (None, "", [], {})
+    ]
     width = max((len(name) for name, _ in shown), default=0)
     for name, text in shown:
         write(f"{name.ljust(width)}  ", state(text) if name == "state" else text)

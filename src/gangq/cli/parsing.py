@@ -145,36 +145,38 @@ class KeyValue(Parsed):
         return key, typed(text) if self._typed else text
 
 
-class Resources(Parsed):
-    """gpus=8,cpus=2.5. Becomes a dict of numbers; which names there are the database says."""
+class _Amounts(Parsed):
+    """NAME=NUMBER,... Becomes a dict of numbers; which names there are the database says."""
 
-    name = "gpus=N,..."
+    kinds: tuple[type, ...]
+    no_list: str
+    """What is said of a text that is none."""
 
-    def _parse(self, value: str) -> dict[str, float]:
-        found: dict[str, float] = {}
+    def _parse(self, value: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for part in value.split(","):
-            key, _, text = part.strip().partition("=")
+            key, _, text = part.strip().rpartition("=")
             amount = typed(text)
-            if not key or isinstance(amount, bool) or not isinstance(amount, (int, float)) or key in found:
-                raise ValueError(f"{value!r} is no list of amounts: write gpus=8,cpus=2.5")
+            if not key or type(amount) not in self.kinds or key in found:
+                raise ValueError(f"{value!r} is no list of {self.no_list}")
             found[key] = amount
         return found
 
 
-class Ceilings(Parsed):
-    """alice=100,gangq_submitter=10. Becomes a dict of priorities; which roles there are the database says."""
+class Resources(_Amounts):
+    """gpus=8,cpus=2.5."""
+
+    name = "gpus=N,..."
+    kinds = (int, float)
+    no_list = "amounts: write gpus=8,cpus=2.5"
+
+
+class Ceilings(_Amounts):
+    """Priorities: alice=100,gangq_submitter=10."""
 
     name = "role=N,..."
-
-    def _parse(self, value: str) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for part in value.split(","):
-            role, _, text = part.strip().rpartition("=")
-            most = typed(text)
-            if not role or type(most) is not int or role in found:
-                raise ValueError(f"{value!r} is no list of priorities: write alice=100,gangq_submitter=10")
-            found[role] = most
-        return found
+    kinds = (int,)
+    no_list = "priorities: write alice=100,gangq_submitter=10"
 
 
 class RoleType(Parsed):

@@ -10,17 +10,18 @@ import click
 
 from gangq.cli import queries
 from gangq.cli.group import EXIT_REFUSED
-from gangq.cli.listing import watch_option
+from gangq.cli.listing import table_options
 from gangq.cli.output import gang, seconds
 from gangq.cli.parsing import Due, NewWorkers, from_json, read_file, typed
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, say
 from gangq.cli.tables import columns
 from gangq.cli.which import WhichType
 from gangq.client.encoding import counted
 from gangq.client.rows import PlanRow
 
 _REPLAYED = columns(
-    "at decisions same difference digest:5", {"same": lambda r: {True: "yes", False: "no", None: "?"}[r.same]}
+    ">ago at:4 decisions same difference digest:5",
+    {"same": lambda r: {True: "yes", False: "no", None: "?"}[r.same]},
 )
 
 
@@ -72,8 +73,7 @@ def _cell(action: str, starts_at: datetime | None, now: datetime) -> str:
     "--submit", metavar="FILE", multiple=True, help="With one gang more: arguments of submit_gang, JSON."
 )
 @click.option("--all", "everything", is_flag=True, help="Also the gangs for which nothing changes.")
-@common_options
-@watch_option
+@table_options
 def plan(
     session: Session,
     add_worker: tuple[dict[str, Any], ...],
@@ -130,7 +130,7 @@ def _hosts(row: PlanRow) -> str:
     "--since", type=Due(), default="1h", show_default=True, help="From then on: 1h (ago), or a time."
 )
 @click.option("--until", type=Due(), default="0s", show_default=True, help="Up to then.")
-@common_options
+@table_options
 def replay(session: Session, since: datetime | timedelta, until: datetime | timedelta) -> None:
     """Decide on recorded boards once more: each must decide what it decided then.
 

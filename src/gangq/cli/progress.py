@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _BAR = 10
 _ASK_EVERY_S = 1.0
 _RUNNING = ("running", "preempting")
+_CLEAR_BELOW = output.Coloured("\r\x1b[J")
 
 
 def bar(done: float | None, total: float | None, width: int = _BAR) -> str:
@@ -71,7 +72,8 @@ class Bars:
     """Lines below all others on standard error, drawn again in their place: of each job that tells its steps, of each
     member of a gang, and of a batch with its running jobs. Without a terminal nothing is drawn.
 
-    Whoever prints calls `clear` first; the next `draw` puts them below what was printed.
+    Whoever prints calls `clear` first; the next `draw` puts them below what was printed. The cursor rests where the
+    lines begin, so that they go whole wherever a Ctrl-C interrupts: nobody must know how many were written.
     """
 
     def __init__(
@@ -84,7 +86,6 @@ class Bars:
         self._ask_at = clock()
         self._lines: list[str] = []
         self._ended_first: dict[int, tuple[float, int]] = {}
-        self._drawn = 0
         self._text = ""
 
     def __enter__(self) -> Bars:
@@ -101,9 +102,9 @@ class Bars:
 
     def clear(self) -> None:
         """Take the lines away."""
-        if self._drawn:
-            output.write(self._up(), err=True, nl=False)
-        self._drawn, self._text = 0, ""
+        if self._text:
+            output.write(_CLEAR_BELOW, err=True, nl=False)
+            self._text = ""
 
     def draw(self) -> None:
         """Ask how far they are, once a second at most, and draw as many lines as the terminal has room for."""
@@ -126,8 +127,9 @@ class Bars:
         # The last column stays empty: a terminal would put the next character into a line of its own.
         text = "".join(f"{cut(one, size.columns - 1)}\n" for one in lines)
         if text != self._text:
-            output.write(self._up(), text, err=True, nl=False)
-            self._drawn, self._text = len(lines), text
+            self._text = text
+            back = output.Coloured(f"\x1b[{len(lines)}A" if lines else "")
+            output.write(_CLEAR_BELOW, text, back, err=True, nl=False)
 
     def _look(self, now: float, most: int) -> list[str]:
         several = len(self._targets) > 1
@@ -162,6 +164,3 @@ class Bars:
             f"{output.seconds(left)} left" if left is not None else "",
         ]
         return "  ".join(part for part in said if part)
-
-    def _up(self) -> str:
-        return output.Coloured(f"\r\x1b[{self._drawn}A\x1b[J" if self._drawn else "")

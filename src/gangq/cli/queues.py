@@ -43,7 +43,7 @@ _settings = options.settings(
         "policy": (click.Choice([*POLICIES]), "Order of what waits in it [priority]."),
         "max_attempts": "Attempts a job may spend.",
         "max_crashes": "Workers a job may lose.",
-        "max_trips": "Watchdog trips a job may cause.",
+        "max_trips": "So many trips of a job are sent back; the next one ends it.",
         "backoff_s": "First delay before a retry; doubles.",
         "backoff_max_s": "Longest such delay.",
         "budget_s": "Wall-clock budget of an attempt.",
@@ -229,10 +229,7 @@ def ls(session: Session) -> None:
 def _existing(session: Session, name: str) -> QueueRow:
     found = session.client().queues(name=name)
     if not found:
-        known = ", ".join(q.name for q in session.client().queues()) or "none"
-        raise NotFound(
-            f"queue {name!r} does not exist (there is: {known}); make it with: gangq queue create {name}"
-        )
+        raise NotFound(f"queue {name!r} does not exist; make it with: gangq queue create {name}")
     return found[0]
 
 

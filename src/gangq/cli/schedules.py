@@ -16,7 +16,6 @@ from gangq.cli.parsing import Due, Seconds, payload_of
 from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import Column
 from gangq.cli.work import min_option, notes_aloud, recurring_options, submission, tag_option
-from gangq.client.encoding import AWAITING
 from gangq.client.rows import ScheduleRow
 from gangq.commands import COMMAND, command_payload
 from gangq.due import Cron
@@ -100,7 +99,7 @@ def add(
         )
     if not words:
         raise click.UsageError("name the task: gangq schedule add NAME '0 3 * * *' TASK, or --every 5m TASK")
-    given = submission(session, {**options, "due_at": None, **dict.fromkeys(AWAITING, ()), "spec": None})
+    given = submission(session, options)
     outcome = session.client().set_schedule(
         name=schedule_name,
         task=COMMAND if command else words[0],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -10,18 +12,17 @@ from gangq.cli import output, stored
 from gangq.cli.group import Subgroup
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
-from gangq.cli.listing import table_options, watch_option
+from gangq.cli.listing import look_options, table_options, wide_option
 from gangq.cli.options import Sectioned
-from gangq.cli.output import ago, when, words
+from gangq.cli.output import ago, moment, words
 from gangq.cli.parsing import Seconds, payload_of
 from gangq.cli.session import Session, common_options, say
-from gangq.cli.tables import columns, table
+from gangq.cli.tables import columns
 from gangq.cli.work import recurring_options, submission
-from gangq.client.encoding import AWAITING
 from gangq.client.options import ServiceOptions
 from gangq.client.rows import EndpointRow, ScalingRow, ServiceRow
 from gangq.commands import COMMAND, command_payload
-from gangq.errors import Busy, DatabaseUnreachable, NotFound
+from gangq.errors import GangqError, NotFound
 
 _LOOK_S = 5.0
 _COLUMNS = columns(
@@ -114,15 +115,7 @@ def set_(
         )
     own = {name: options.pop(name) for name in ServiceOptions.__annotations__ if name in options}
     size = options["size"]
-    given = {
-        **options,
-        "size": 1,
-        "min_size": None,
-        "due_at": None,
-        **dict.fromkeys(AWAITING, ()),
-        "spec": None,
-    }
-    work = submission(session, given)
+    work = submission(session, {**options, "size": 1})
     del work["size"]
     outcome = session.client().set_service(
         name=service_name,
@@ -133,14 +126,7 @@ def set_(
         work=work or None,
         **own,
     )
-    found = _existing(session, service_name)
-    session.answer(found, f"service {service_name}: {outcome}; {_in_words(found)}")
-
-
-def _in_words(found: ServiceRow) -> str:
-    return (
-        f"revision {found.revision}, {found.ready_replicas} of {found.replicas} replicas ready, {found.state}"
-    )
+    _answer(session, service_name, outcome, lambda found: f"{outcome}; {_in_words(found)}")
 
 
 @service.command(name="list")
@@ -152,8 +138,8 @@ def list_(session: Session) -> None:
 
 @service.command()
 @click.argument("name", shell_complete=stored.services)
-@common_options
-@watch_option
+@wide_option
+@look_options
 def show(session: Session, name: str) -> None:
     """Show a service and its gangs; gangq explain says why one waits."""
     found = _existing(session, name)
@@ -180,13 +166,13 @@ def show(session: Session, name: str) -> None:
             ("load", found.load),
             ("payload", found.payload),
             ("work", found.work or None),
-            ("set", f"{when(found.set_at)} by {found.submitter}"),
+            ("set", f"{moment(found.set_at)} by {found.submitter}"),
             ("not declared by", found.source if found.undeclared_at else None),
         ]
     )
     if gangs:
         output.write("")
-        table(gangs, _GANGS)
+        session.table(gangs, _GANGS)
 
 
 def _scaling_in_words(scaling: ScalingRow, found: ServiceRow) -> list[tuple[str, str | None]]:
@@ -197,20 +183,20 @@ def _scaling_in_words(scaling: ScalingRow, found: ServiceRow) -> list[tuple[str,
     )
     wants = f"the {scaling.replicas} it has"
     if scaling.wants is not None:
-        wants = f"{scaling.wants} since {when(scaling.since)}, and has them at {when(scaling.due_at)}: {scaling.why}"
+        wants = f"{scaling.wants} since {moment(scaling.since)}, and has them {moment(scaling.due_at)}: {scaling.why}"
     elif scaling.target_load is not None and found.load is None:
         wants += ": no replica has said within 60 s how busy it is"
     return [
         ("scaled", f"from {scaling.min_replicas} to {scaling.max_replicas} replicas, {target}"),
         ("wants", wants),
-        ("last scaled", f"{when(scaling.scaled_at)}: {scaling.scaled_why}" if scaling.scaled_at else None),
+        ("last scaled", f"{moment(scaling.scaled_at)}: {scaling.scaled_why}" if scaling.scaled_at else None),
     ]
 
 
 @service.command()
 @click.argument("name", shell_complete=stored.services)
 @click.option("-f", "--follow", is_flag=True, help="Print all of them again at every change, until Ctrl-C.")
-@common_options
+@table_options
 def endpoints(session: Session, name: str, follow: bool) -> None:
     """List where the replicas of a service take requests: whole gangs that are ready.
 
@@ -223,22 +209,22 @@ def endpoints(session: Session, name: str, follow: bool) -> None:
         return
     listener = Listener(session.client(), "gangq_endpoints")
     shown: list[EndpointRow] | None = None
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, contextlib.closing(listener):
         while not interrupts.count:
             try:
                 listener.listen()
                 found = session.client().endpoints(service=name)
-            except (DatabaseUnreachable, Busy) as problem:
+                if shown is None or _places(found) != _places(shown):
+                    shown = found
+                    _print(session, name, found)
+                # A look now and then, for a notification that was lost.
+                listener.wait(interrupts, _LOOK_S)
+            except GangqError as problem:
+                if not problem.retryable:
+                    raise
                 say(f"{problem}; trying again")
                 listener.close()
                 interrupts.wait(1.0)
-                continue
-            if shown is None or _places(found) != _places(shown):
-                shown = found
-                _print(session, name, found)
-            # A look now and then, for a notification that was lost.
-            listener.wait(interrupts, _LOOK_S)
-    listener.close()
 
 
 def _places(found: list[EndpointRow]) -> list[tuple[int, int, str, int]]:
@@ -249,7 +235,7 @@ def _print(session: Session, name: str, found: list[EndpointRow]) -> None:
     if session.json:
         session.answer({"service": name, "endpoints": found})
     elif found:
-        table(found, _ENDPOINTS)
+        session.table(found, _ENDPOINTS)
         output.write("")
     else:
         output.write(f"no gang of service {name} is ready\n")
@@ -261,8 +247,7 @@ def _print(session: Session, name: str, found: list[EndpointRow]) -> None:
 def stop(session: Session, name: str) -> None:
     """Want no replica of a service, until gangq service set."""
     session.client().stop_service(name=name)
-    found = _existing(session, name)
-    session.answer(found, f"service {name}: {found.state}")
+    _answer(session, name, "stopped", lambda found: found.state)
 
 
 @service.command()
@@ -272,8 +257,7 @@ def stop(session: Session, name: str) -> None:
 def rollback(session: Session, name: str, to_revision: int | None) -> None:
     """Let a service be of another revision again; the present one: try an update again that has halted."""
     session.client().roll_back_service(name=name, to_revision=to_revision)
-    found = _existing(session, name)
-    session.answer(found, f"service {name}: {_in_words(found)}")
+    _answer(session, name, "rolled back", _in_words)
 
 
 @service.command()
@@ -296,3 +280,19 @@ def _existing(session: Session, name: str) -> ServiceRow:
     if not found:
         raise NotFound(f"service {name!r} does not exist; gangq service list names those that do")
     return found[0]
+
+
+def _in_words(found: ServiceRow) -> str:
+    return (
+        f"revision {found.revision}, {found.ready_replicas} of {found.replicas} replicas ready, {found.state}"
+    )
+
+
+def _answer(session: Session, name: str, done: str, in_words: Callable[[ServiceRow], str]) -> None:
+    """Answer with the service as it is now, after a change that has succeeded."""
+    found = next(iter(session.client().services(name=name)), None)
+    if found is not None:
+        session.answer(found, f"service {name}: {in_words(found)}")
+    else:
+        # Somebody deleted it between the two calls.
+        session.answer({"name": name, "state": "deleted"}, f"service {name}: {done}; it was deleted since")

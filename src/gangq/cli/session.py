@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import click
 from gangq import private
 from gangq.cli import output
 from gangq.cli.tables import Column, choose, pick, table
+from gangq.errors import GangqError
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -24,12 +26,12 @@ _ANSWER_S = 600.0
 @dataclass
 class Session:
     """The state of one invocation. `flag_dsn` is --dsn, `json` --json, given before or after the command; `wide` and
-    `columns` are --wide and -o.
+    `columns` are --wide, None where the command has no such option, and -o.
     """
 
     flag_dsn: str | None = None
     json: bool = False
-    wide: bool = False
+    wide: bool | None = None
     columns: Sequence[str] = ()
     _dsn: str | None = field(default=None, repr=False)
     _client: Client | None = None
@@ -98,6 +100,11 @@ class Session:
                 self.check_schema(self._client)
         return self._client
 
+    @property
+    def has_client(self) -> bool:
+        """Whether a database is connected, or was meant to be."""
+        return self._client is not None and not self.inside_job
+
     def check_schema(self, client: Client) -> None:
         """Raise `SchemaMismatch` unless the schema fits; the private server's is migrated instead."""
         from gangq import schema
@@ -124,9 +131,13 @@ class Session:
             for row in rows:
                 output.write(output.to_json(pick(row, self.columns) if self.columns else row))
         elif rows:
-            table(rows, choose(columns, self.columns, rows[0]) if self.columns else columns, wide=self.wide)
+            self.table(rows, columns)
         else:
             say(nothing)
+
+    def table(self, rows: Sequence[Any], columns: Sequence[Column]) -> None:
+        """Print rows, of which there is at least one, as a table: --wide and -o say how."""
+        table(rows, choose(columns, self.columns, rows[0]) if self.columns else columns, wide=self.wide)
 
     def answer(self, document: Mapping[str, Any] | object, *text: str) -> None:
         """Answer with one thing: a JSON object, or `text` in parts as `output.write` takes them (none: nothing)."""
@@ -139,6 +150,13 @@ class Session:
 def say(text: str) -> None:
     """Comment on standard error."""
     output.comment(text)
+
+
+def require_extra(extra: str, *modules: str) -> None:
+    """Raise `GangqError` where a library of this extra is not installed; none is loaded."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise GangqError(f"there is no {module}: pip install 'gangq[{extra}]'")
 
 
 def _set_dsn(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

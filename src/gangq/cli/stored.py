@@ -1,4 +1,4 @@
-"""What the database names, for completion: ids, queues, tasks, hosts and the like."""
+"""What the database names: ids, queues, tasks, hosts and the like; and their completion."""
 
 from __future__ import annotations
 
@@ -41,20 +41,38 @@ IDS = {"": _newest("jobs", ""), "g": _newest("gangs", "g"), "b": _newest("batche
 """The newest ids, by the letter that they begin with."""
 
 
-def _names(view: str, column: str = "name") -> Complete:
-    return _asks(
-        f"select distinct {column} as name, '' as about from gangq.{view} where {column} is not null order by 1"  # noqa: S608 - names of this module
-    )
+def _names(view: str, column: str = "name") -> str:
+    return f"select distinct {column} as name, '' as about from gangq.{view} where {column} is not null order by 1"  # noqa: S608 - names of this module
 
 
-queues = _names("queues")
-tasks = _names("tasks", "task")
-hosts = _names("workers", "host")
-workers = _names("workers")
-limits = _names("limits")
-schedules = _names("schedules")
-services = _names("services")
-targets = _names("notifications", "target")
+NAMES = {
+    "queue": _names("queues"),
+    "task": _names("tasks", "task"),
+    "host": _names("workers", "host"),
+    "worker": _names("workers"),
+    "device": _names("devices", "uuid"),
+    "limit key": _names("limits"),
+    "schedule": _names("schedules"),
+    "service": _names("services"),
+    "notification target": _names("notifications", "target"),
+    "batch name": _names("batches"),
+    "tag": "select distinct tag as name, '' as about from gangq.batches b, unnest(b.tags) as tag order by 1",
+    "role": "select rolname::text as name, '' as about from pg_roles where rolname !~ '^pg_' order by 1",
+}
+"""All names of a kind of thing."""
+
+queues = _asks(NAMES["queue"])
+tasks = _asks(NAMES["task"])
+hosts = _asks(NAMES["host"])
+workers = _asks(NAMES["worker"])
+devices = _asks(NAMES["device"])
+limits = _asks(NAMES["limit key"])
+schedules = _asks(NAMES["schedule"])
+services = _asks(NAMES["service"])
+targets = _asks(NAMES["notification target"])
+batch_names = _asks(NAMES["batch name"])
+tags = _asks(NAMES["tag"])
+roles = _asks(NAMES["role"])
 
 
 def _found(ctx: click.Context, text: str, incomplete: str) -> list[CompletionItem]:

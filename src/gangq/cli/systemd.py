@@ -15,14 +15,14 @@ from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, json_option, say
 from gangq.errors import DatabaseUnreachable
 from gangq.host import units
-from gangq.worker.retry import backoff
+from gangq.proc import procfs
+from gangq.worker.repeating import backoff
 
 if TYPE_CHECKING:
     from gangq.client import Client
 
 _RETRY_FIRST_S = 0.5
 _RETRY_LAST_S = 10.0
-_LET_END_S = 8.0
 
 
 @click.group(cls=Subgroup)
@@ -44,8 +44,8 @@ def install(session: Session, user: bool, directory: Path | None, dry_run: bool)
     """Put the units in place: gangq-worker@, gangq-tick, gangq-notify@, gangq-bounce and its timer.
 
     They start the gangq that installs them. Repeating it brings them up to date; changes of your own belong in
-    drop-ins (systemctl edit), and worker.env, once it is there, is yours. Nothing is enabled or started. With
-    --json one object per file: {"file", "action"}; action is written, updated, unchanged or kept.
+    drop-ins (systemctl edit), and worker.env and dsn, once they are there, are yours. Nothing is enabled or started.
+    With --json one object per file: {"file", "action"}; action is written, updated, unchanged or kept.
     """
     version = units.manager_version()
     places = units.Places.of(user=user, directory=directory)
@@ -64,7 +64,8 @@ def install(session: Session, user: bool, directory: Path | None, dry_run: bool)
     if not told.ok:
         say(f"{told.why}; when the service manager runs: {systemctl} daemon-reload")
     say(
-        f"next: fill in {places.environment}, then {systemctl} enable --now gangq-worker@0 gangq-bounce.timer"
+        f"next: fill in {places.address} and {places.environment}, then "
+        f"{systemctl} enable --now gangq-worker@0 gangq-bounce.timer"
         + (" (loginctl enable-linger keeps them running when you log out)" if user else "")
     )
 
@@ -79,7 +80,7 @@ def show(session: Session, name: str | None, user: bool) -> None:
     With --json one object per file: {"name", "text"}.
     """
     argv = units.program()
-    names = (name,) if name else (*units.UNITS, units.RESTART_STEPS, units.ENVIRONMENT)
+    names = (name,) if name else units.SHIPPED
     for each in names:
         text = units.as_installed(each, user=user, argv=argv)
         heading = "" if name else f"# ---- {each}\n"
@@ -92,7 +93,7 @@ def show(session: Session, name: str | None, user: bool) -> None:
 @click.option(
     "--within",
     type=Seconds(),
-    default=_LET_END_S,
+    default=procfs.LET_END_S,
     show_default=True,
     help="How long the rest of its processes may take to end.",
 )

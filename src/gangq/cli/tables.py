@@ -1,7 +1,8 @@
 """Tables: as wide as they are in a pipe, as wide as the terminal on one.
 
-On a terminal no cell is broken into lines. What does not fit is given up in this order: columns that say nothing, the
-ends of long texts, columns of higher rank, and the ends of texts again. Standard error names the columns left out.
+On a terminal only a list in the last column is broken into lines. What does not fit is given up in this order:
+columns that say nothing, the ends of long texts, columns of higher rank, and the ends of texts again. Standard error
+names the columns left out.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +31,7 @@ Cell = Callable[[Any], object]
 """Makes what a cell shows of a row."""
 
 _CELLS: Mapping[str, Cell] = {
+    "ago": lambda row: output.ago(row.at),
     "at": lambda row: output.instant(row.at),
     "ended": lambda row: output.ago(row.finished_at),
     "gang": lambda row: output.gang(row.gang_id),
@@ -41,6 +43,25 @@ _CELLS: Mapping[str, Cell] = {
 }
 """Columns that look alike in every table, where that is not the attribute of their name."""
 COLOURED = ("state", "health", "outcome")
+
+
+class Listed(str):
+    """A cell's words between commas. No word of it is cut; in the last column they are broken into lines."""
+
+    __slots__ = ()
+
+    def words(self) -> list[str]:
+        """Each with the comma behind it."""
+        return re.findall("[^,]+,?", self)
+
+    def in_lines(self, most: int) -> list[str]:
+        """The words in lines of at most so many characters, or of one word."""
+        lines = [""]
+        for word in self.words():
+            if lines[-1] and width(lines[-1] + word) > most:
+                lines.append("")
+            lines[-1] += word
+        return lines
 
 
 @dataclass(frozen=True)
@@ -73,7 +94,7 @@ def choose(columns: Sequence[Column], names: Sequence[str], row: Any) -> list[Co
         click.UsageError: there is no such column.
     """
     known = {column.title.casefold().replace(" ", "_"): column for column in columns}
-    fields = {field: Column(field, attrgetter(field)) for field in getattr(row, "_fields", ())}
+    fields = {field: Column(field, attrgetter(field)) for field in _fields(row)}
     wanted = [name.strip().casefold().replace(" ", "_") for name in names]
     for name in wanted:
         if name not in known and name not in fields:
@@ -82,18 +103,27 @@ def choose(columns: Sequence[Column], names: Sequence[str], row: Any) -> list[Co
 
 
 def pick(row: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return these attributes of a row. Raises `click.UsageError` where one is none of it."""
-    fields: Sequence[str] = getattr(row, "_fields", ())
+    """Return these fields of a row. Raises `click.UsageError` where one is none of it."""
+    fields = _fields(row)
     for name in names:
         if name not in fields:
             raise click.UsageError(f"no key {name!r}: {', '.join(fields)}")
-    return {name: getattr(row, name) for name in names}
+    return {name: fields[name] for name in names}
 
 
-def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False) -> None:
-    """Print a table: all of it to a pipe or with `wide`, what fits to a terminal."""
+def _fields(row: Any) -> Mapping[str, Any]:
+    if is_dataclass(row) and not isinstance(row, type):
+        return asdict(row)
+    return row if isinstance(row, dict) else row._asdict()
+
+
+def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool | None = None) -> None:
+    """Print a table: all of it to a pipe or with `wide`, what fits to a terminal.
+
+    `wide` is None where the command has no such option.
+    """
     values = [[column.cell(row) for column in columns] for row in rows]
-    cells = [[output.plain(value) for value in row] for row in values]
+    cells = [[_text(value) for value in row] for row in values]
     columns = [
         replace(column, right=column.right or all(map(_is_number, told)))
         for column, *told in zip(columns, *values, strict=True)
@@ -104,7 +134,14 @@ def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False)
     on_terminal = sys.stdout.isatty()
     if on_terminal and not wide:
         shown = fit(widths, cells, columns, shutil.get_terminal_size().columns)
-    for number, line in enumerate([titles, *cells]):
+    lines = [titles]
+    for texts in cells:
+        last = shown[-1]
+        text = texts[last]
+        first, *more = text.in_lines(widths[last]) if isinstance(text, Listed) else [text]
+        lines.append([*texts[:last], first])
+        lines += [[*[""] * last, words] for words in more]
+    for number, line in enumerate(lines):
         parts: list[str] = []
         for i in shown:
             text, column = cut(line[i], widths[i]), columns[i]
@@ -120,18 +157,19 @@ def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False)
             parts.pop()
         output.write(*(parts if on_terminal else ["".join(parts).rstrip()]))
     gone = [
-        i for i in range(len(columns)) if i not in shown and any(row[i] not in ("", "?") for row in cells)
+        i for i in range(len(columns)) if i not in shown and any(map(_is_known, (row[i] for row in cells)))
     ]
     if gone:
         titles = [columns[i].title for i in gone]
-        said = f"not shown: {', '.join(titles)} (--wide or a pipe shows all)"
+        said = f"not shown: {', '.join(titles)}" + ("" if wide is None else " (--wide or a pipe shows all)")
         output.write(output.wrapped(said, len("not shown: "), err=True), err=True)
 
 
 def fit(widths: list[int], cells: Sequence[Sequence[str]], columns: Sequence[Column], most: int) -> list[int]:
     """Make the columns narrower, and leave some out, until they fit into `most` characters; return those shown."""
-    shown = [i for i in range(len(columns)) if not cells or any(row[i] not in ("", "?") for row in cells)]
+    shown = [i for i in range(len(columns)) if not cells or any(map(_is_known, (row[i] for row in cells)))]
     whole = list(widths)
+    floors = [max((_longest_word(row[i]) for row in cells), default=0) for i in range(len(columns))]
 
     def over() -> int:
         return sum(widths[i] for i in shown) + _GAP * (len(shown) - 1) - most
@@ -141,12 +179,14 @@ def fit(widths: list[int], cells: Sequence[Sequence[str]], columns: Sequence[Col
             texts = [
                 i
                 for i in shown
-                if not columns[i].right and columns[i].title not in COLOURED and widths[i] > least
+                if not columns[i].right
+                and columns[i].title not in COLOURED
+                and widths[i] > max(least, floors[i])
             ]
             if not texts:
                 return
             longest = max(texts, key=widths.__getitem__)
-            widths[longest] = max(least, widths[longest] - over())
+            widths[longest] = max(least, floors[longest], widths[longest] - over())
 
     shorten(_LONG)
     while over() > 0 and any(columns[i].rank for i in shown):
@@ -156,6 +196,20 @@ def fit(widths: list[int], cells: Sequence[Sequence[str]], columns: Sequence[Col
     for i in reversed(shown):
         widths[i] = min(whole[i], widths[i] + max(0, -over()))
     return shown
+
+
+def _text(value: object) -> str:
+    return Listed(output.plain(value)) if isinstance(value, Listed) else output.plain(value)
+
+
+def _longest_word(text: str) -> int:
+    """Of a list; 0 for a text, which may be cut anywhere."""
+    return max(map(width, text.words()), default=0) if isinstance(text, Listed) else 0
+
+
+def _is_known(text: str) -> bool:
+    """Whether a cell says anything: `?`, and readings that are all unknown, as `?,?` and `?/?`, do not."""
+    return not set(text) <= set("?,/")
 
 
 def _is_number(value: object) -> bool:

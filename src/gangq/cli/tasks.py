@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gangq.cli import options, stored
+from gangq.cli import names, options, stored
 from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.output import seconds, when
@@ -17,7 +17,6 @@ from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.client.rows import TaskRow
 from gangq.client.settings import TaskSettings
-from gangq.errors import NotFound
 from gangq.watchdogs.codes import NOTIFY_CLASSES
 
 _NONE = "none"
@@ -121,7 +120,7 @@ def pause(session: Session, name: str, until: datetime | timedelta | None, reaso
     A gang waits if the task of one of its members is paused.
     """
     end = None if until is None else session.moment(until)
-    if not _known(session, name):
+    if names.unknown(session.client(), task=name):
         say(f"no worker and no job knows task {name!r}: see gangq task list")
     session.client().pause_task(task=name, until=end, reason=reason)
     _answer(session, name, "paused" + (f" until {when(end)}" if end else ""))
@@ -133,15 +132,9 @@ def pause(session: Session, name: str, until: datetime | timedelta | None, reaso
 def resume(session: Session, name: str) -> None:
     """End the pause of a task."""
     # What no worker, job, pause or number of its own names is a slip of the keyboard, and not a task that is open.
-    if not _known(session, name):
-        raise NotFound(f"no task {name!r}: see gangq task list")
+    names.must_exist(session.client(), task=name)
     session.client().resume_task(task=name)
     _answer(session, name, "open")
-
-
-def _known(session: Session, name: str) -> bool:
-    client = session.client()
-    return bool(client.tasks(task=name) or client.jobs(task=name, limit=1))
 
 
 def _answer(session: Session, name: str, outcome: str) -> None:

@@ -14,8 +14,8 @@ from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
 from gangq.cli.session import Session, common_options, say
 from gangq.client.rows import TickReport
-from gangq.errors import Busy, GangqError, translate
-from gangq.worker.retry import backoff
+from gangq.errors import Busy, GangqError
+from gangq.worker.repeating import backoff
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -102,9 +102,6 @@ class _Loop:
 
     def _round(self, asked: bool) -> bool:
         """One tick and the wait for the next; whether a notification ended it."""
-        # Not at the top: completion asks this module for options, without a database.
-        import psycopg
-
         try:
             self._listener.listen()
             # Any login may notify: a flood of notifications is no reason to do nothing but tick.
@@ -123,10 +120,9 @@ class _Loop:
             # Who ran knows what is due, and comes in time for it; the others must not ask in step.
             wait = wait if report.ran else wait * random.uniform(0.9, 1.1)
             return self._listener.wait(self._interrupts, wait)
-        except (GangqError, psycopg.Error) as e:
-            problem = translate(e) if isinstance(e, psycopg.Error) else e
+        except GangqError as problem:
             if not problem.retryable:
-                raise problem from e
+                raise
             wait = next(self._retries)
             say(f"{problem}; trying again in {wait:.1f} s")
             self._listener.close()

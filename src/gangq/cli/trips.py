@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import options, output, queries, stored
+from gangq.cli import names, options, output, queries, stored
 from gangq.cli.listing import table_options
 from gangq.cli.output import words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, say
-from gangq.cli.tables import columns
-from gangq.cli.which import device_named
+from gangq.cli.tables import Column, columns
+from gangq.cli.which import device_ids, device_named
 from gangq.client.rows import TripRow
 from gangq.watchdogs.codes import NOTIFY_CLASSES, ExitCode
 
 CLASSES = tuple(dict.fromkeys([*(code.word for code in ExitCode), *NOTIFY_CLASSES]))
 """The words a trip may have: those of the codes, and gang."""
 
-COLUMNS = columns(
-    "at code outcome job >gang:3 rank:4 task:2 trips:5 worker:1 host:4 reason devices:6",
-    {
-        "code": lambda t: code_and_word(t.code, t.class_),
-        "reason": lambda t: f"{t.reason or ''}{', poison' if t.poison else ''}",
-        "devices": lambda t: words(t.devices),
-    },
-)
+_COLUMNS = ">ago at:5 code outcome job >gang:3 rank:4 task:2 trips:5 worker:1 host:4 reason devices:6"
 
 
 def code_and_word(code: int | None, word: str | None) -> str:
@@ -44,6 +38,7 @@ def code_and_word(code: int | None, word: str | None) -> str:
 @click.option("--task", shell_complete=stored.tasks, help="Only jobs of this task.")
 @click.option(
     "--device",
+    shell_complete=stored.devices,
     metavar="ID",
     help="Only jobs that held it: HOST:INDEX, or the beginning of its UUID.",
 )
@@ -58,24 +53,42 @@ def trips(session: Session, device: str | None, within_s: float, evidence: bool,
     Outcome says what became of the job; notify and held: nothing was stopped. With --json the columns of
     gangq.trips; evidence is null without --evidence, and for a role that may not read payloads.
     """
+    if evidence and session.columns and not session.json:
+        raise click.UsageError("--evidence prints each trip in full: leave -o out, or add --json")
     client = session.client()
     since = client.execute(queries.database_time()) - timedelta(seconds=within_s)
     held = device and device_named(session, device)
     found = client.execute(queries.trips(device=held, since=since, evidence=evidence, **filters))
+    if not found:
+        if filters["code"] not in (None, *ExitCode):
+            codes = ", ".join(str(int(code)) for code in ExitCode)
+            raise click.UsageError(f"no trip has the code {filters['code']}: {codes}")
+        names.must_exist(client, device=held, **filters)
     if session.json:
-        for trip in found:
-            output.write(output.to_json(as_view(trip)))
+        session.rows([as_view(trip) for trip in found], [], "")
         return
     if not evidence or not found:
-        session.rows(found, COLUMNS, f"no such trips within {output.seconds(within_s)}")
+        session.rows(found, _columns(session, found), f"no such trips within {output.seconds(within_s)}")
         return
     for trip in found:
-        output.write(headline(trip))
+        output.write(output.wrapped(headline(trip), 2))
         if trip.evidence is not None:
-            seen.show(trip.evidence)
+            seen.show(trip.evidence, session.wide)
         output.write()
     if all(trip.evidence is None for trip in found):
         say(NOT_SHOWN)
+
+
+def _columns(session: Session, found: Sequence[TripRow]) -> list[Column]:
+    short = device_ids(session, {uuid for trip in found for uuid in trip.devices or ()})
+    return columns(
+        _COLUMNS,
+        {
+            "code": lambda t: code_and_word(t.code, t.class_),
+            "reason": lambda t: f"{t.reason or ''}{', poison' if t.poison else ''}",
+            "devices": lambda t: words([*map(short, t.devices or ())]),
+        },
+    )
 
 
 NOT_SHOWN = "what the watchdogs saw is shown to those who may read the job's payload"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gangq.cli import look
 from gangq.cli.parsing import Seconds
 from gangq.cli.progress import Bars
 from gangq.cli.session import Session, common_options, say
@@ -82,8 +81,8 @@ def _handle(client: Client, which: Which) -> Handle[Any]:
 
 def _tell(session: Session, client: Client, which: Which, state: str) -> int:
     """Say how it has ended; return the exit code for that."""
-    code, culprit = ending(state, [] if state == "done" else which.jobs(client))
-    error = (culprit.error if culprit else None) or {}
+    code, failed = ending(state, [] if state == "done" else which.jobs(client))
+    error = (failed.error if failed else None) or {}
     ids = {"job_id": None, "gang_id": None, "batch_id": None, **which.named}
     said = error_in_words(error)
     session.answer(
@@ -99,9 +98,18 @@ def ending(state: str, members: list[JobRow]) -> tuple[int, JobRow | None]:
         return 0, None
     if state == "cancelled":
         return EXIT_CANCELLED, None
-    culprit = look.culprit(members)
-    error = (culprit.error if culprit else None) or {}
+    failed = culprit(members)
+    error = (failed.error if failed else None) or {}
     if error.get("type") == "CommandStartError":
-        return EXIT_NOT_STARTED, culprit
+        return EXIT_NOT_STARTED, failed
     code = error.get("exit_status")
-    return (code if isinstance(code, int) and 0 < code < 256 else 1), culprit
+    return (code if isinstance(code, int) and 0 < code < 256 else 1), failed
+
+
+def culprit(members: Sequence[JobRow]) -> JobRow | None:
+    """The job, or the member, whose own failure the end was: of several the lowest rank."""
+    failed = sorted((m for m in members if m.error and m.state == "failed"), key=lambda m: m.rank or 0)
+    # The others fell with the gang, and their error says only that.
+    own = [m for m in failed if (m.error or {}).get("type") != "GangFailed"]
+    spent = [m for m in own if m.attempts >= m.max_attempts]
+    return next(iter([*spent, *own, *failed]), None)

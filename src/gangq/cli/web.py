@@ -6,9 +6,8 @@ import logging
 
 import click
 
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options, require_extra, say
 from gangq.cli.worker import LogFormat
-from gangq.errors import GangqError
 
 
 @click.command()
@@ -24,14 +23,14 @@ def web(session: Session, port: int, base_path: str, hosts: tuple[str, ...], log
     PostgreSQL login for the DSN's database, and may cancel, retry, pause and cordon where it may. It binds 127.0.0.1;
     a proxy with https brings it to others. Logins and what people do are logged to standard error.
     """
-    try:
-        import uvicorn
-
-        from gangq.web import asgi
-    except ModuleNotFoundError as missing:
-        raise GangqError(f"there is no {missing.name}: pip install 'gangq[web]'") from None
+    require_extra("web", "uvicorn", "starlette", "jinja2")
     if not login:
         session.client()
+    # After the first call, because they take longer to load than everything before it.
+    import uvicorn
+
+    from gangq.web import asgi
+
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormat(session.json))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gangq.cli import stored
+from gangq.cli import queries, stored
 from gangq.cli.parsing import Parsed
 from gangq.status import ENDED, LETTERS, WAITS, phrase
 
@@ -105,7 +107,10 @@ def live_jobs(client: Client, batch_id: int) -> list[int]:
 
 
 class WhichType(Parsed):
-    """`12` is a job, `g12` a gang, `b12` a batch if these are allowed; with `only` `12` is one of that kind."""
+    """`12` is a job, `g12` a gang, `b12` a batch if these are allowed; with `only` `12` is one of that kind.
+
+    Boards and explanations name a job `j12`, which is read as well.
+    """
 
     name = "id"
 
@@ -114,12 +119,13 @@ class WhichType(Parsed):
         self._letters = ("g" if only != "batch" else "") + ("b" if batches or only == "batch" else "")
 
     def _parse(self, value: str) -> Which:
-        match = re.fullmatch(rf"([{self._letters}]?)(\d{{1,18}})", value.strip(), re.ASCII)
+        job = "j?" if self._only == "job" else ""
+        match = re.fullmatch(rf"(?:{job}|([{self._letters}]))(\d{{1,18}})", value.strip(), re.ASCII)
         if match is None:
             written = {"g": "a job is written 12, a gang g12", "b": "a batch is written b12"}
             known = written.get(self._letters, "a job is written 12, a gang g12, a batch b12")
             raise ValueError(f"{value!r} is no id: {known}")
-        return Which(int(match[2]), {"": self._only, "g": "gang", "b": "batch"}[match[1]])
+        return Which(int(match[2]), {None: self._only, "g": "gang", "b": "batch"}[match[1]])
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -185,6 +191,32 @@ def ids_of(client: Client, named: Sequence[Which]) -> dict[str, list[int]]:
         if not which.gang
     ]
     return {"job_ids": [id for ids in jobs for id in ids], "gang_ids": [w.id for w in named if w.gang]}
+
+
+_LEAST_OF_AN_ID = len("GPU-") + 8
+
+
+def shortest(ids: Iterable[str]) -> dict[str, str]:
+    """Each id by so much of its beginning as no other has, and not less than 12 characters."""
+    ordered = sorted(set(ids))
+    found = {}
+    for before, id, after in zip(["", *ordered], ordered, [*ordered[1:], ""], strict=False):
+        shared = max(
+            sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(id, other, strict=False)))
+            for other in (before, after)
+        )
+        found[id] = id[: max(shared + 1, _LEAST_OF_AN_ID)]
+    return found
+
+
+def device_ids(session: Session, shown: Iterable[str]) -> Callable[[str], str]:
+    """How the uuids of these devices are written: on a terminal no longer than `device_named` needs to tell them from
+    any other, in full to a pipe and with --wide.
+    """
+    if not (sys.stdout.isatty() and shown) or session.json or session.wide:
+        return str
+    short = shortest([*session.client().execute(queries.device_ids()), *shown])
+    return lambda id: short.get(id, id)
 
 
 def device_named(session: Session, text: str) -> str:

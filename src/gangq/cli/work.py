@@ -12,7 +12,7 @@ from uuid import UUID
 
 import click
 
-from gangq.cli import parsing, stored
+from gangq.cli import names, parsing, stored
 from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, chained, section
 from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
 from gangq.cli.session import Session, common_options, say
@@ -97,7 +97,12 @@ recurring_options = chained(
             "--tolerate", "tolerates", multiple=True, metavar="K[=V]", help="A taint it may run in spite of."
         ),
         click.option(
-            "--avoid-host", "avoid_hosts", multiple=True, metavar="HOST", help="A host it must not run on."
+            "--avoid-host",
+            "avoid_hosts",
+            multiple=True,
+            metavar="HOST",
+            shell_complete=stored.hosts,
+            help="A host it must not run on.",
         ),
         click.option(
             "--wait-for-hardware",
@@ -216,6 +221,11 @@ work_options = chained(
     ),
 )
 """The options of submit and run: these, and what holds for one submission."""
+_NOT_GIVEN = {
+    str(option.name): () if option.multiple else None
+    for option in click.command()(work_options(lambda: None)).params
+    if isinstance(option, click.Option)
+}
 
 
 class _Aloud(logging.Handler):
@@ -241,25 +251,28 @@ def is_gang(options: Mapping[str, Any]) -> bool:
     return options["size"] is not None or bool(options["roles"]) or options["spec"] is not None
 
 
-def submission(session: Session, options: dict[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
-    """Keyword arguments of `Client.submit`, or where `is_gang` of `submit_gang`, out of `work_options`.
+def submission(session: Session, given: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
+    """Keyword arguments of `Client.submit`, or where `is_gang` of `submit_gang`, out of those of `work_options` that
+    the command has.
 
     `own`: arguments that the command itself gives, and a --spec must not.
     """
+    options = {**_NOT_GIVEN, **given}
     spec = options.pop("spec")
     selectors, avoided = options.pop("selectors"), options.pop("avoid_hosts")
+    _say_if_unknown(session, avoided)
     avoid = [{"key": "host", "op": "notin", "values": list(avoided)}] if avoided else []
-    given = {
+    arguments = {
         **options,
         "labels": dict(options["labels"]) or None,
         **{name: _awaited(session, name, options[name]) or None for name in AWAITING},
         "selector": [*selectors, *avoid] or None,
         "tolerates": list(options["tolerates"]) or None,
         "roles": list(options["roles"]) or None,
-        "tags": list(options.get("tags") or ()) or None,
+        "tags": list(options["tags"]) or None,
         "due_at": None if options["due_at"] is None else session.moment(options["due_at"]),
     }
-    said = {key: value for key, value in given.items() if value is not None}
+    said = {key: value for key, value in arguments.items() if value is not None}
     if said.keys() & {"tags", "at_most"} and (spec is not None or said.keys() & {"size", "roles"}):
         raise click.UsageError("--tag and --at-most are for batches of single jobs: a gang is no batch")
     if spec is not None:
@@ -270,6 +283,18 @@ def submission(session: Session, options: dict[str, Any], own: Collection[str] =
         flag = next(param.opts[0] for param in params if param.name in of_a_gang)
         raise click.UsageError(f"{flag} is for gangs: add --gang N or --role, or leave it out")
     return said
+
+
+def _say_if_unknown(session: Session, avoided: Sequence[str]) -> None:
+    """A host may be still to come, or be away for long: what is to avoid it is taken."""
+    # A job may ask nothing of the database.
+    if avoided and not session.inside_job:
+        client = session.client()
+        for host in avoided:
+            for sentence in names.unknown(client, host=host):
+                say(
+                    f"{sentence}: it is avoided if it comes. {names.alike(client, NotFound(sentence))}".rstrip()
+                )
 
 
 def _awaited(session: Session, option: str, after: Sequence[Which]) -> list[int]:
@@ -502,11 +527,11 @@ def cancel(session: Session, named: Sequence[Which], reason: str | None) -> None
 @click.option(
     "--failed", is_flag=True, help="Without an ID: all single jobs that have failed, of those that:"
 )
-@click.option("--queue", help="waited in this queue.")
-@click.option("--task", help="are of this task.")
-@click.option("--name", help="are of a batch of this name.")
-@click.option("--tag", help="are of a batch with this tag.")
-@click.option("--user", "submitter", help="this role has submitted.")
+@click.option("--queue", shell_complete=stored.queues, help="waited in this queue.")
+@click.option("--task", shell_complete=stored.tasks, help="are of this task.")
+@click.option("--name", shell_complete=stored.batch_names, help="are of a batch of this name.")
+@click.option("--tag", shell_complete=stored.tags, help="are of a batch with this tag.")
+@click.option("--user", "submitter", shell_complete=stored.roles, help="this role has submitted.")
 @click.option("--since", "since_s", type=Seconds(), help="have failed within this time: 2h.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be retried.")
 @common_options
@@ -529,7 +554,10 @@ def retry(
         if named:
             raise click.UsageError("--failed stands in place of ids: leave one of them out")
         since = None if since_s is None else session.moment(timedelta(seconds=-since_s))
-        _changed(session, client.retry_failed(**filters, since=since, dry_run=dry_run))  # type: ignore[arg-type]
+        changes = client.retry_failed(**filters, since=since, dry_run=dry_run)  # type: ignore[arg-type]
+        if not changes:
+            names.must_exist(client, **filters)
+        _changed(session, changes)
         return
     if dry_run or since_s is not None or any(filters.values()):
         raise click.UsageError("these options select among what has failed: add --failed")

@@ -30,8 +30,8 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class LogFormat(logging.Formatter):
-    """Log records as lines of text with key=value behind, or as JSON objects, which name the worker and the job that
-    a handler's line is of.
+    """Log records as lines of text with key=value behind, or as JSON objects. They name the worker, and the job
+    that a handler's line is of.
     """
 
     def __init__(self, as_json: bool, worker: str | None = None) -> None:
@@ -45,6 +45,7 @@ class LogFormat(logging.Formatter):
         at = datetime.fromtimestamp(record.created, UTC)
         # Of a line that was queued (gangq.logqueue) only the text is left.
         trace = record.exc_text or (self.formatException(record.exc_info) if record.exc_info else None)
+        extra = {**self._of_worker, **({} if "job" in extra else _of_job()), **extra}
         if self._as_json:
             fields = {
                 "at": at,
@@ -52,8 +53,7 @@ class LogFormat(logging.Formatter):
                 "logger": record.name,
                 "message": record.getMessage(),
             }
-            about = self._of_worker if "job" in extra else {**self._of_worker, **_of_job()}
-            return output.to_json({**fields, **about, **extra, **({"traceback": trace} if trace else {})})
+            return output.to_json({**fields, **extra, **({"traceback": trace} if trace else {})})
         words = [
             f"{key}={json.dumps(value, default=str)}" for key, value in extra.items() if value is not None
         ]
@@ -144,6 +144,11 @@ class _OrVerb(click.Command):
     help="To the database: one for what the main thread runs, one for all else; or 1 for everything.",
 )
 @click.option("--lease-s", type=Seconds(), help="Length of its lease [the installation's, 120 s].")
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Where to serve /metrics about this worker, for a Prometheus; HOST is 127.0.0.1 by default [nowhere].",
+)
 @click.option(
     "--drain-timeout",
     "drain_timeout_s",

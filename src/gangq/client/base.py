@@ -47,7 +47,7 @@ def in_steps(
             return result
         answer = problem = None
         try:
-            answer = yield pause(step) if isinstance(step, float) else send(step)
+            answer = yield pause(step) if isinstance(step, int | float) else send(step)
         except GangqError as e:
             problem = e
 

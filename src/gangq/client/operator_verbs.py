@@ -67,45 +67,31 @@ class OperatorVerbs:
 
     @verb
     def set_queue(self, *, name: str, **settings: Unpack[QueueSettings]) -> None:
-        """Make a queue, and its parents (those of "a.b.c" are "a.b" and "a"), or change what is given of it.
-
-        A setting that is None is taken away where there may be none: `set_queue(name="gpu", budget_s=None)`. For
-        gangq_admin. Raises `InvalidInput`, `NotAllowed`.
+        """Make a queue, and its parents (those of "a.b.c" are "a.b" and "a"), or change what is given of it; None
+        takes a setting away where there may be none. Raises `InvalidInput`, `NotAllowed`.
         """
 
     @verb
     def set_limit(self, *, key: str, most: int | None = None, rate: str | None = None) -> None:
-        """Make a limit key, or change it: `most` jobs that name it may be placed at once.
-
-        `rate`: so many start in a period, "10/1m", or "none" to take it away. What is None stays as it is.
-
-        It holds whatever later submissions say; what runs goes on. For gangq_admin. Raises `InvalidInput`.
-        """
+        """Make a limit key, or change it. Raises `InvalidInput`."""
 
     @verb
     def configure(self, **settings: Unpack[InstallationSettings]) -> None:
-        """Change what holds for the whole installation. For gangq_admin.
-
-        Raises `InvalidInput`, `NotAllowed`, `WrongState`.
-        """
+        """Change what holds for the whole installation. Raises `InvalidInput`, `NotAllowed`, `WrongState`."""
 
     @verb
     def set_task(self, *, task: str, forget: bool = False, **settings: Unpack[TaskSettings]) -> None:
-        """Set what the watchdogs allow the jobs of one task. A setting that is None is taken away.
-
-        `forget`: first drop what was set before and what was learned of its beats. For gangq_admin. Raises
-        `InvalidInput`, `NotAllowed`.
+        """Set what the watchdogs allow the jobs of one task; None takes a setting away. Raises `InvalidInput`,
+        `NotAllowed`.
         """
 
     @verb
     def pause_task(self, *, task: str, until: Time | None = None, reason: str | None = None) -> None:
-        """Start nothing new of a task, until then [until `resume_task`]; what runs goes on. A gang waits if the task
-        of one of its members is paused. For gangq_admin. Raises `InvalidInput`.
-        """
+        """Start nothing new of a task, until then [until `resume_task`]; what runs goes on. Raises `InvalidInput`."""
 
     @verb
     def resume_task(self, *, task: str) -> None:
-        """End the pause of a task. For gangq_admin."""
+        """End the pause of a task."""
 
     @verb
     def quarantine(
@@ -115,10 +101,8 @@ class OperatorVerbs:
 
     @verb
     def set_taints(self, *, worker: str, taints: Texts) -> None:
-        """Set what an operator taints a worker with, beside its own taints; [] takes them off.
-
-        By name, also after a restart. A taint ("key" or "key=value") keeps off every job that does not tolerate it;
-        what runs goes on. For gangq_admin. Raises `InvalidInput`, `NotFound`, `NotAllowed`.
+        """Set what an operator taints a worker with, beside its own taints; [] takes them off. Raises `InvalidInput`,
+        `NotFound`, `NotAllowed`.
         """
 
     @verb
@@ -135,10 +119,8 @@ class OperatorVerbs:
         deadline: Time | None = None,
         reason: str | None = None,
     ) -> None:
-        """Give a host, or a worker by name, nothing new until `uncordon`; members reserved there are still claimed.
-
-        `drain`: move away what runs there, and at the `deadline` (None: never) tell the rest to stop. Repeats are
-        harmless; what one leaves out stays as it was. For gangq_admin. Raises `InvalidInput`, `NotFound`.
+        """Give a host, or a worker by name, nothing new until `uncordon`. `drain`: move away what runs there, and at
+        the `deadline` [never] tell the rest to stop. Raises `InvalidInput`, `NotFound`.
         """
 
     @verb
@@ -147,8 +129,8 @@ class OperatorVerbs:
 
     @verb
     def usage(self, *, since: Span | None = None, by: Texts | None = None) -> list[rows.UsageRow]:
-        """GPU hours used, and of them wasted and displaced, in the time `since` (a timedelta [30 days]), `by` some of
-        submitter, queue, task and service [submitter], most first. Raises `InvalidInput`.
+        """GPU hours used, and of them wasted and displaced, in the time `since` [30 days], `by` some of submitter,
+        queue, task and service [submitter], most first. Raises `InvalidInput`.
         """
 
     @verb
@@ -166,41 +148,35 @@ class OperatorVerbs:
         task: str | None = None,
         max_attempts: int | None = None,
     ) -> None:
-        """Add a notification target, or change what it is told of. `gangq notify run` delivers.
-
-        `kinds`: those of `gangq.notification_kinds` [all]. `queue` (and those below it), `submitter`, `task`: only of
-        their jobs, gangs and services. `max_attempts`: deliveries of one notification before it is given up [20]. For
-        gangq_admin. Raises `InvalidInput`, `NotFound`, `WrongState` (there are 100 targets).
+        """Add a notification target, or change what it is told of. Raises `InvalidInput`, `NotFound`, `WrongState`
+        (there are 100 targets).
         """
 
     @verb
     def remove_notification(self, *, target: str) -> None:
-        """Remove a target with what it was not told yet. For gangq_admin. Raises `NotFound`."""
+        """Remove a target with what it was not told yet. Raises `NotFound`."""
 
     @verb
     def test_notification(self, *, target: str) -> int:
-        """Have a target told that this is a test; its id. For gangq_admin. Raises `NotFound`."""
+        """Have a target told that this is a test; its id. Raises `NotFound`."""
 
     @verb
     def retry_notifications(self, *, target: str) -> int:
-        """Have what was given up for a target delivered after all, and what waits tried at once; how many were given
-        up. For gangq_admin. Raises `NotFound`.
+        """Have what was given up for a target delivered after all, and what backs off at once; how many were given
+        up. Raises `NotFound`.
         """
 
     @verb
     def fetch_notification(self, *, target: str, lease_s: Seconds | None = None) -> rows.Fetched:
-        """Take the next notification of a target for `lease_s` seconds [60]: deliver it, then
-        `acknowledge_notification`, or it is given out again. For gangq_notifier. Raises `InvalidInput`, `NotFound`.
+        """Take the next notification of a target: deliver it, then `acknowledge_notification`. Raises `InvalidInput`,
+        `NotFound`.
         """
 
     @verb
     def acknowledge_notification(
         self, *, target: str, id: BigInt, delivery: int, error: str | None = None
     ) -> str:
-        """Say how a delivery ended: `error` None, and it is delivered; otherwise it waits for the next one, or is
-        given up. Returns delivered, waiting, dead or stale (not this caller's any more). For gangq_notifier. Raises
-        `NotFound`.
-        """
+        """Say how a delivery ended: `error` None, and it is delivered. Raises `NotFound`."""
 
     @verb
     def board(self) -> Steps[str]:
@@ -219,15 +195,12 @@ class OperatorVerbs:
         seen: Object | None = None,
         closes: BigInts = (),
     ) -> rows.ApplyReport:
-        """Carry out what was decided on the board of this pass, each decision verified by itself, at most 50 that
-        place or stop something. `part`: 1 begins the pass, the others continue it; `last` ends it. `closes`: open
-        places that nothing of it uses. Raises `InvalidInput`, `WrongIsolation`.
-        """
+        """Carry out what was decided on the board of this pass. Raises `InvalidInput`, `WrongIsolation`."""
 
     @verb
     def preview(self, *, changes: Json, kinds: Integers) -> Any:
-        """What `plan` needs to edit a board as `changes` say, and does not find there: an object for each of them.
-        `kinds`: those that are on the board. Raises `InvalidInput`, `NotFound`.
+        """What `plan` needs to edit a board as `changes` say, and does not find there. Raises `InvalidInput`,
+        `NotFound`.
         """
 
     @verb(before=always(decides=True), then=_then_decide)
@@ -235,10 +208,7 @@ class OperatorVerbs:
         self, *, force: bool | None = None, turn: BigInt | None = None, decides: bool = True
     ) -> rows.TickReport:
         """Run all maintenance once, if nobody else does; then compute when schedules are due next, and decide what
-        starts where, if that is this caller's turn. Raises `WrongIsolation`.
-
-        `turn`: the `next_turn` of the call before, which found a tick running. `decides`: false for maintenance
-        alone.
+        starts where, if that is this caller's turn; `decides` false: maintenance alone. Raises `WrongIsolation`.
         """
 
     @verb
@@ -247,9 +217,7 @@ class OperatorVerbs:
 
     @verb
     def plan_schedules(self, *, plans: Objects) -> bool:
-        """Store computed due times: objects with name, cron, tz, after, and due, missed or problem. Returns whether
-        one of them is due by now. Raises `InvalidInput`.
-        """
+        """Store computed due times. Returns whether one of them is due by now. Raises `InvalidInput`."""
 
     @verb
     def explain_gang(self, *, gang_id: BigInt) -> list[rows.Reason]:
@@ -297,9 +265,7 @@ class OperatorVerbs:
         return replayed((yield from Views.passes(since=since, until=until)))
 
     @verb
-    def schema_version(
-        self,
-    ) -> str:
+    def schema_version(self) -> str:
         """Name of the newest applied migration."""
 
     @verb

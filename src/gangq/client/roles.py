@@ -22,10 +22,7 @@ class Role:
     - `payload` goes to every member, or `payloads` one to each.
     - `gpus`, `vram_mb` (MiB on each), `memory_mb`, `cpus`, `labels`, `selector`, `tolerates`, `model`: what each
       member needs, as for a job.
-    - `strategy`: pack (fewest hosts), spread (most), strict_pack (one host), strict_spread (a host each),
-      linked (as pack; all GPUs of each member joined by NVLink or XGMI: it waits for such GPUs).
-      `require`, `prefer`: a topology level of which the members of this role must, or should, share one domain.
-      `balanced`: evenly many on each host used.
+    - `strategy`, `require`, `prefer`, `balanced`: as in `gangq.client.options.GangOptions`, of these members.
     - `budget_s`: wall-clock time an attempt may take: seconds, "90s" or a timedelta, kept as seconds.
     """
 

@@ -1,4 +1,7 @@
-"""What the database answers, as named tuples: one per SQL function that returns rows, one per view.
+r"""What the database answers, as named tuples: one per SQL function that returns rows, one per view.
+
+What a column means is said with its view or function: `\d+ gangq.jobs`, `\df+ gangq.claim` in psql, or the reference
+of SQL. NULL is None.
 
 Field names are column names, and every call selects exactly these: a newer schema may add columns and reorder
 them under a running process. Times are timezone-aware, by the database's clock; memory is in MiB; a name that
@@ -25,7 +28,7 @@ def columns(row: Any) -> str:
 
 
 class GangSubmitted(NamedTuple):
-    """A gang just submitted: its id, its members by rank, and why no worker set could hold it now, if so."""
+    """A gang just submitted. `note`: why no worker set could hold it now, if so."""
 
     gang_id: int
     job_ids: list[int]
@@ -33,7 +36,7 @@ class GangSubmitted(NamedTuple):
 
 
 class UniqueSubmitted(NamedTuple):
-    """The job that a unique key stands for. `existed`: submitted before; `replaced`: it has the new payload."""
+    """The job that a unique key stands for."""
 
     job_id: int
     existed: bool
@@ -41,7 +44,7 @@ class UniqueSubmitted(NamedTuple):
 
 
 class UniqueGangSubmitted(NamedTuple):
-    """The gang that a unique key stands for. `existed`: it was submitted before, and `note` is None."""
+    """The gang that a unique key stands for."""
 
     gang_id: int
     job_ids: list[int]
@@ -57,7 +60,7 @@ class ScheduledRun(NamedTuple):
 
 
 class UnplannedSchedule(NamedTuple):
-    """A schedule whose next due time is to be computed: the first after `after`; `now` is the database's clock."""
+    """A schedule whose next due time is to be computed: the first after `after`."""
 
     name: str
     cron: str
@@ -76,9 +79,7 @@ class StateChange(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """A worker's new incarnation, and the numbers it lives by. `withheld`: devices it offered and may not
-    use.
-    """
+    """A worker's new incarnation, and the numbers it lives by."""
 
     incarnation: int
     lease_granted_s: float
@@ -94,8 +95,7 @@ class Registration(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """What to do with one claim: continue, preempt, cancel (stop, then ack_preempted) or lost (kill, say
-    nothing)."""
+    """What to do with one claim: continue, preempt, cancel or lost."""
 
     job_id: int
     token: int
@@ -106,8 +106,8 @@ class Instruction(NamedTuple):
 
 
 class Predecessor(NamedTuple):
-    """The latest incarnation of a name. `devices` are the UUIDs it saw that a driver vouched for; `exits_at` and
-    `exit_code` belong to a trip whose process is not proven gone yet.
+    """The latest incarnation of a name. `exits_at` and `exit_code` belong to a trip whose process is not proven gone
+    yet.
     """
 
     incarnation: int
@@ -125,10 +125,7 @@ class Predecessor(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One claimed job. `devices` lists objects with uuid, index, vram_mb and source; gang fields are None for
-    a solo job, `master_port` for every rank but 0. `light`: it has a light slot. `model`: what it needs loaded.
-    `trace`: the span in which it was submitted (W3C traceparent). `array_index`: its place in its batch, from 0; None
-    without one."""
+    """One claimed job. Gang fields are None for a solo job, `master_port` for every rank but 0."""
 
     job_id: int
     token: int
@@ -155,9 +152,7 @@ class Claim(NamedTuple):
 
 
 class WatchTerms(NamedTuple):
-    """What the watchdogs allow jobs of one task. `budget_gpu_s` is for jobs that hold devices; `learned`:
-    nobody has set the stall timeout, so it comes from the gaps seen between beats and grows with them.
-    """
+    """What the watchdogs allow jobs of one task."""
 
     budget_s: float
     budget_gpu_s: float
@@ -170,10 +165,7 @@ class WatchTerms(NamedTuple):
 
 
 class BarrierMember(NamedTuple):
-    """One member of this epoch of the caller's gang, by rank. `go`: the barrier is open, everybody's code may begin;
-    of a running gang: this epoch is whole. `role_rank`: its rank among those of its role. `service`, `revision`: what
-    it serves, and `health`: the path or URL that tells whether it is ready; None: none.
-    """
+    """One member of this epoch of the caller's gang, by rank."""
 
     go: bool
     epoch: int
@@ -194,9 +186,7 @@ class BarrierMember(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a final call did for one job: done or released, repeated (said before, harmless), stale, or busy
-    (somebody's open transaction holds it: nothing has changed, say it again).
-    """
+    """What a final call did for one job: done or released, repeated, stale, or busy."""
 
     job_id: int
     outcome: str
@@ -230,9 +220,7 @@ class SavedCheckpoint(NamedTuple):
 
 
 class Input(NamedTuple):
-    """How a job ended that another one waited for. `readable`: whether the submitter of that one may read its result
-    and error, which are None otherwise.
-    """
+    """How a job ended that another one waited for."""
 
     on_job_id: int
     gang_id: int | None
@@ -244,9 +232,7 @@ class Input(NamedTuple):
 
 
 class ApplyReport(NamedTuple):
-    """`accepted`: no newer pass has begun; `outcomes` of what was not just to wait: done, stale, busy, or why it was
-    refused; `again`: decide again soon.
-    """
+    """What became of a part of a pass."""
 
     accepted: bool
     outcomes: dict[str, str]
@@ -254,12 +240,7 @@ class ApplyReport(NamedTuple):
 
 
 class TickReport(NamedTuple):
-    """`ran`: this call did the work (else another did or will); `again`: more is left; next due in `next_in_s`.
-
-    `next_turn`: another tick was running. Call again with it after `next_in_s`, until `ran` is true or it is None.
-    `decide`: something waited to be placed, and this caller had the turn. `unplanned`: how many schedules lacked
-    their next due time when the tick ended; a client computes it then.
-    """
+    """What a tick did, and when to call it again."""
 
     ran: bool
     again: bool
@@ -329,11 +310,7 @@ class Unproven(NamedTuple):
 
 
 class JobRow(NamedTuple):
-    """A job as `gangq.jobs` shows it: the live row, else the latest ending.
-
-    `submitter` is the role it was submitted in, `login` the login. `readable`: whether payload, result and error are
-    shown to this login; where it is false they are None.
-    """
+    """A row of `gangq.jobs`."""
 
     id: int
     queue: str
@@ -380,11 +357,7 @@ class JobRow(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """A batch as `gangq.batches` shows it: how many of its jobs are in each state, by the latest ending of each.
-
-    `running`: those told to stop, too. `state`: waiting (none has started), running, then failed if a job has failed,
-    cancelled if one was cancelled, else done.
-    """
+    """A row of `gangq.batches`."""
 
     id: int
     name: str
@@ -406,7 +379,7 @@ class BatchRow(NamedTuple):
 
 
 class GangRow(NamedTuple):
-    """A gang as `gangq.gangs` shows it."""
+    """A row of `gangq.gangs`."""
 
     id: int
     name: str | None
@@ -437,14 +410,7 @@ class GangRow(NamedTuple):
 
 
 class WorkerRow(NamedTuple):
-    """A worker's latest incarnation. `flagged_at`: its silence was noticed, nothing was freed.
-
-    `quarantined`, `cordoned` (it or its host): why it is given nothing new; None: it is not.
-
-    `exits_at`: it tripped (`exit_code`), and is not yet proven gone. `last_beat_at`: of any job it runs now.
-    `step_rate`: steps a second of all of these together; None: none of them counts steps. `login`: who registered it.
-    `cgroups`: whether its host lets it give each command a control group of its own; None: it did not say.
-    """
+    """A row of `gangq.workers`."""
 
     name: str
     host: str
@@ -483,12 +449,7 @@ class WorkerRow(NamedTuple):
 
 
 class DeviceRow(NamedTuple):
-    """A device: free, held (by `job_id`), quarantined (`reason`) or withdrawn.
-
-    `link`: of the devices of its worker that NVLink or XGMI joins with it, the index of the first. `health`: ok,
-    degraded, exiting (withheld until a worker that tripped is gone) or quarantined. `trips_day` counts jobs that
-    tripped on it within a day; `reading` is the latest one that a worker brought.
-    """
+    """A row of `gangq.devices`."""
 
     uuid: str
     host: str
@@ -509,9 +470,7 @@ class DeviceRow(NamedTuple):
 
 
 class TripRow(NamedTuple):
-    """One trip. `outcome`: what became of the job; notify, held: nothing was stopped. `poison`: it tripped on
-    two hosts. `evidence` is None for those who may not read payloads.
-    """
+    """A row of `gangq.trips`."""
 
     at: datetime
     code: int | None
@@ -533,7 +492,7 @@ class TripRow(NamedTuple):
 
 
 class FlaggedRow(NamedTuple):
-    """A worker silent while it holds `jobs`: what its host may restart (`bounce`)."""
+    """A row of `gangq.flagged`."""
 
     worker: str
     host: str
@@ -546,9 +505,7 @@ class FlaggedRow(NamedTuple):
 
 
 class CordonRow(NamedTuple):
-    """A host or worker (`kind`) that is given nothing new. `state`: cordoned, draining, or drained once nothing is
-    left there of `gangs` (with a member there) and solo `jobs`.
-    """
+    """A row of `gangq.cordoned`."""
 
     kind: str
     name: str
@@ -564,7 +521,7 @@ class CordonRow(NamedTuple):
 
 
 class EvidenceRow(NamedTuple):
-    """What a watchdog saw, at the instant of its event."""
+    """A row of `gangq.job_evidence`."""
 
     at: datetime
     kind: str
@@ -575,7 +532,7 @@ class EvidenceRow(NamedTuple):
 
 
 class WaitingRow(NamedTuple):
-    """A job or gang that waits, and why; of a gang what the last pass found for its kind, and its planned start."""
+    """A row of `gangq.waiting`."""
 
     kind: str
     id: int
@@ -591,7 +548,7 @@ class WaitingRow(NamedTuple):
 
 
 class TimelineRow(NamedTuple):
-    """One step in a gang's life. `actor`: the login that caused it, or "login as role"."""
+    """A row of `gangq.timeline`."""
 
     gang_id: int
     epoch: int | None
@@ -607,7 +564,7 @@ class TimelineRow(NamedTuple):
 
 
 class DrainRow(NamedTuple):
-    """One drain: members moved off, acknowledged, forced; `outcome` is None while it lasts."""
+    """A row of `gangq.drains`."""
 
     gang_id: int
     epoch: int
@@ -623,15 +580,7 @@ class DrainRow(NamedTuple):
 
 
 class ScheduleRow(NamedTuple):
-    """A schedule: by `cron` in the time zone `tz`, or `every` so long.
-
-    - `next_due`; `problem`: why there is none. `last_due`: the last due time for which something was submitted;
-      `last_at`, `last_job`, `last_gang`: what was submitted last, by hand or when due.
-    - `paused`, until `paused_until` (None: until it is resumed).
-    - `passed_over`, `why`: a due time for which nothing was submitted, the last such one known, and why not.
-    - `source`: the program that declares it; `undeclared_at`: since when it does not any more.
-    - `payload` and `work` (the other arguments and options) are None where `readable` is false.
-    """
+    """A row of `gangq.schedules`."""
 
     name: str
     task: str
@@ -663,15 +612,7 @@ class ScheduleRow(NamedTuple):
 
 
 class ServiceRow(NamedTuple):
-    """A service: `replicas` of `task` that are wanted, in gangs of `gang`.
-
-    - `state`: ready, starting, updating, halted (the new `revision` did not become ready), crash_loop, stopping,
-      stopped or deleting; `why`: what is in the way. `ready_replicas` take requests.
-    - `good_revision`: the last one of which all replicas were ready. `next_try_at`: no gang is made before, after so
-      many `failures` in a row.
-    - `load`: what its ready replicas have said within 60 s, on average; None: nothing.
-    - `payload` and `work` (the other arguments and options) are None where `readable` is false.
-    """
+    """A row of `gangq.services`."""
 
     name: str
     task: str
@@ -703,7 +644,7 @@ class ServiceRow(NamedTuple):
 
 
 class ServiceGangRow(NamedTuple):
-    """A gang of a service. `serves`: it is among the endpoints; `leaves`: it stops at `stop_at`, and `why`."""
+    """A row of `gangq.service_gangs`."""
 
     service: str
     gang_id: int
@@ -722,12 +663,7 @@ class ServiceGangRow(NamedTuple):
 
 
 class ScalingRow(NamedTuple):
-    """How a service is scaled: between what limits, and by which target.
-
-    - `wants`: how many replicas are asked for, `since` when and `why`; it has them at `due_at` unless that ends.
-      None: as many as there are (`replicas`).
-    - `scaled_at`, `scaled_why`: when and why the number last changed.
-    """
+    """A row of `gangq.scaling`."""
 
     service: str
     replicas: int
@@ -747,7 +683,7 @@ class ScalingRow(NamedTuple):
 
 
 class EndpointRow(NamedTuple):
-    """Where a replica of a service takes requests: `address` and `port`. Of a gang all are listed or none."""
+    """A row of `gangq.endpoints`."""
 
     service: str
     gang_id: int
@@ -763,7 +699,7 @@ class EndpointRow(NamedTuple):
 
 
 class ViolationRow(NamedTuple):
-    """A broken invariant; there is never one."""
+    """A row of `gangq.violations`."""
 
     rule: str
     subject: str
@@ -771,10 +707,7 @@ class ViolationRow(NamedTuple):
 
 
 class RetentionRow(NamedTuple):
-    """What is kept of one table, `part_of`, in one class (short, long, forever): `partitions` of a day each, `bytes`
-    with indexes, the `oldest` day and when that is dropped (`next_drop`; None: never). `keep` None: for ever.
-    `missing`: which of today and tomorrow lack a partition; `no_default`: nothing would catch their rows.
-    """
+    """A row of `gangq.retention`."""
 
     part_of: str
     keep: timedelta | None
@@ -788,7 +721,7 @@ class RetentionRow(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """An attempt. `cause`: why it ended, done or one of `gangq.causes`; None: it runs. `devices`: their UUIDs."""
+    """A row of `gangq.attempts`."""
 
     job_id: int
     token: int
@@ -808,9 +741,7 @@ class AttemptRow(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """GPU hours of what one group has used; None: summed over, or of no service. `wasted_hours` and
-    `displaced_hours` are parts of `gpu_hours`.
-    """
+    """GPU hours of what one group has used; None: summed over, or of no service."""
 
     submitter: str | None
     queue: str | None
@@ -831,10 +762,7 @@ class MetricRow(NamedTuple):
 
 
 class NotificationRow(NamedTuple):
-    """A notification target: what it is told of, and how far. `waiting`: notifications not delivered yet, since
-    `oldest_at`; `dead`: given up, the last for `dead_error`; `dropped`: too old or too many. `failures`: deliveries
-    that failed since the last success; `error`: why the last one did.
-    """
+    """A row of `gangq.notifications`."""
 
     target: str
     kinds: list[str]
@@ -858,7 +786,7 @@ class NotificationRow(NamedTuple):
 
 
 class UndeliveredRow(NamedTuple):
-    """A notification that was not delivered. `state`: waiting or dead. `body` is None for those who are no admins."""
+    """A row of `gangq.undelivered`."""
 
     target: str
     id: int
@@ -876,9 +804,7 @@ class UndeliveredRow(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The notification to deliver now: its `body` is JSON text, and this is its `delivery`th delivery. `id` None:
-    none is due, and in `next_in_s` seconds one will be (None: nothing waits).
-    """
+    """The notification to deliver now: its `body` is JSON text, and this is its `delivery`th delivery."""
 
     id: int | None
     kind: str | None
@@ -888,7 +814,7 @@ class Fetched(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """One event, in the order of `id`. `actor`: the login that caused it, or "login as role"."""
+    """A row of `gangq.events`."""
 
     id: int
     at: datetime
@@ -905,7 +831,7 @@ class EventRow(NamedTuple):
 
 
 class PassRow(NamedTuple):
-    """A part of a pass that decided something. `board`: what was seen, in the first part and if it was recorded."""
+    """A row of `gangq.passes`."""
 
     at: datetime
     pass_: int
@@ -915,7 +841,7 @@ class PassRow(NamedTuple):
 
 
 class LogRow(NamedTuple):
-    """A piece of an attempt's output, in the order of `seq`."""
+    """A row of `gangq.job_logs`."""
 
     job_id: int
     token: int
@@ -925,10 +851,7 @@ class LogRow(NamedTuple):
 
 
 class QueueRow(NamedTuple):
-    """A queue: the defaults its jobs inherit at submit, what it may hold, and what it and its children hold and
-    have waiting now. `depth`: how many ancestors it has; `paused_by`: the nearest paused queue on its path. `others`:
-    who may act on the work of others in it; `ceilings`: the highest priority by role.
-    """
+    """A row of `gangq.queues`."""
 
     name: str
     paused: bool
@@ -970,10 +893,7 @@ class QueueRow(NamedTuple):
 
 
 class LimitRow(NamedTuple):
-    """A limit key: `most` jobs that name it may be placed at once (None: any number), `used` are; `rate`: so many
-    start in a period ("10/1m"). `pinned`: an administrator has set them. `login`: the login that made it.
-    `opens_at`: when one more may start; None: now, or the limit is used up by jobs without a budget.
-    """
+    """A row of `gangq.limits`."""
 
     name: str
     most: int | None
@@ -986,10 +906,7 @@ class LimitRow(NamedTuple):
 
 
 class TaskRow(NamedTuple):
-    """What was set for a task, and what was learned of its beats on one class of devices ("": none; None: nothing
-    learned). None: the installation's number. `declared`: the options that the worker `declared_by` declares it with.
-    `paused`: nothing new of it starts, until `paused_until` (None: until it is resumed).
-    """
+    """A row of `gangq.tasks`."""
 
     task: str
     budget_s: float | None

@@ -93,6 +93,7 @@ def _in_batches(
     asked, waiting = first, list[rows.StateChange]()
     give_up = time.monotonic() + _PATIENCE_S
     while True:
+        # Without its steps, which are these.
         found: list[rows.StateChange] = yield replace(asked, steps=None)
         changed = [one for one in found if one.state != "left"]
         done += changed
@@ -229,12 +230,8 @@ class SubmitterVerbs:
         connection: object | None = None,
         **options: Unpack[SubmitOptions],
     ) -> rows.UniqueSubmitted:
-        """Submit one job, unless `unique_key` stands for one already: then that one's id.
-
-        A key of 1 to 200 characters stands for the job submitted with it while that is live, and with `keep_s` at
-        least for so many seconds; it is this task's in this queue, and each login's own unless the queue is shared.
-        `replaces`: where no claim has taken that job yet, it gets this payload, `due_at` and `priority`. The rest,
-        and what is raised, is as in `submit`.
+        """Submit one job, unless `unique_key` stands for one already: then that one's id. The rest, and what is
+        raised, is as in `submit`.
         """
 
     @verb(before=_before_submit_gang, repeatable=True)
@@ -273,8 +270,9 @@ class SubmitterVerbs:
     @verb(then=_in_batches)
     def retry(self, *, job_ids: BigInts = (), gang_ids: BigInts = ()) -> list[rows.StateChange]:
         """Run jobs and gangs that failed or were cancelled again, under their ids. What was cancelled for one of them
-        waits for it again. Raises `NotFound`, `WrongState`, and `Busy` for what another transaction holds for 2 s.
-        Some hundreds at a time, each in a transaction of its own.
+        waits for it again. One whose process tripped and may still run is scheduled until that is gone. Raises
+        `NotFound`, `WrongState`, and `Busy` for what another transaction holds for 2 s. Some hundreds at a time, each
+        in a transaction of its own.
         """
 
     @verb(then=_in_pages)
@@ -292,12 +290,9 @@ class SubmitterVerbs:
         after_id: BigInt | None = None,
         dry_run: bool = False,
     ) -> list[rows.StateChange]:
-        """Retry the single jobs that have failed and that this login may retry: of this batch, of batches with this
-        name or tag, of this queue, task or submitter, failed from `since` to `until` [now]. All that is given must
-        hold. Some hundreds at a time, each in a transaction of its own.
-
-        Returns the jobs with their states: `left` for one that another transaction holds. `dry_run`: changes nothing,
-        and the state is `failed`. A gang is retried by its id. Raises what `retry` raises.
+        """Retry the single jobs that have failed and that this login may retry; all that is given must hold. Some
+        hundreds at a time, each in a transaction of its own. Returns the jobs with their states. Raises what `retry`
+        raises.
         """
 
     @verb(then=_in_batches)
@@ -322,23 +317,16 @@ class SubmitterVerbs:
         connection: object | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> str:
-        """Make a schedule, or change it as a whole; return made, changed or same.
-
-        - `cron`: five fields, in the time zone `tz` [UTC], whose clock changes neither lose nor double a due time
-          (see `gangq.due`); or `every` so long, at least 1 second, counted from now.
-        - `work`: what else `submit` takes, or with `size` or `roles` `submit_gang`: `{"queue": "gpu", "gpus": 1}`.
-        - `options`: see `gangq.client.options.ScheduleOptions`.
-
-        Each due time is submitted once, on behalf of the login that stored the schedule last. Raises `InvalidInput`,
-        `NotFound` (no such queue), `TooLarge`, `NotAllowed` (another login stored it), `Busy`.
+        """Make a schedule, or change it as a whole; return made, changed or same. Raises `InvalidInput`, `NotFound`
+        (no such queue), `TooLarge`, `NotAllowed` (another login stored it), `Busy`.
         """
 
     @verb
     def pause_schedule(
         self, *, name: str, until: Time | None = None, connection: object | None = None
     ) -> None:
-        """Submit nothing of a schedule `until` then [until `resume_schedule`]; what comes due meanwhile is not caught
-        up. Raises `InvalidInput`, `NotFound`, `NotAllowed`, `Busy`.
+        """Submit nothing of a schedule `until` then [until `resume_schedule`]. Raises `InvalidInput`, `NotFound`,
+        `NotAllowed`, `Busy`.
         """
 
     @verb
@@ -347,10 +335,8 @@ class SubmitterVerbs:
 
     @verb
     def run_schedule_now(self, *, name: str, connection: object | None = None) -> rows.ScheduledRun:
-        """Submit the work of a schedule now, paused or not; its due times stay as they are.
-
-        Raises `NotFound`, `WrongState` (with `skip_if_running`: the last one has not ended), `NotAllowed`, `Busy`,
-        and what `submit` raises.
+        """Submit the work of a schedule now; its due times stay as they are. Raises `NotFound`, `WrongState` (with
+        `skip_if_running`: the last one has not ended), `NotAllowed`, `Busy`, and what `submit` raises.
         """
 
     @verb
@@ -359,10 +345,8 @@ class SubmitterVerbs:
 
     @verb
     def declare_schedules(self, *, source: str, names: Texts) -> list[str]:
-        """Say that the program `source` declares these schedules and no others.
-
-        Returns those that it declared before and does not any more: they are marked, and go on. Raises
-        `InvalidInput`, `Busy`.
+        """Say that the program `source` declares these schedules and no others; return those that it does not declare
+        any more. Raises `InvalidInput`, `Busy`.
         """
 
     @verb
@@ -378,16 +362,8 @@ class SubmitterVerbs:
         connection: object | None = None,
         **options: Unpack[ServiceOptions],
     ) -> str:
-        """Make a service, or change what is given of it; return made, changed or same.
-
-        `replicas` [one gang] of the task, with this payload, are kept running in gangs of `gang` [1] members; they
-        are rounded up to whole gangs. `work`: what else `submit_gang` takes: `{"queue": "gpu", "gpus": 1}`.
-        `options`: see `gangq.client.options.ServiceOptions`.
-
-        Another task, payload, gang, work, health or version is a new revision, whose gangs replace the old ones one
-        after the other. Gangs are submitted on behalf of the login that stored the service last. What was stopped
-        starts. Raises `InvalidInput`, `NotFound` (no such queue), `TooLarge`, `NotAllowed` (another login stored it),
-        `Busy`.
+        """Make a service, or change what is given of it; return made, changed or same. Raises `InvalidInput`,
+        `NotFound` (no such queue), `TooLarge`, `NotAllowed` (another login stored it), `Busy`.
         """
 
     @verb
@@ -402,8 +378,8 @@ class SubmitterVerbs:
     def roll_back_service(
         self, *, name: str, to_revision: int | None = None, connection: object | None = None
     ) -> int:
-        """Let a service be of another revision again [the last other one that was ready]; return its number. The
-        present one: try an update again that has halted. Raises `NotFound`, `NotAllowed`, `Busy`.
+        """Let a service be of another revision again [the last other one that was ready]; return its number. Raises
+        `NotFound`, `NotAllowed`, `Busy`.
         """
 
     @verb

@@ -75,7 +75,12 @@ class Query(Generic[R]):
     repeatable: bool = False
     """Carried out once however often it is sent: it has a request_id."""
     steps: Callable[[], Steps[R]] | None = None
-    """Several statements, each a transaction of its own where there is no `connection`: run these instead."""
+    """Several statements, each a transaction of its own where there is no `connection`: run these instead.
+
+    Where the first of them is this very query, the steps yield ``replace(query, steps=None)``: with its steps it
+    would begin them anew. A verb of several statements without a first one (:class:`InSteps`) makes a query with no
+    text.
+    """
 
     def __iter__(self) -> Steps[R]:
         if self.steps is not None:
@@ -194,6 +199,7 @@ BatchTag = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "{} = any 
 
 _PLAIN = {int: "integer", str: "text", bool: "boolean", bytes: "bytea", UUID: "uuid"}
 _OF_MORE = {"options": Sql("jsonb", _options), "settings": Sql("jsonb", _settings)}
+"""What a verb declares as `**name`, by that name. There are no others: a test asks each verb for all its types."""
 
 
 def _sql(hint: Any) -> Sql:
@@ -322,6 +328,10 @@ class Verb(Generic[P, R]):
             self._before(given, options, connection)
         if more is not None:
             given[more] = options
+        return self._query(self._encoded(given), connection)
+
+    def _encoded(self, given: Mapping[str, Any]) -> dict[str, object]:
+        """The arguments as they are sent, without those that are None."""
         params = {}
         # In the declared order, however they were given: the same arguments are one prepared statement.
         for name, sql in self.types.items():
@@ -330,7 +340,7 @@ class Verb(Generic[P, R]):
                 value = sql.encode(value, name)
             if value is not None:
                 params[name] = value
-        return self._query(params, connection)
+        return params
 
     def of_encoded(self, params: Mapping[str, object]) -> Query[Any]:
         """Build the query of a call that another process has encoded: `params` are the parameters of its query.
@@ -392,13 +402,10 @@ class View(Verb[P, R]):
         """Build the query."""
         self._check(args, given)
         limit = given.pop("limit", self.parameters["limit"].default if "limit" in self.parameters else None)
-        params, conditions = {}, []
-        for name, value in given.items():
-            sql = self.types[name]
-            encoded = value if value is None or sql.encode is None else sql.encode(value, name)
-            if encoded is not None:
-                params[name] = encoded
-                conditions.append(_condition(name, sql, isinstance(encoded, list)))
+        params = self._encoded(given)
+        conditions = [
+            _condition(name, self.types[name], isinstance(value, list)) for name, value in params.items()
+        ]
         select, read, factory = self._answer
         text = f"select {select} from gangq.{self._view}"  # noqa: S608 - names of this package only
         text += f" where {' and '.join(conditions)}" if conditions else ""

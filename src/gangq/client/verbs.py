@@ -1,8 +1,10 @@
-"""Every verb: the methods that `Client` and `AsyncClient` have.
+r"""Every verb: the methods that `Client` and `AsyncClient` have.
 
 Each is declared once, in one of four modules, named as the SQL function or view, with its arguments; what the
 annotations mean is in `gangq.client.verb`. Called on `Verbs` itself, a verb builds its `Query` for `execute`. What
-nobody calls from Python has no method: `call` calls it.
+nobody calls from Python has no method: `call` calls it. A docstring here says what a verb is for and what it raises;
+what each argument means and who may call it is said once, with the SQL function: `\df+ gangq.claim` in psql, or the
+reference of SQL.
 """
 
 from __future__ import annotations

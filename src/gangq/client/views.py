@@ -142,9 +142,7 @@ class Views:
         """Drains, oldest first."""
 
     @verb(view="violations", order="rule, subject")
-    def violations(
-        self,
-    ) -> list[rows.ViolationRow]:
+    def violations(self) -> list[rows.ViolationRow]:
         """Broken invariants: there should be none."""
 
     @verb(view="events", order="id")

@@ -43,11 +43,8 @@ class WorkerVerbs:
         devices: Objects = (),
         **options: Unpack[RegisterOptions],
     ) -> rows.Registration:
-        """Register a start of a worker; every later word of it carries the incarnation this returns.
-
-        `slots` [one for each device, at least 1]: how many placed jobs run at once. `options`: see
-        `gangq.client.options.RegisterOptions`.
-        Raises `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
+        """Register a start of a worker; all its later calls carry the incarnation that this returns. Raises
+        `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
         """
 
     @verb
@@ -61,11 +58,8 @@ class WorkerVerbs:
         readings: Objects | None = None,
         durable: bool | None = None,
     ) -> list[rows.Instruction]:
-        """Renew the lease (it counts from when this was sent), bring the beats, return what to do per claim.
-
-        `beats` is aligned with `job_ids`; None: no news. `readings`: one mapping per device that this worker offers,
-        with its "uuid"; the latest of each is kept. `durable` False: the commit does not wait for the disk, nor does
-        anything else in that transaction. Raises `IncarnationEnded`.
+        """Renew the lease (it counts from when this was sent), bring the beats, return what to do per claim. Raises
+        `IncarnationEnded`.
         """
 
     @verb
@@ -80,21 +74,14 @@ class WorkerVerbs:
         model: str | None = None,
         lane: str | None = None,
     ) -> list[rows.Claim]:
-        """Take up to `max_jobs`, within the slots of each lane: members reserved here, what has an open place here,
-        then light jobs.
-
-        `lane`: only that one, "placed" (members and places) or "light". `model`: what this worker has loaded.
-
-        The same `request_id` returns the same claims after a lost reply. `ports` are those this worker holds
-        bound. `sleep`: when there is no light job, put it on the list of those to wake. Raises `IncarnationEnded`.
+        """Take up to `max_jobs`; the same `request_id` returns the same claims after a lost reply. Raises
+        `IncarnationEnded`.
         """
 
     @verb
     def barrier(self, *, job_id: BigInt, token: BigInt, port: int | None = None) -> list[rows.BarrierMember]:
-        """Look at the barrier: one row per member of the present epoch, by rank. Raises `StaleToken` after a drain.
-
-        `port`: where others find this member, which has become rank 0 while it ran. Raises `WrongState` when that
-        port serves another gang of this host.
+        """Look at the barrier: one row per member of the present epoch, by rank. Raises `StaleToken` after a drain,
+        `WrongState` when the port serves another gang of this host.
         """
 
     @verb
@@ -107,10 +94,8 @@ class WorkerVerbs:
         strict: bool = True,
         connection: object | None = None,
     ) -> list[rows.Outcome]:
-        """Finish jobs as done. With `connection`, in its transaction. `results` is aligned with `job_ids`.
-
-        `strict`: one stale pair raises `StaleToken` and nothing changes; else each job's outcome says it, and says
-        `busy` of one that somebody's open transaction holds, in place of waiting for it.
+        """Finish jobs as done. With `connection`, in its transaction. Raises `StaleToken` where `strict`, and then
+        nothing changes.
         """
 
     @verb
@@ -130,13 +115,7 @@ class WorkerVerbs:
         quiet: bool = False,
         lane: str | None = None,
     ) -> rows.CompletedAndClaimed:
-        """Finish jobs as done and take the next, in one round trip: :func:`complete`, then :func:`claim`.
-
-        The completion waits only for the gangs of its jobs, and the claim skips what another transaction has locked.
-        If nothing was claimed, call :func:`claim` with the same `request_id` before going to sleep. On an error
-        nothing was changed; call `complete` and `claim` separately. A placed job that is done here fills its place
-        again, if that is still open. `quiet`: `outcomes` leaves out the jobs that are done by this call.
-        """
+        """Finish jobs as done and take the next, in one round trip: :func:`complete`, then :func:`claim`."""
 
     @verb
     def fail(
@@ -150,18 +129,12 @@ class WorkerVerbs:
         retry_in_s: Seconds | None = None,
         connection: object | None = None,
     ) -> str:
-        """Report a failed attempt; return the new state.
-
-        `retry_in_s`: a single job waits so long before its next attempt [the queue's backoff].
-        `cause` is "error", "port_taken" when a member's rendezvous port was, or "other_job" when its process was
-        ended over another job: with these two its attempt is given back.
-        `error`: type, message, traceback, host, log_tail. Raises `StaleToken`.
-        """
+        """Report a failed attempt; return the new state. Raises `StaleToken`."""
 
     @verb
     def snooze(self, *, job_id: BigInt, token: BigInt, for_s: Seconds) -> str:
-        """Hand a single job back, to be run again in `for_s`; return the new state. It counts a snoozed attempt, and
-        nothing else. Raises `StaleToken`, and `WrongState` for a member of a gang.
+        """Hand a single job back, to be run again in `for_s`; return the new state. Raises `StaleToken`, and
+        `WrongState` for a member of a gang.
         """
 
     @verb
@@ -176,10 +149,7 @@ class WorkerVerbs:
     def save_checkpoint(
         self, *, job_id: BigInt, token: BigInt, step: BigInt, data: bytes, epoch: int | None = None
     ) -> None:
-        """Store the state at `step`. Raises `TooLarge`, `StaleToken`.
-
-        `epoch`: the one a member knows of; where every member saves its part, one of an older epoch is not kept.
-        """
+        """Store the state at `step`. Raises `TooLarge`, `StaleToken`."""
 
     @verb
     def load_checkpoint(self, *, job_id: BigInt, token: BigInt) -> rows.SavedCheckpoint | None:
@@ -191,9 +161,7 @@ class WorkerVerbs:
 
     @verb
     def append_log(self, *, job_ids: BigInts, tokens: BigInts, seqs: Integers, chunks: Chunks) -> None:
-        """Store output, aligned lists; stale pairs are dropped. NUL characters are replaced: text cannot hold
-        them.
-        """
+        """Store output, aligned lists. NUL characters are replaced: PostgreSQL's text cannot hold them."""
 
     @verb
     def retire_worker(self, *, incarnation: BigInt, final: bool = True) -> None:
@@ -201,13 +169,11 @@ class WorkerVerbs:
 
     @verb(before=always(device_class=""))
     def watch_terms(self, *, task: str, device_class: str = "", queue: str | None = None) -> rows.WatchTerms:
-        """What the watchdogs allow jobs of this task. `device_class`: model of the devices, "" without."""
+        """What the watchdogs allow jobs of this task."""
 
     @verb(before=always(device_class=""))
     def learn_gap(self, *, task: str, device_class: str = "", longest_s: Seconds, beats: BigInt) -> None:
-        """Say how long the beats of a task stayed away before they came back (the longest gap is kept, seconds), and
-        how many beats were seen. Raises `InvalidInput`.
-        """
+        """Say how long the beats of a task stayed away before they came back. Raises `InvalidInput`."""
 
     @verb
     def trip(
@@ -223,16 +189,7 @@ class WorkerVerbs:
         exit_in_s: Seconds | None = None,
         class_: str | None = None,
     ) -> str:
-        """Stop a job as a watchdog; return what came of it.
-
-        `code` is the exit code, `error` as for `fail`, `evidence` what was seen (for those who may read
-        payloads), `devices` the UUIDs to blame of those the job holds. `exit_in_s`: the whole worker process is
-        gone within so many seconds whatever happens, so its incarnation ends now; None: the work is proven dead
-        and the worker lives on. `class_`: as `notify_only` knows it; None: that of the code.
-
-        Returns pending, scheduled, failed, preempted (its gang drains) or cancelled; notify or held: nothing was
-        stopped, go on; repeated. Raises `StaleToken`, `InvalidInput`.
-        """
+        """Stop a job as a watchdog; return what came of it. Raises `StaleToken`, `InvalidInput`."""
 
     @verb
     def suspect(
@@ -246,29 +203,19 @@ class WorkerVerbs:
         notify: bool | None = None,
         tripping: bool | None = None,
     ) -> str:
-        """Put a doubt about a job on record, with its evidence; nothing is stopped.
-
-        `class_`: budget, stall, health, fault, gang, frozen or memory. `notify`: it would have been stopped, were
-        its class not one that only reports. `tripping`: the caller ends it now unless the answer is held.
-        Returns noted, or held while so many gangs and workers are suspect that a stall or health trip would not
-        be carried out. Raises `StaleToken`.
-        """
+        """Put a doubt about a job on record, with its evidence; nothing is stopped. Raises `StaleToken`."""
 
     @verb
     def report_ready(
         self, *, job_id: BigInt, token: BigInt, ready: bool = True, port: int | None = None
     ) -> None:
-        """Say that a replica of a service takes requests from now on, at this `port`, or does not.
-
-        None: at no port of its own, or at the one it said before. Raises `StaleToken` (also when it was told to
-        stop), `WrongState` (no replica of a service), `InvalidInput`.
+        """Say that a replica of a service takes requests from now on, at this `port`, or does not. Raises
+        `StaleToken` (also when it was told to stop), `WrongState` (no replica of a service), `InvalidInput`.
         """
 
     @verb
     def report_load(self, *, job_id: BigInt, token: BigInt, load: Numeric) -> None:
-        """Say how busy a replica of a service is, 0 or more; 1 is as much as it should have. Raises as
-        `report_ready`.
-        """
+        """Say how busy a replica of a service is. Raises as `report_ready`."""
 
     @verb
     def predecessor(self, *, worker: str) -> list[rows.Predecessor]:
@@ -284,19 +231,14 @@ class WorkerVerbs:
 
     @verb
     def report_stuck(self, *, worker: str, incarnation: BigInt, evidence: Object) -> int:
-        """Say that a process of this incarnation survived SIGKILL; return how many devices that withholds.
-
-        The worker is quarantined by name. Raises `InvalidInput` without evidence, `NotFound`.
+        """Say that a process of this incarnation survived SIGKILL; return how many devices that withholds. Raises
+        `InvalidInput` without evidence, `NotFound`.
         """
 
     @verb
     def bounce(self, *, incarnation: BigInt, host: str, report_only: bool = False) -> str:
-        """Ask whether this host may restart its flagged worker: "go", or why not.
-
-        heard, replaced, too_often, fleet (too many are flagged at once), taken, unknown. `report_only`: leave no
-        trace. After "go", say how it went with `bounced`.
-        """
+        """Ask whether this host may restart its flagged worker: "go", or why not."""
 
     @verb
     def bounced(self, *, incarnation: BigInt, ok: bool, detail: Object | None = None) -> None:
-        """Say how a restart went; `ok`: a new incarnation of that worker is heard. Raises `NotFound`."""
+        """Say how a restart went. Raises `NotFound`."""

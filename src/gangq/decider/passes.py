@@ -28,8 +28,11 @@ MOST = 1000
 ROUNDS = 20
 """How many passes follow one another before the next tick has its turn."""
 REST = 3
-"""Between two passes is so many times what the first has taken: deciding takes no more than a quarter of a core."""
+"""Between two passes is so many times what the first has taken, up to `REST_MOST_S`. So deciding takes no more than a
+quarter of a core, unless a pass takes longer than a third of a second."""
 REST_MOST_S = 1.0
+"""So that what a pass has come too early for need not wait long for the next one. The price: where a pass takes 2 s,
+deciding takes two thirds of a core."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,11 @@ def _sees_more(board: Board, decided: Sequence[Decision]) -> bool:
 
 
 def _parts(decided: Sequence[Decision]) -> Iterator[list[Decision]]:
-    """What changes something first, then what is only noted: no plan goes before it is known what could start."""
+    """What changes something first, because no plan goes before it is known what could start. Then what is only
+    noted, plans first: `apply` numbers those of one part.
+    """
     changes = [decision for decision in decided if decision.action in ("start", "stop", "move")]
-    notes = [decision for decision in decided if decision.action in ("plan", "wait")]
+    notes = [one for action in ("plan", "wait") for one in decided if one.action == action]
     while len(changes) > PART:
         yield changes[:PART]
         del changes[:PART]

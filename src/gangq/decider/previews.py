@@ -27,6 +27,8 @@ def plan_steps(changes: Sequence[Mapping[str, Any]]) -> Steps[list[PlanRow]]:
     was, becomes = _Decided(seen), _Decided(edited)
     told = [*becomes.by, *(ask for ask in was.by if ask not in becomes.by)]
     told += [unit for unit in becomes.stopped if unit not in told]
+    # Gangs, and what the changes submit (`new1`). An ask of single jobs stands for any number of them, and a row is
+    # about one; single jobs that are told to stop are named in the row of the gang.
     names = [name for name in told if name[0] in "gn"]
     ids = [int(name[1:]) for name in names if name[0] == "g"]
     gangs = {f"g{row.id}": row._asdict() for row in (yield from Verbs.gangs(ids=ids, limit=None))}
@@ -136,12 +138,15 @@ def explain_now_steps(stored: Query[list[Reason]]) -> Steps[list[Reason]]:
         return reasons
     seen = Board.from_json(json.loads((yield from Verbs.board())))
     decision = next((one for one in decide(seen) if one.ask == ask), None)
-    kept = [
-        r for r in reasons if "decided_at" not in (r.numbers or {}) and r.gate not in ("start", "unblock")
-    ]
     if decision is None:
         return reasons
+    kept = [r for r in reasons if not _is_verdict(r) and r.gate not in ("start", "unblock")]
     return kept + list(_reasons(decision, seen))
+
+
+def _is_verdict(reason: Reason) -> bool:
+    """Whether a pass said this, whatever its gate: `gangq.explain_verdict` alone says when it was decided."""
+    return "decided_at" in (reason.numbers or {})
 
 
 def _reasons(decision: Decision, seen: Board) -> list[Reason]:

@@ -14,7 +14,8 @@ from gangq.errors import InvalidInput
 log = logging.getLogger("gangq.decider")
 
 _MOST = 100
-"""How many the database names at once."""
+"""How many the database names at once: the limit in `gangq.unplanned_schedules` (sql/134_schedule_step.sql). If it
+names so many, there may be more."""
 
 
 def plan_schedules() -> Steps[bool]:

@@ -81,7 +81,7 @@ def resolve_dsn(dsn: str | None = None) -> str:
 class Server:
     """A private PostgreSQL in one data directory, shared by every process that names the same directory.
 
-    - `data_dir`: where the data lives; default as in the module's docstring (an existing default directory
+    - `data_dir`: where the data lives; default: see `gangq.embedded` (an existing default directory
       of an older major wins over newer binaries, so that installing a PostgreSQL does not hide the jobs).
     - `binaries`: one of `find_binaries()`; default: the first that fits the data directory's major.
     - `port`: also listen on 127.0.0.1 at this port, with passwords (scram-sha-256) only: a role without a
@@ -217,7 +217,10 @@ class Server:
             )
 
     def kill(self) -> None:
-        """Crash the server, for tests: SIGKILL its postmaster and wait for that. Nothing when none runs."""
+        """Crash the server, for tests: SIGKILL its postmaster and wait for that. Nothing when none runs.
+
+        Without the lock of the directory: a crash asks nobody either, and may come in the middle of a start or stop.
+        """
         running = self.directory.postmaster()
         if running is not None and not self._signal(running, signal.SIGKILL, 10.0):
             raise EmbeddedError(f"process {running.pid} survived SIGKILL for 10 s; it hangs in the kernel")
@@ -293,17 +296,23 @@ class Server:
     def _signal(self, running: Postmaster, signum: signal.Signals, timeout_s: float) -> bool:
         """Signal the server and wait for its end; False if it still runs after `timeout_s`."""
         process = alive(running.pid)
+        if process is None:
+            return True  # Its pid may be a stranger's by now.
         with contextlib.suppress(ProcessLookupError):
             os.kill(running.pid, signum)
         deadline = time.monotonic() + timeout_s
-        while process is not None and alive(running.pid) == process:
+        while alive(running.pid) == process:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
         return True
 
     def _launch(self, identity: Identity, deadline: float) -> None:
-        """Run `pg_ctl start`; returns when the server is up or coming up: only connecting to it tells."""
+        """Run `pg_ctl start`; returns when the server is up or coming up: only connecting to it tells.
+
+        Also returns, without a server, while leftovers of a crashed one hold its shared memory: the loop of `start`
+        calls this again until its deadline.
+        """
         programs = programs_for(identity, self.binaries, self.data_dir)
         self.directory.initialise(identity, programs, self.binaries, self.durable)
         socket_dir = self.directory.socket_dir(identity)

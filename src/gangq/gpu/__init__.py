@@ -1,4 +1,30 @@
-"""GPU devices: which there are, what they are called, how a process is shown some, and how they fare."""
+"""GPU devices: which there are, what they are called, how a process is shown some, and how they fare.
+
+A call into a wedged driver never returns. So a worker makes none: two processes that it can give up make them.
+
+=====================  ===========================================================================================
+process                its files
+=====================  ===========================================================================================
+the probe, at start    ``probe``; it lists devices by ``nvml`` or ``rocm``, with ``visible``, ``links``, ``memory``
+the sampling process   ``sampling``; it reads them by ``nvml_readings`` or ``rocm_readings``, with ``reader``
+the worker             ``detection`` asks the probe. ``sampler_process`` owns the sampling process
+                       (``sampling_child``) and keeps in ``sampler_state`` what it said: ``history``, ``findings``
+both sides             ``current_call``, ``reading``, ``device``
+tables, without calls  ``faults``, ``xid``, ``amd_notices``
+=====================  ===========================================================================================
+
+Where something new goes:
+
+===================  =============================================================================================
+a value              a field of ``reading.DeviceReading`` and its name in ``VALUES``; ``_read`` of both readers
+a kind of event      ``reading.EventKind`` and its meaning in ``findings.judge``, a ``Fault`` of ``faults``; the
+                     reader that notices it, or ``findings`` where readings tell it
+an Xid               a line in ``xid``; a notification of AMD: in ``amd_notices.NOTICES``
+a driver             a ``device.Driver`` and a ``reader.Reader``, as in ``nvml`` and ``nvml_readings``;
+                     ``device.Source``, ``detection``, and where ``probe``, ``sampling`` and ``sampler_process``
+                     choose by name
+===================  =============================================================================================
+"""
 
 from gangq.errors import DeviceSpecError, DriverUnavailable
 from gangq.gpu.declared import declared_uuid, parse_declared

@@ -19,7 +19,11 @@ _SINCE = struct.Struct("d")
 
 
 class CurrentCall:
-    """The note, as either side sees it. The text is cut off at some 500 bytes."""
+    """The note, as either side sees it. The text is cut off at some 500 bytes.
+
+    A name is never read with the time of an earlier call, which would blame the wrong device: the time is written
+    before the text and read after it. A new time with an old or half-written text is harmless: it is no silence yet.
+    """
 
     def __init__(self, fd: int) -> None:
         """Map what :meth:`create` made."""
@@ -40,13 +44,13 @@ class CurrentCall:
             self._device = (uuid or "").encode()
         text = b"%s\0%s\0" % (self._device, name.encode())
         text = text[: _SIZE - _SINCE.size]
-        self._map[_SINCE.size : _SINCE.size + len(text)] = text
         _SINCE.pack_into(self._map, 0, time.monotonic())
+        self._map[_SINCE.size : _SINCE.size + len(text)] = text
 
     def read(self) -> tuple[float, str | None, str]:
         """When the present call began (monotonic; 0: there was none), its device if it is for one, its name."""
-        (since,) = _SINCE.unpack_from(self._map)
         device, name, _ = (self._map[_SINCE.size :] + b"\0\0").split(b"\0", 2)
+        (since,) = _SINCE.unpack_from(self._map)
         return since, device.decode("utf-8", "replace") or None, name.decode("utf-8", "replace")
 
     def close(self) -> None:

@@ -9,14 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gangq import private
 from gangq.gpu.declared import DeclaredDriver
 from gangq.gpu.device import Device, Driver, Source
 from gangq.gpu.nvml import NvmlDriver
 from gangq.gpu.rocm import AmdsmiDriver
-from gangq.proc import killing
+from gangq.proc import killing, procfs
 
 _LOOK: dict[Source, str] = {
     "nvml": "Run nvidia-smi and look at dmesg for Xid lines",
@@ -29,12 +29,16 @@ class Detection:
     """The devices a worker may offer, the driver that lists them (None: there is none), and what the operator should
     know.
 
-    A source without devices is a driver that answered and shows this worker none.
+    A source without devices is a driver that answered and shows this worker none. `silent`: a driver is there and did
+    not answer in time, so what devices there are is unknown. `stuck` is a process that asked and that SIGKILL did not
+    end: it is inside the driver.
     """
 
     devices: tuple[Device, ...]
     source: Source | None
     warnings: tuple[str, ...] = ()
+    silent: bool = False
+    stuck: procfs.Stat | None = None
 
     def visible_env(
         self, devices: Iterable[Device], *, environ: Mapping[str, str] | None = None
@@ -65,8 +69,8 @@ def detect(
 
     `declared` ("2x24GiB", see `parse_declared`) wins over any driver; `worker` goes into its UUIDs.
     The drivers are asked in a process of their own, `timeout_s` at most: a hung or crashed one becomes a warning,
-    and the next is asked in another. A restriction in `environ` (default: this process's), such as
-    CUDA_VISIBLE_DEVICES, is respected.
+    and the next is asked in another. If one hung and no other has devices, the result is `silent`. A restriction in
+    `environ` (default: this process's), such as CUDA_VISIBLE_DEVICES, is respected.
     Warnings are returned, not logged. Raises `DeviceSpecError` for a declaration that cannot be read.
     """
     environ = os.environ if environ is None else environ
@@ -76,18 +80,28 @@ def detect(
         return Detection(tuple(devices), "declared", tuple(operator.warnings))
     warnings: list[str] = []
     drivers: list[Driver] = [NvmlDriver(environ), AmdsmiDriver(environ)]
+    silent, stuck = False, None
     while drivers:
-        answers, silent = _ask(drivers, timeout_s=timeout_s, environ=environ)
+        answers, failure = _ask(drivers, timeout_s=timeout_s, environ=environ)
         for driver, answer in zip(drivers, answers, strict=False):
             if answer["problem"] is None:
                 found = tuple(Device(**fields) for fields in answer["devices"])
                 return Detection(found, driver.name, (*warnings, *answer["warnings"]))
             if not answer["absent"]:
                 warnings.append(answer["problem"])
-        if silent is not None:
-            warnings.append(silent)
+        if failure is not None:
+            warnings.append(failure.message)
+            silent, stuck = silent or failure.silent, stuck or failure.stuck
         drivers = drivers[len(answers) + 1 :]
-    return Detection((), None, tuple(warnings))
+    return Detection((), None, tuple(warnings), silent, stuck)
+
+
+class _Failure(NamedTuple):
+    """What became of a probe that gave no answer; see `Detection` for the last two."""
+
+    message: str
+    silent: bool = False
+    stuck: procfs.Stat | None = None
 
 
 def _ask(
@@ -96,7 +110,7 @@ def _ask(
     timeout_s: float,
     environ: Mapping[str, str],
     kill: Callable[[int, int], None] | None = None,
-) -> tuple[list[dict[str, Any]], str | None]:
+) -> tuple[list[dict[str, Any]], _Failure | None]:
     """Run the probe for these drivers, in turn until one has devices. Returns their answers, and what became of the
     next one where it gave none.
     """
@@ -115,7 +129,7 @@ def _ask(
             start_new_session=True,
         )
     except OSError as error:
-        return [], (
+        return [], _Failure(
             f"cannot start {command[0]!r} to ask {drivers[0].library} for its devices ({error}): this worker "
             "starts without them; repair the Python installation, or declare them with --devices"
         )
@@ -125,12 +139,12 @@ def _ask(
     except subprocess.TimeoutExpired as error:
         out, err, late = error.output or b"", b"", True
     answers = _answers(out)
-    silent = [] if answers and answers[-1]["problem"] is None else drivers[len(answers) :]
+    unanswered = [] if answers and answers[-1]["problem"] is None else drivers[len(answers) :]
     if late:
         # One that has answered may still hang where it ends.
-        abandoned = _abandon((silent or drivers)[0], probe, timeout_s, kill)
-        return answers, abandoned if silent else None
-    return answers, _crashed(silent[0], probe.returncode, err) if silent else None
+        abandoned = _abandon((unanswered or drivers)[0], probe, timeout_s, kill)
+        return answers, abandoned if unanswered else None
+    return answers, _crashed(unanswered[0], probe.returncode, err) if unanswered else None
 
 
 def _answers(out: bytes) -> list[dict[str, Any]]:
@@ -139,29 +153,30 @@ def _answers(out: bytes) -> list[dict[str, Any]]:
 
 def _abandon(
     driver: Driver, probe: subprocess.Popen[bytes], timeout_s: float, kill: Callable[[int, int], None] | None
-) -> str:
+) -> _Failure:
     """Kill a probe that hangs and say so; a probe that outlives SIGKILL is left behind, never waited for."""
     message = (
-        f"{driver.library} did not answer within {timeout_s:g} s: this worker starts without its devices. "
-        f"{_LOOK[driver.name]}; if that hangs too, the driver is wedged and needs a GPU reset or a reboot."
+        f"{driver.library} did not answer within {timeout_s:g} s. {_LOOK[driver.name]}; if that hangs too, the "
+        "driver is wedged and needs a GPU reset or a reboot."
     )
     dead = killing.end_group(probe, kill=kill)
     for stream in (probe.stdout, probe.stderr):
         if stream is not None:
             stream.close()
-    if not dead:
-        message += f" The probe, pid {probe.pid}, does not die of SIGKILL: it is stuck in the kernel; reboot."
-    return message
+    if dead:
+        return _Failure(message, True)
+    message += f" The probe, pid {probe.pid}, does not die of SIGKILL: it is stuck in the kernel."
+    return _Failure(message, True, procfs.stat(probe.pid))
 
 
-def _crashed(driver: Driver, returncode: int, err: bytes) -> str:
+def _crashed(driver: Driver, returncode: int, err: bytes) -> _Failure:
     try:
         end = f"was killed by {signal.Signals(-returncode).name}"
     except ValueError:
         end = f"exited with {returncode}"
     lines = err.decode("utf-8", "replace").strip().splitlines()
     last = f", last words {lines[-1][:200]!r}" if lines else ""
-    return (
+    return _Failure(
         f"the probe of {driver.library} {end}{last}: this worker starts without its devices. "
         f"{_LOOK[driver.name]}; a driver whose parts are of different versions crashes like this."
     )

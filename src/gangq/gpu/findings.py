@@ -99,7 +99,8 @@ class Findings:
     def hang(self, uuid: str | None, call: str, *, unkillable: bool) -> DeviceEvent | None:
         """Take a driver call (by its name) that did not return, for a device or (None) for none in particular.
 
-        Fatal when the same call hung in the process before this one.
+        Fatal when a call of this name already hung for this device within ten minutes, or when the process in it
+        cannot be killed.
         """
         recent = self._recent(uuid)
         self._hangs[uuid] = [*recent, (self._clock(), call)]

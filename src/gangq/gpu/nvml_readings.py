@@ -71,7 +71,7 @@ class NvmlReader(Reader):
         self._poll_us = int(poll_s * 1e6)
         self._nvml: Any = None
         self._handles: dict[str, _Handle] = {}
-        self._cards: dict[int, list[str]] = {}
+        self._card_of: dict[str, int] = {}
         self._events: Any = None
 
     def open(self) -> None:
@@ -92,8 +92,10 @@ class NvmlReader(Reader):
         return int(self._nvml.nvmlDeviceGetCount())
 
     def _forget(self, uuid: str) -> None:
-        # The handle of a device that comes back is another one.
+        # A device that comes back has another handle, of which no events are delivered. Those of the former one are
+        # its own until then: the Xid often comes just after the reading that failed.
         self._handles.pop(uuid, None)
+        self._subscribed.discard(self._card_of.get(uuid, 0))
 
     def _wait(self, timeout_ms: int) -> Any:
         return self._nvml.nvmlEventSetWait(self._events, timeout_ms)
@@ -104,7 +106,8 @@ class NvmlReader(Reader):
 
     def _befallen(self, data: Any) -> list[str] | list[str | None]:
         """Return the devices that an event of a card is about: a MIG instance's is none of its neighbours'."""
-        watched = self._cards.get(address(data.device))
+        card = address(data.device)
+        watched = [uuid for uuid, its_card in self._card_of.items() if its_card == card]
         if not watched:
             return [self._uuid(data.device)]
         # A binding from before MIG does not know the field.
@@ -165,9 +168,7 @@ class NvmlReader(Reader):
             device = self._search(uuid, error, mig=mig)
         card = self._call(uuid, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device) if mig else device
         found = self._handles[uuid] = _Handle(device, card, mig, self._gpu_instance(device) if mig else None)
-        on_card = self._cards.setdefault(address(card), [])
-        if uuid not in on_card:
-            on_card.append(uuid)
+        self._card_of[uuid] = address(card)
         return found
 
     def _search(self, uuid: str, refused: Exception, *, mig: bool) -> Any:
@@ -221,10 +222,6 @@ class NvmlReader(Reader):
     def _read(self, uuid: str, at: float, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
         handle = self._handle(uuid)
         values = Values(self._reason)
-
-        def ask(name: str, function: str, *args: Any) -> Any:
-            return values.get(name, lambda: self._call(uuid, function, *args))
-
         memory = values.get("used_mb", lambda: self._memory(uuid, handle.device))
         if memory is None:
             values.unknown["total_mb"] = values.unknown["used_mb"]
@@ -233,25 +230,7 @@ class NvmlReader(Reader):
         if processes is not None and own_mb is None:
             values.unknown["own_mb"] = "not_available" if processes.listed else "no_own_process"
         gpu_pct, scope, memory_pct = self._utilisation(uuid, handle, values, processes, pids)
-        energy_mj = pcie = None
-        if handle.mig:
-            # The card's meters run for all of its instances, and its errors may be a neighbour's. Of an instance
-            # itself the driver counts those of SRAM; those of DRAM come as an Xid.
-            values.unknown.update(energy_mj="not_supported", pcie_kb_s="not_supported")
-            errors, where = "nvmlDeviceGetMemoryErrorCounter", (handle.device, _UNCORRECTED, _VOLATILE, _SRAM)
-            ecc = ask("ecc_uncorrectable", errors, *where)
-        else:
-            ecc = ask(
-                "ecc_uncorrectable", "nvmlDeviceGetTotalEccErrors", handle.card, _UNCORRECTED, _VOLATILE
-            )
-            energy_mj = ask("energy_mj", "nvmlDeviceGetTotalEnergyConsumption", handle.card)
-            pcie = values.get(
-                "pcie_kb_s",
-                lambda: sum(
-                    int(self._call(uuid, "nvmlDeviceGetPcieThroughput", handle.card, c)) for c in (0, 1)
-                ),
-            )
-        power_mw = ask("power_w", "nvmlDeviceGetPowerUsage", handle.card)
+        counters = self._instance_counters if handle.mig else self._card_counters
         reading = DeviceReading(
             uuid,
             at,
@@ -261,17 +240,49 @@ class NvmlReader(Reader):
             used_mb=memory[0] if memory else None,
             total_mb=memory[1] if memory else None,
             own_mb=own_mb,
-            energy_mj=energy_mj,
-            pcie_kb_s=pcie,
-            temperature_c=ask("temperature_c", "nvmlDeviceGetTemperature", handle.card, 0),
-            power_w=None if power_mw is None else power_mw / 1000,
-            throttle=values.get("throttle", lambda: self._throttle(uuid, handle)) or (),
-            ecc_uncorrectable=ecc,
-            recovery_action=values.get("recovery_action", lambda: self._recovery(uuid, handle)),
             shared=processes.shared if processes else False,
+            **counters(uuid, handle, values),
+            **self._condition(uuid, handle, values),
             unknown=values.unknown,
         )
         return reading, []
+
+    def _instance_counters(self, uuid: str, handle: _Handle, values: Values) -> dict[str, Any]:
+        # The card's meters run for all of its instances, and its errors may be a neighbour's. Of an instance itself
+        # the driver counts those of SRAM; those of DRAM come as an Xid.
+        values.unknown.update(energy_mj="not_supported", pcie_kb_s="not_supported")
+        where = (handle.device, _UNCORRECTED, _VOLATILE, _SRAM)
+        errors = self._value(uuid, values, "ecc_uncorrectable", "nvmlDeviceGetMemoryErrorCounter", *where)
+        return {"ecc_uncorrectable": errors}
+
+    def _card_counters(self, uuid: str, handle: _Handle, values: Values) -> dict[str, Any]:
+        card = handle.card
+
+        def both_directions() -> int:
+            return sum(int(self._call(uuid, "nvmlDeviceGetPcieThroughput", card, way)) for way in (0, 1))
+
+        errors = ("nvmlDeviceGetTotalEccErrors", card, _UNCORRECTED, _VOLATILE)
+        return {
+            "ecc_uncorrectable": self._value(uuid, values, "ecc_uncorrectable", *errors),
+            "energy_mj": self._value(uuid, values, "energy_mj", "nvmlDeviceGetTotalEnergyConsumption", card),
+            "pcie_kb_s": values.get("pcie_kb_s", both_directions),
+        }
+
+    def _condition(self, uuid: str, handle: _Handle, values: Values) -> dict[str, Any]:
+        """Power, heat, what holds the clocks down, and what the driver wants done; all of them the card's."""
+        power_mw = self._value(uuid, values, "power_w", "nvmlDeviceGetPowerUsage", handle.card)
+        return {
+            "power_w": None if power_mw is None else power_mw / 1000,
+            "temperature_c": self._value(
+                uuid, values, "temperature_c", "nvmlDeviceGetTemperature", handle.card, 0
+            ),
+            "throttle": values.get("throttle", lambda: self._throttle(uuid, handle)) or (),
+            "recovery_action": values.get("recovery_action", lambda: self._recovery(uuid, handle)),
+        }
+
+    def _value(self, uuid: str, values: Values, name: str, function: str, *args: Any) -> Any:
+        """What a function of the binding returns; None, with the reason kept under `name`, where it fails."""
+        return values.get(name, lambda: self._call(uuid, function, *args))
 
     def _memory(self, uuid: str, device: Any) -> tuple[int, int]:
         version = getattr(self._nvml, "nvmlMemory_v2", None)

@@ -52,6 +52,8 @@ class Reader(ABC):
     def __init__(self) -> None:
         self._subscribed: set[int] = set()
         """Addresses of the handles whose events are delivered."""
+        self._listens = False
+        """Whether there is anything to wait for: the driver was asked for events once."""
 
     # -- what a driver's reader adds -------------------------------------------------------------------------
 
@@ -89,12 +91,15 @@ class Reader(ABC):
     # -- the same for all ------------------------------------------------------------------------------------
 
     def subscribe(self, uuid: str) -> str | None:
-        """Ask for the device's events; returns why the driver delivers none, None if it does."""
+        """Have the device's events delivered, unless they are; returns why the driver delivers none, None if it
+        does.
+        """
         try:
             handle = self._event_handle(uuid)
             if address(handle) not in self._subscribed:
                 self._subscribe(handle)
                 self._subscribed.add(address(handle))
+                self._listens = True
         except DeviceGone as gone:
             return gone.notice.kind
         except Exception as error:
@@ -122,7 +127,7 @@ class Reader(ABC):
 
     def wait(self, timeout_s: float) -> list[Notice]:
         """Wait for events for at most this long; returns at the first. Without events it sleeps."""
-        if not self._subscribed:
+        if not self._listens:
             time.sleep(timeout_s)
             return []
         started = time.monotonic()
@@ -162,15 +167,19 @@ class Values:
         self._reason = reason
 
     def get(self, name: str, call: Callable[[], T]) -> T | None:
-        """Return what `call` returns; None, with the reason kept under `name`, where it raises."""
+        """Return what `call` returns; None, with the reason kept under `name`, where it raises. Asked for again under
+        the same name, the last call counts.
+        """
         try:
-            return call()
+            value = call()
         except DeviceGone:
             raise
         # Not only the binding's own errors: one newer than its driver raises whatever it likes.
         except Exception as error:
             self.unknown[name] = self._reason(error)
             return None
+        self.unknown.pop(name, None)
+        return value
 
 
 @dataclass(frozen=True)
@@ -212,7 +221,7 @@ def scoped(
     if own_pct is not None:
         return own_pct, "process"
     if processes is not None and processes.shared:
-        values.unknown["gpu_pct"] = "no_own_process"
+        values.unknown.setdefault("gpu_pct", "no_own_process")
         return None, None
     pct = values.get("gpu_pct", device_pct)
     return pct, None if pct is None else "device"

@@ -1,7 +1,7 @@
 """What a GPU sampler says: readings of one device at one instant, and events that befell it.
 
-A value that the driver does not give is None and `unknown` says why. It is never 0: a watchdog that takes
-silence for idleness kills healthy jobs.
+A value that the driver does not give is None (`throttle`: empty) and `unknown` says why. It is never 0: a watchdog
+that takes silence for idleness kills healthy jobs.
 """
 
 from __future__ import annotations

@@ -158,55 +158,62 @@ class AmdsmiReader(Reader):
     ) -> DeviceReading:
         smi, handle = self._smi, card.handle
         activity = values.get("memory_pct", lambda: smi.amdsmi_get_gpu_activity(handle))
-        vram = values.get("used_mb", lambda: smi.amdsmi_get_gpu_vram_usage(handle))
+        memory = self._memory(handle, values)
         listed = values.get("own_mb", lambda: smi.amdsmi_get_gpu_process_list(handle))
-        power = values.get("power_w", lambda: smi.amdsmi_get_power_info(handle))
-        processes = own_mb = memory_pct = used_mb = total_mb = power_w = None
-        if activity is not None:
-            memory_pct = values.get("memory_pct", lambda: float(whole(activity["umc_activity"])))
-        if vram is None:
-            values.unknown["total_mb"] = values.unknown["used_mb"]
-        else:
-            used_mb = values.get("used_mb", lambda: whole(vram["vram_used"]))
-            total_mb = values.get("total_mb", lambda: whole(vram["vram_total"]))
+        processes = own_pct = None
         if listed is not None:
-            processes = use({int(row["pid"]): int(row["mem"]) // 2**20 for row in listed}, pids)
-            own_mb = processes.own_mb
-            if own_mb is None:
-                values.unknown["own_mb"] = "no_own_process"
-        if power is not None:
-            power_w = values.get("power_w", lambda: _power(power))
+            processes = use({int(row["pid"]): _mib(row["mem"]) for row in listed}, pids)
+            own_pct = values.get("gpu_pct", lambda: self._own_utilisation(card, listed, pids, at))
+            if processes.own_mb is None:
+                values.unknown["own_mb"] = "not_available" if processes.listed else "no_own_process"
 
         def device_pct() -> float:
-            if activity is None:
-                # The same question again, for the reason to be kept under this name as well.
-                return float(whole(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]))
-            return float(whole(activity["gfx_activity"]))
+            # Where the answer failed the same question again, for the reason to be kept under this name as well.
+            known = smi.amdsmi_get_gpu_activity(handle) if activity is None else activity
+            return float(whole(known["gfx_activity"]))
 
-        own_pct = self._own_utilisation(card, listed or [], pids, at) if listed is not None else None
         gpu_pct, scope = scoped(values, processes, own_pct, device_pct)
-        values.unknown["recovery_action"] = "not_supported"
+        memory_pct = None
+        if activity is not None:
+            memory_pct = values.get("memory_pct", lambda: float(whole(activity["umc_activity"])))
         return DeviceReading(
             uuid,
             at,
             gpu_pct=gpu_pct,
             gpu_scope=scope,
             memory_pct=memory_pct,
-            used_mb=used_mb,
-            total_mb=total_mb,
-            own_mb=own_mb,
-            energy_mj=values.get("energy_mj", lambda: _energy(smi.amdsmi_get_energy_count(handle))),
-            pcie_kb_s=values.get("pcie_kb_s", lambda: _pcie(smi.amdsmi_get_pcie_info(handle))),
-            temperature_c=values.get("temperature_c", lambda: self._temperature(handle)),
-            power_w=power_w,
-            throttle=self._throttle(card, values),
-            ecc_uncorrectable=values.get(
+            own_mb=processes.own_mb if processes else None,
+            shared=processes.shared if processes else False,
+            **memory,
+            **self._condition(card, values),
+            unknown=values.unknown,
+        )
+
+    def _memory(self, handle: Any, values: Values) -> dict[str, Any]:
+        vram = values.get("used_mb", lambda: self._smi.amdsmi_get_gpu_vram_usage(handle))
+        if vram is None:
+            values.unknown["total_mb"] = values.unknown["used_mb"]
+            return {}
+        return {
+            "used_mb": values.get("used_mb", lambda: whole(vram["vram_used"])),
+            "total_mb": values.get("total_mb", lambda: whole(vram["vram_total"])),
+        }
+
+    def _condition(self, card: _Card, values: Values) -> dict[str, Any]:
+        """Power, heat, errors and what else a card counts of itself."""
+        smi, handle = self._smi, card.handle
+        values.unknown["recovery_action"] = "not_supported"
+        return {
+            "power_w": values.get("power_w", lambda: _power(smi.amdsmi_get_power_info(handle))),
+            "energy_mj": values.get("energy_mj", lambda: _energy(smi.amdsmi_get_energy_count(handle))),
+            "pcie_kb_s": values.get("pcie_kb_s", lambda: _pcie(smi.amdsmi_get_pcie_info(handle))),
+            "temperature_c": values.get("temperature_c", lambda: self._temperature(handle)),
+            "throttle": self._throttle(card, values),
+            "ecc_uncorrectable": values.get(
                 "ecc_uncorrectable",
                 lambda: whole(smi.amdsmi_get_gpu_total_ecc_count(handle)["uncorrectable_count"]),
             ),
-            shared=processes.shared if processes else False,
-            unknown=values.unknown,
-        )
+        }
 
     def _own_utilisation(
         self, card: _Card, listed: list[Any], pids: Collection[int], at: float
@@ -249,6 +256,11 @@ def _may_be(name: str, uuid: str) -> bool:
     """
     by_place = name.startswith("PCI-") != uuid.startswith("PCI-")
     return by_place or name.partition("/")[0] == uuid.partition("/")[0]
+
+
+def _mib(size: Any) -> int | None:
+    """MiB, from bytes; None where the binding writes "N/A"."""
+    return int(size) // 2**20 if isinstance(size, (int, float)) else None
 
 
 def _power(power: Mapping[str, Any]) -> float:

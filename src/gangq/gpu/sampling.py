@@ -111,8 +111,8 @@ def sample(reader: Reader, orders: Orders, writer: LineWriter, poll_s: float) ->
         known = not orders.watch
         for uuid in orders.watch:
             writer.calling(uuid, "read")
-            # A refusal may have been a busy driver's.
-            if uuid not in subscribed or (subscribed[uuid] is not None and rounds % _COUNT_EVERY == 0):
+            # A refusal may have been a busy driver's, and a device that was read anew has to be subscribed again.
+            if subscribed.get(uuid) is None or rounds % _COUNT_EVERY == 0:
                 refused = reader.subscribe(uuid)
                 if refused != subscribed.get(uuid):
                     writer.say(no_events=uuid, why=refused)

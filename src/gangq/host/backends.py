@@ -28,6 +28,8 @@ NEVER_RESTART = tuple(str(int(code)) for code in ExitCode if not code.restart)
 _ASK_S = 10.0
 _AFTER_KILL_S = 30.0
 _POLL_S = 0.1
+_REPORTING = ("stop-post", "final-sigterm", "final-sigkill", "final-watchdog")
+"""The substates of a unit whose ExecStopPost= runs."""
 _UNIT = re.compile(r"[A-Za-z0-9:_.\\@][A-Za-z0-9:_.\\@-]*\.service")
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -125,53 +127,74 @@ class SystemdUnit:
         )
 
     def _follow(self, before: str, kill_after_s: float) -> Restarted:
-        """Until it is started anew, or failed."""
+        """Look at the unit until it has been started anew, or will not be. ``before`` is its former invocation.
+
+        =========  =================================================  ===============================================
+        the unit   is known by                                        then
+        =========  =================================================  ===============================================
+        started    a new invocation, active or activating             done
+        failed     a new invocation, failed                           failed
+        refused    no new invocation, stopped, no job to start it     failed, if still so after the first second
+        stopping   none of these                                      SIGKILL ``kill_after_s`` after the request, or
+                                                                      once ExecStopPost= has ended; given up 30 s
+                                                                      after that, or after it was due
+        unknown    systemctl does not answer                          as for stopping
+        =========  =================================================  ===============================================
+        """
         asked_at = self._clock()
         killed_at: float | None = None
         while True:
             state, problem = self._state()
             now = self._clock()
-            if problem is None and state.get("InvocationID") not in ("", before):
-                if state.get("ActiveState") in ("active", "activating"):
-                    how = (
-                        f"after SIGKILL, {kill_after_s:.0f} s" if killed_at is not None else "in its own time"
-                    )
-                    return Restarted(True, f"{self.unit} was stopped ({how}) and started again")
-                if state.get("ActiveState") == "failed":
-                    return Restarted(
-                        False,
-                        f"{self.unit} was stopped and fails to start ({state.get('Result')}): see its journal",
-                    )
-            elif (
-                problem is None
-                and now - asked_at > min(1.0, kill_after_s)
-                and state.get("ActiveState") in ("failed", "inactive")
-                and not state.get("Job", "0").strip("0")
-            ):
-                # Stopped, with no job left to start it: refused, most likely by its start limit.
-                return Restarted(
-                    False,
-                    f"{self.unit} was stopped and the service manager does not start it ({state.get('Result')}): "
-                    f"see its journal; {shlex.join(self._argv('reset-failed', self.unit))} lifts a start limit",
-                )
-            if killed_at is None and now - asked_at >= kill_after_s:
+            if problem is None:
+                how = "in its own time" if killed_at is None else f"after SIGKILL, {kill_after_s:.0f} s"
+                outcome = self._settled(state, before, how)
+                if outcome is None and now - asked_at > min(1.0, kill_after_s):
+                    outcome = self._refused(state, before)
+                if outcome is not None:
+                    return outcome
+            due = now - asked_at >= kill_after_s
+            # Not while ExecStopPost= reports the death: the process it would kill is that reporter.
+            if killed_at is None and due and state.get("SubState") not in _REPORTING:
                 killed_at = now
-                # Not while ExecStopPost= reports the death: the process it would kill is that reporter.
-                if state.get("SubState") not in (
-                    "stop-post",
-                    "final-sigterm",
-                    "final-sigkill",
-                    "final-watchdog",
-                ):
-                    run(self._argv("kill", "--signal=SIGKILL", "--", self.unit), _ASK_S)
-            if killed_at is not None and now - killed_at >= _AFTER_KILL_S:
+                run(self._argv("kill", "--signal=SIGKILL", "--", self.unit), _ASK_S)
+            if now - (asked_at + kill_after_s if killed_at is None else killed_at) >= _AFTER_KILL_S:
                 said = problem.why if problem is not None else f"it is {state.get('SubState')}"
-                return Restarted(
-                    False,
-                    f"{self.unit} did not start again within {_AFTER_KILL_S:.0f} s of SIGKILL ({said}): a process of "
-                    "it may be stuck in the kernel; look for state D, and reboot this host if there is one",
-                )
+                return Restarted(False, self._given_up(said, killed_at is not None, kill_after_s))
             self._wait(_POLL_S)
+
+    def _given_up(self, said: str, killed: bool, kill_after_s: float) -> str:
+        if killed:
+            return (
+                f"{self.unit} did not start again within {_AFTER_KILL_S:.0f} s of SIGKILL ({said}): a process of it "
+                "may be stuck in the kernel; look for state D, and reboot this host if there is one"
+            )
+        return (
+            f"{self.unit} did not start again within {kill_after_s + _AFTER_KILL_S:.0f} s ({said}): its "
+            "ExecStopPost= reports the death and is not killed; see its journal"
+        )
+
+    def _settled(self, state: Mapping[str, str], before: str, how: str) -> Restarted | None:
+        """What became of the new invocation; None: there is none, or it is in no final state."""
+        if state.get("InvocationID") in ("", before):
+            return None
+        if state.get("ActiveState") in ("active", "activating"):
+            return Restarted(True, f"{self.unit} was stopped ({how}) and started again")
+        if state.get("ActiveState") == "failed":
+            said = f"{self.unit} was stopped and fails to start ({state.get('Result')}): see its journal"
+            return Restarted(False, said)
+        return None
+
+    def _refused(self, state: Mapping[str, str], before: str) -> Restarted | None:
+        """Stopped, with no job left to start it: refused, most likely by its start limit."""
+        stopped = state.get("ActiveState") in ("failed", "inactive") and not state.get("Job", "0").strip("0")
+        if not stopped or state.get("InvocationID") not in ("", before):
+            return None
+        return Restarted(
+            False,
+            f"{self.unit} was stopped and the service manager does not start it ({state.get('Result')}): "
+            f"see its journal; {shlex.join(self._argv('reset-failed', self.unit))} lifts a start limit",
+        )
 
     def _state(self) -> tuple[dict[str, str], Ran | None]:
         wanted = "LoadState,ActiveState,SubState,InvocationID,ExecMainStatus,Result,Job,MainPID"
@@ -189,14 +212,16 @@ class DockerContainer:
     """A container of this host's Docker.
 
     ``worker_container`` is the id that the worker itself registered: where it is this container's, its restart
-    is proof that every process of the worker is gone, for they lived in its pid namespace.
+    is proof that every process of the worker is gone, for they lived in its pid namespace. ``may_run`` false: the
+    worker was not found in it, so that it is left alone if it runs at the moment of the restart.
     """
 
     kills_first = False
 
-    def __init__(self, container: str, *, worker_container: str | None = None) -> None:
+    def __init__(self, container: str, *, worker_container: str | None = None, may_run: bool = True) -> None:
         self.container = container
         self._worker_container = worker_container
+        self._may_run = may_run
 
     def __str__(self) -> str:
         return shlex.join(["docker", "restart", self.container])
@@ -206,11 +231,12 @@ class DockerContainer:
         seen = self._inspect()
         return None if seen is None else seen["name"]
 
-    @property
-    def stopped(self) -> bool:
-        """Whether Docker knows it and it does not run."""
+    def while_stopped(self) -> DockerContainer | None:
+        """The same, to be left alone once it runs again; None if it runs now, or Docker does not know it."""
         seen = self._inspect()
-        return seen is not None and seen["running"] == "false"
+        if seen is None or seen["running"] != "false":
+            return None
+        return DockerContainer(self.container, worker_container=self._worker_container, may_run=False)
 
     def main_pid(self) -> int | None:
         """The first process in it, as this host numbers it."""
@@ -229,6 +255,15 @@ class DockerContainer:
                 f"container {self.container} is not running (exit code {before['exit_code']}) and is left alone: see "
                 f"docker logs, then docker start {self.container}; 87: reboot this host first, 88: make it fit",
                 self._proof(before),
+            )
+        if not self._may_run:
+            runs = (
+                f"docker inspect does not say whether container {self.container} runs"
+                if before is None
+                else f"container {self.container} runs again, perhaps by its restart policy"
+            )
+            return Restarted(
+                False, f"{runs}, and the worker was not found in it, so it is left alone: look at the host"
             )
         done = run(
             ["docker", "restart", "-t", str(max(1, round(kill_after_s))), "--", self.container],
@@ -416,10 +451,20 @@ def choose(
 ) -> Choice:
     """How to restart a worker: the first of ``maps`` that fits its name, else what it said when it registered.
 
-    Name and identity come from the database, where every worker's login can write them. So a unit or container is
-    restarted only if its main process is, or is above, a worker of that name that ``see`` finds on this host; and a
-    name becomes part of a command only if it finds that worker at all. What is not mapped has to fit one of the
-    ``trusted`` patterns besides.
+    Name and identity come from the database, where every worker's login can write them. So ``see`` looks for a worker
+    of that name on this host, and what it finds decides:
+
+    ====================================  ========  =====================  ===============================
+    what would be restarted               not seen  seen                   seen, and is or is below the
+                                                                           main process of it
+    ====================================  ========  =====================  ===============================
+    a command without ``{worker}``        yes       yes                    -
+    a command with ``{worker}``           no        yes                    -
+    a unit or container, mapped           no        no                     yes
+    one that the worker registered        no        no                     yes, if ``trusted`` fits its name
+    a container that does not run         as if it were seen: nothing is restarted then, nor if it runs again
+                                          before its turn
+    ====================================  ========  =====================  ===============================
     """
     if not isinstance(identity, Mapping):
         identity = {}
@@ -432,24 +477,30 @@ def choose(
                 return Choice(None, str(e))
             if one.kind == "command" and not one.substitutes:
                 return Choice(backend)
-            return _if_seen(backend, see(worker, identity), held=one.kind != "command")
+            return _if_seen(backend, see(worker, identity), must_be_its_main_process=one.kind != "command")
     found = _registered(worker, identity, container, trusted, os.getuid() if uid is None else uid)
-    return found if found.backend is None else _if_seen(found.backend, see(worker, identity), held=True)
+    if found.backend is None:
+        return found
+    return _if_seen(found.backend, see(worker, identity), must_be_its_main_process=True)
 
 
-def _if_seen(backend: Backend, seen: tuple[int, ...] | str, *, held: bool) -> Choice:
-    """The backend, if the worker was seen, and, with ``held``, is what the backend restarts."""
+def _if_seen(backend: Backend, seen: tuple[int, ...] | str, *, must_be_its_main_process: bool) -> Choice:
+    """The backend, if the worker was seen: the table in :func:`choose`."""
     if isinstance(seen, str):
-        if held and isinstance(backend, DockerContainer) and backend.stopped:
-            # Nothing is restarted then; that it has ended proves the death of what was in it.
-            return Choice(backend)
+        if must_be_its_main_process and isinstance(backend, DockerContainer):
+            stopped = backend.while_stopped()
+            if stopped is not None:
+                # That it has ended proves the death of what was in it.
+                return Choice(stopped)
         return Choice(
             None,
             f"{seen}, so {backend} might hit another: look at the host; a command without {{worker}} in it is run "
             "without this check, --map NAME='command:PROGRAM ARG'",
         )
-    main_pid = backend.main_pid() if held else None
-    if held and main_pid not in seen:
+    if not must_be_its_main_process:
+        return Choice(backend)
+    main_pid = backend.main_pid()
+    if main_pid not in seen:
         return Choice(
             None,
             f"its process {seen[0]} does not belong to the main process of what {backend} would restart "

@@ -7,8 +7,9 @@ host can do better, and this is how:
 1. What is gone already is only reported dead: its jobs are free at once, and starting it again is its own
    service manager's business.
 2. Else the database decides (`gangq.bounce`): not a worker that has renewed its lease again or was replaced, not more
-   often than bounces_per_hour, not while another bouncer is at it, and not when more than a fifth of the fleet
-   is flagged, for then the fault is elsewhere and restarting everything would make it worse.
+   often than bounces_per_hour, not while another bouncer is at it, and not while workers of more than one host, and
+   of more than a fifth of all hosts, are flagged, for then the fault is elsewhere and restarting everything would
+   make it worse.
 3. Its backend restarts it, with SIGKILL after a bounded time. What survives that is reported stuck: the host
    needs a reboot.
 4. A new incarnation has to heartbeat within `verify_s`; if it does not, an operator has to look.
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gangq.errors import DatabaseUnreachable, GangqError
-from gangq.host.backends import Backend, Choice
+from gangq.host.backends import Backend, Choice, Restarted
 from gangq.host.deaths import CHECK_S, Proof, prove, report_dead
 
 if TYPE_CHECKING:
@@ -200,9 +201,7 @@ class Bouncer:
             return
         if proof is not None and proof.stuck:
             # Nothing can be started beside it.
-            if not self._report_only:
-                self._report_stuck(flag, proof)
-            self._tell_stuck(flag, proof)
+            self._report_stuck(flag, proof)
             return
         choice = self._choose(flag.worker, flag.identity)
         if choice.backend is None:
@@ -252,27 +251,33 @@ class Bouncer:
             log.info("bounce_not_needed", extra=said)
 
     def _restart(self, flag: FlaggedRow, backend: Backend) -> None:
-        # First of all: whatever the database answers below, this restart is not forgotten.
+        """Restart one worker. The order matters:
+
+        1. It is pending first: whatever the database answers later, it is not restarted twice.
+        2. What the backend does not end is killed. Nothing is started beside a process that survives SIGKILL. One
+           that may not be killed from here (another user's) is left to the backend, whose command may end it; the
+           database refuses a second live worker of one name.
+        3. The successor's time begins after the restart, which may have taken a minute.
+        4. A process that survives counts more than what the backend says: the host needs a reboot.
+        5. The death is reported last: a database that is away must not keep the rest from being remembered.
+        """
         pending = _Pending(flag, str(backend), self._clock() + self._verify_s)
         self._pending[flag.incarnation] = pending
         log.warning(
             "bounce", extra={"worker": flag.worker, "incarnation": flag.incarnation, "backend": str(backend)}
         )
+        killed = self._end(flag) if backend.kills_first else None
+        if killed is not None and killed.stuck:
+            self._stuck(pending, killed)
+            return
         environ = {
             "GANGQ_WORKER": flag.worker,
             "GANGQ_INCARNATION": str(flag.incarnation),
             "GANGQ_PID": str(flag.pid or ""),
         }
-        proof = self._end(flag) if backend.kills_first else None
-        if proof is not None and proof.stuck:
-            self._stuck(pending, proof)
-            return
         done = backend.restart(self._kill_after_s, environ)
         pending.until = self._clock() + self._verify_s
-        if proof is None or not proof.dead:
-            proof = self._prove(flag.identity, within_s=_PROOF_AFTER_KILL_S if done.ok else CHECK_S)
-        if done.proof is not None and (proof is None or not proof.dead):
-            proof = Proof(True, done.proof)
+        proof = self._proof_after(flag, killed, done)
         if proof is not None and proof.stuck:
             self._stuck(pending, proof)
         elif not done.ok:
@@ -289,6 +294,17 @@ class Bouncer:
                 # Its successor does the same when it registers: a database that is away now is no reason to stop.
                 log.warning("death_not_reported", extra={"worker": flag.worker, "error": str(problem)})
 
+    def _proof_after(self, flag: FlaggedRow, killed: Proof | None, done: Restarted) -> Proof | None:
+        """What is known of the former processes after a restart: by the kill before it, else by a look now, else by
+        what the backend itself can prove.
+        """
+        if killed is not None and killed.dead:
+            return killed
+        found = self._prove(flag.identity, within_s=_PROOF_AFTER_KILL_S if done.ok else CHECK_S)
+        if done.proof is not None and (found is None or not found.dead):
+            return Proof(True, done.proof)
+        return found
+
     def _end(self, flag: FlaggedRow) -> Proof | None:
         """SIGKILL what can be seen of it: silent for so long, it will not answer SIGTERM either."""
         return self._prove(flag.identity, within_s=self._kill_after_s, kill=flag.worker)
@@ -299,23 +315,32 @@ class Bouncer:
 
     def _stuck(self, pending: _Pending, proof: Proof) -> None:
         pending.ok = False
-        pending.stuck = proof
         pending.detail = {"backend": pending.how, "stuck": list(proof.stuck)}
-        self._tell_stuck(pending.flag, proof)
+        try:
+            self._report_stuck(pending.flag, proof)
+        except GangqError as problem:
+            pending.stuck = proof
+            self._tell_stuck(
+                pending.flag, proof, f"The database does not know it yet, and is told again ({problem})"
+            )
 
     def _report_stuck(self, flag: FlaggedRow, proof: Proof) -> None:
+        """Report it, then say so; in report-only mode only say what is seen."""
+        if self._report_only:
+            self._tell_stuck(flag, proof, "Nothing is reported (report-only)")
+            return
         evidence = {"by": _BY, "pid": proof.stuck[0], "pids": list(proof.stuck), **proof.evidence}
         self._client.report_stuck(worker=flag.worker, incarnation=flag.incarnation, evidence=evidence)
-
-    def _tell_stuck(self, flag: FlaggedRow, proof: Proof) -> None:
-        pids = ", ".join(map(str, proof.stuck))
-        self._tell(
+        self._tell_stuck(
             flag,
-            "stuck",
-            False,
-            f"process {pids} does not die of SIGKILL: reboot host {self._host}. Worker and devices are quarantined; "
-            f"afterwards: gangq unquarantine --worker {flag.worker}",
+            proof,
+            f"Worker and devices are quarantined; afterwards: gangq unquarantine --worker {flag.worker}",
         )
+
+    def _tell_stuck(self, flag: FlaggedRow, proof: Proof, reported: str) -> None:
+        pids = ", ".join(map(str, proof.stuck))
+        text = f"process {pids} does not die of SIGKILL: reboot host {self._host}. {reported}"
+        self._tell(flag, "stuck", False, text)
 
     # -- afterwards --------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from gangq import private
 from gangq.proc import killing
 
 _OUTPUT = 2000
-"""Characters kept of what a program said, the last ones."""
+"""Bytes kept of what a program said, the last ones."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ def run(
     stay open as long as that worker, or block where nobody reads it.
     """
     words = tuple(argv)
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
-        given.write(stdin)
-        given.seek(0)
-        try:
+    try:
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
+            given.write(stdin)
+            given.seek(0)
             started = subprocess.Popen(
                 words,
                 stdin=given,
@@ -60,13 +60,14 @@ def run(
                 env={**private.without_secrets(os.environ), **(environ or {})},
                 start_new_session=True,
             )
-        except OSError as refused:
-            return Ran(words, None, "", f"{words[0]} could not be started: {refused.strerror or refused}")
-        problem = None
-        try:
-            started.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            problem = f"{words[0]} did not end within {timeout_s:.0f} s and was killed"
-            killing.end_group(started)
-        said = os.pread(out.fileno(), _OUTPUT, max(0, os.fstat(out.fileno()).st_size - _OUTPUT))
+            problem = None
+            try:
+                started.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                how = "was killed" if killing.end_group(started) else "could not be killed"
+                problem = f"{words[0]} did not end within {timeout_s:.0f} s and {how}"
+            said = os.pread(out.fileno(), _OUTPUT, max(0, os.fstat(out.fileno()).st_size - _OUTPUT))
+    except OSError as refused:
+        # The program is not there, or there is no room for its input and output.
+        return Ran(words, None, "", f"{words[0]} could not be started: {refused.strerror or refused}")
     return Ran(words, None if problem else started.returncode, said.decode(errors="replace"), problem)

@@ -11,8 +11,8 @@ from gangq.errors import IncarnationEnded
 from gangq.proc import procfs
 from gangq.proc.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
 from gangq.worker import host_record
+from gangq.worker.death_main import report_end
 from gangq.worker.host_record import DIRECTORY_PREFIX
-from gangq.worker.report import report_end
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -118,8 +118,8 @@ def _recorded_here(worker: str, registered: Registered) -> bool:
 def report_dead(
     client: Client, worker: str, incarnation: int, identity: Mapping[str, Any], evidence: Mapping[str, Any]
 ) -> int:
-    """Report an incarnation that is proven dead, as its supervisor would (:func:`gangq.worker.report.report_end`);
-    return how many jobs that freed.
+    """Report an incarnation that is proven dead, as its supervisor would
+    (:func:`gangq.worker.death_main.report_end`); return how many jobs that freed.
     """
     registered = Registered.of(identity)
     directory, uid = (None, 0) if registered is None else (registered.private_directory, registered.host.uid)
@@ -168,13 +168,18 @@ def _looked_for(
         return Found(worker, incarnation, False, 0, f"{called} lives (process {pid}): nothing was reported")
     proof = prove(identity, within_s=within_s)
     if proof is None or not proof.dead:
-        left = f"processes {', '.join(map(str, proof.left))} of it live" if proof else "it ran elsewhere"
+        if registered is None:
+            why = "what it registered of itself cannot be read"
+        elif proof is None:
+            why = "it ran elsewhere"
+        else:
+            why = f"processes {', '.join(map(str, proof.left))} of it live"
         return Found(
             worker,
             incarnation,
             False,
             0,
-            f"{called} cannot be proven dead from here ({left}): what it holds is free when its lease ends",
+            f"{called} cannot be proven dead from here ({why}): what it holds is free when its lease ends",
         )
     jobs = report_dead(client, worker, incarnation, identity, {**evidence, **proof.evidence})
     return Found(worker, incarnation, True, jobs, f"{called} is dead and was reported so; jobs freed: {jobs}")

@@ -27,6 +27,8 @@ UNITS = (
 )
 RESTART_STEPS = "restart-steps.conf"
 ENVIRONMENT = "worker.env.example"
+ADDRESS = "dsn.example"
+SHIPPED = (*UNITS, RESTART_STEPS, ENVIRONMENT, ADDRESS)
 STEPS_SINCE = 254
 """The first systemd that knows RestartSteps=."""
 
@@ -61,8 +63,8 @@ def shipped(name: str) -> str:
         NotFound: there is none of that name.
     """
     path = _root() / name
-    if name not in (*UNITS, RESTART_STEPS, ENVIRONMENT):
-        raise NotFound(f"gangq ships no {name!r}: it has {', '.join((*UNITS, RESTART_STEPS, ENVIRONMENT))}")
+    if name not in SHIPPED:
+        raise NotFound(f"gangq ships no {name!r}: it has {', '.join(SHIPPED)}")
     try:
         return path.read_text()
     except OSError as e:
@@ -118,16 +120,17 @@ class Places:
 
     units: Path
     environment: Path
+    address: Path
 
     @classmethod
     def of(cls, *, user: bool, directory: Path | None = None) -> Places:
         """The system manager's, this ``user``'s, or ``directory`` for everything."""
         if directory is not None:
-            return cls(directory, directory / ENVIRONMENT)
+            return cls(directory, directory / ENVIRONMENT, directory / ADDRESS)
         if not user:
-            return cls(Path("/etc/systemd/system"), Path("/etc/gangq/worker.env"))
+            return cls(Path("/etc/systemd/system"), Path("/etc/gangq/worker.env"), Path("/etc/gangq/dsn"))
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-        return cls(home / "systemd" / "user", home / "gangq" / "worker.env")
+        return cls(home / "systemd" / "user", home / "gangq" / "worker.env", home / "gangq" / "dsn")
 
 
 def files(places: Places, *, user: bool, steps: bool, argv: Sequence[str]) -> Iterator[UnitFile]:
@@ -137,8 +140,9 @@ def files(places: Places, *, user: bool, steps: bool, argv: Sequence[str]) -> It
     if steps:
         drop_in = places.units / "gangq-worker@.service.d" / RESTART_STEPS
         yield UnitFile(drop_in, as_installed(RESTART_STEPS, user=user, argv=argv))
-    # It is to hold a password. What was filled in is kept.
+    # What was filled in is kept: a password, and in settings of an earlier release too.
     yield UnitFile(places.environment, shipped(ENVIRONMENT), mode=0o600, keep=True)
+    yield UnitFile(places.address, shipped(ADDRESS), mode=0o600, keep=True)
 
 
 def place(file: UnitFile, *, dry_run: bool) -> Placed:

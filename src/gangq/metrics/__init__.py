@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gangq.metrics.catalogue import METRICS, Metric
+from gangq.metrics.catalogue import METRICS, WORKER_METRICS, Metric
 from gangq.metrics.collector import Collector
 from gangq.metrics.serve import MetricsApp, MetricsServer, exposition
 
-__all__ = ["METRICS", "Collector", "Metric", "MetricsApp", "MetricsServer", "exposition"]
+__all__ = ["METRICS", "WORKER_METRICS", "Collector", "Metric", "MetricsApp", "MetricsServer", "exposition"]

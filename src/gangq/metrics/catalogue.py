@@ -128,3 +128,38 @@ METRICS = (
     ),
 )
 """In the order in which they are served."""
+
+WORKER_METRICS = (
+    _gauge("gangq_worker_info", "worker host incarnation version", "Always 1; who serves this."),
+    _gauge("gangq_worker_draining", "", "Whether it takes no more jobs because it stops."),
+    _gauge(
+        "gangq_worker_lease_age_seconds",
+        "",
+        "How long ago it sent the last renewal that the database accepted.",
+    ),
+    _gauge(
+        "gangq_worker_lease_left_seconds",
+        "",
+        "In how long its work is killed unless the lease is renewed; negative: it has been.",
+    ),
+    _gauge("gangq_worker_slots", "lane", "How many jobs it runs at once, by lane: placed, light."),
+    _gauge("gangq_worker_jobs", "lane", "Jobs that it has claimed and not reported yet, by lane."),
+    _counter("gangq_worker_jobs_claimed_total", "", "Jobs that it has claimed since it registered."),
+    _counter(
+        "gangq_worker_trips_total",
+        "class outcome",
+        "Watchdogs that tripped since this process began, by class; outcome: trip, notify or held. The trip of a "
+        "handler in the main thread ends the process, and is in gangq_trips_total alone.",
+    ),
+    _gauge(
+        "gangq_worker_device_state",
+        "device model state",
+        "Always 1; state: busy (a job holds it), free, or doubtful (its driver is late with an answer).",
+    ),
+    _gauge("gangq_worker_device_busy_ratio", "device", "Its utilisation, 0 to 1."),
+    _gauge("gangq_worker_device_memory_used_bytes", "device", "Memory in use on it."),
+    _gauge("gangq_worker_device_memory_bytes", "device", "Memory of it."),
+    _gauge("gangq_worker_device_temperature_celsius", "device", "Its temperature."),
+    _gauge("gangq_worker_device_power_watts", "device", "What it draws."),
+)
+"""Of one worker, which serves them itself. What its driver does not tell is left out."""

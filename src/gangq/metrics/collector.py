@@ -69,13 +69,13 @@ class Collector:
         return [MetricRow("gangq_up", {}, 1.0), took, about, *found]
 
 
-def families(rows: Sequence[MetricRow]) -> Iterator[Family]:
+def families(rows: Sequence[MetricRow], catalogue: Sequence[Metric] = METRICS) -> Iterator[Family]:
     """Samples by metric, in the order of the catalogue; what it does not know comes from a newer schema and is left
     out.
     """
     from prometheus_client.core import Metric as Family
 
-    for metric in METRICS:
+    for metric in catalogue:
         names = _samples(metric)
         found = [row for row in rows if row.name in names]
         if not found:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gangq.errors import GangqError, InvalidInput
 from gangq.metrics.collector import Collector
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
 
 _READ_S = 10.0
 """How long a client may take to send its request, or to read the answer."""
@@ -17,7 +20,14 @@ _READ_S = 10.0
 Message = MutableMapping[str, Any]
 
 
-def exposition(collector: Collector, accept: str = "") -> tuple[bytes, str]:
+class Collects(Protocol):
+    """A collector of prometheus_client."""
+
+    def collect(self) -> Iterable[Family]:
+        """The metrics of now."""
+
+
+def exposition(collector: Collects, accept: str = "") -> tuple[bytes, str]:
     """The text that a scrape is answered with, and its content type.
 
     `accept`: its header Accept: Prometheus's own format unless it asks for OpenMetrics. Raises `GangqError` where

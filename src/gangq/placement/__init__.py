@@ -28,8 +28,11 @@ something that is needed    ``room.room_by``, the one rule of what a worker has 
 a question of ``plan``      a function in ``whatif``, which edits a board: the same decision on another one
 ==========================  ======================================================================================
 
-A strategy says over which hosts members spread. Which GPUs each gets it may say too (``devices``); that all of a
-member's must be joined by one link it only declares (``linked``), and room, victims and devices are counted so.
+That is what goes into this package. All that a strategy, a policy or a gate needs besides is in the recipes of
+docs/manual/architecture.md.
+
+A strategy says over which hosts members spread. Which GPUs each gets it may say too (``devices``); how many of a
+member's one link must join it only declares (``joined``), and room, victims and devices are counted so.
 ``tests/placement/test_strategies.py`` adds some, and a policy. Boards are drawn as pictures there.
 """
 

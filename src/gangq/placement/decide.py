@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf as INFINITY
 from typing import NamedTuple
 
 from gangq.placement import gates
-from gangq.placement.board import Ask, Board, Kind, Unit
+from gangq.placement.board import Ask, Board, Hold, Kind, Place, Unit
 from gangq.placement.decisions import HOLDERS, Decision, Refused, Seat
 from gangq.placement.displace import Displacer, swap
 from gangq.placement.fit import Search
@@ -117,7 +118,9 @@ def limited(now: Pass, ask: Ask, kind: Kind, counts: Sequence[int]) -> Refused |
         if refused is not None:
             return refused
     refused = now.usage.key_on(kind.limit_key, sum(counts)) if kind.limit_key else None
-    return refused or now.usage.rate_on(kind, sum(counts))
+    if refused is None and not now.counted_seat(ask):
+        refused = now.usage.rate_on(kind, sum(counts))
+    return refused
 
 
 def judged(now: Pass, ask: Ask, _: Kind, __: Sequence[int]) -> Refused | None:
@@ -169,6 +172,11 @@ class Pass:
         self._never: set[int] = set()
         """Kinds that will not fit even when all has ended."""
         self.rivals = Rivals(self.kinds)
+        self._counted = defaultdict[int, list[Place]](list)
+        """By kind that has a rate, the open places that no job has filled yet: their starts are counted already."""
+        for place in board.places:
+            if not place.job and place.kind in self.kinds and self.usage.has_rate(self.kinds[place.kind]):
+                self._counted[place.kind].append(place)
         self._leaving = [unit.id for unit in board.units if unit.leaving]
         estimates = {ask.id: ask.estimate_s for ask in board.asks}
         for kept in board.kept:
@@ -219,7 +227,7 @@ class Pass:
         """Seats that are free now, those kept for it first. If there are none, why the search found none."""
         kept = self._kept.get(ask.id)
         if kept is None:
-            return self.search.seats(ask, counts, self.layer(ask))
+            return self.counted_seat(ask) or self.search.seats(ask, counts, self.layer(ask))
         self.free.give(kept.taken, kept.ends_at)
         first = frozenset(seat.worker for seat in kept.seats)
         found = self.search.seats(ask, counts, self.layer(ask), first=first)
@@ -228,6 +236,27 @@ class Pass:
         else:
             del self._kept[ask.id]
         return found
+
+    def counted_seat(self, ask: Ask) -> list[Taken]:
+        """The seat of the first open place whose start a rate has counted, for an ask that has no seats kept for
+        it; none if there is no such place. Places whose room is gone are dropped: elsewhere it is one more start.
+        """
+        places = self._counted[ask.kind]
+        if not places or ask.id in self._kept:
+            return []
+        role, layer = self.kinds[ask.kind].roles[0], self.layer(ask)
+        while places:
+            held = Hold(places[0].worker, places[0].devices, role.needs.memory_mb, role.needs.millicpus)
+            for seat in self.free.held_by([held]):
+                free = self.free.free_devices(seat.worker, layer)
+                if (
+                    self.free.workers[seat.worker].open
+                    and self.free.room_on(seat.worker, role, layer)
+                    and {device.id for device in free}.issuperset(places[0].devices)
+                ):
+                    return [seat]
+            del places[0]
+        return []
 
     def stopping(self, ask: Ask) -> Refused | None:
         """The refusal of what has seats kept for it of which some are held yet."""
@@ -262,6 +291,10 @@ class Pass:
         decision = self._decision(ask)
         decision.seats += tuple(self._seats(ask, counts, seats))
         self._use(ask, counts)
+        if seats == self.counted_seat(ask):
+            del self._counted[ask.kind][0]
+        else:
+            self.usage.count_starts(self.kinds[ask.kind], sum(counts))
         ends_at = self.board.now + ask.estimate_s
         held = list(by_worker(seats).values())
         self.free.take(held, ends_at)
@@ -279,6 +312,7 @@ class Pass:
         decision.planned = tuple(self._seats(ask, counts, seats))
         decision.refused = Refused(gates.STOPPING, need=len(seats), of="members", holders=victims)
         self._use(ask, counts)
+        self.usage.count_starts(self.kinds[ask.kind], sum(counts))
         self._keep(ask.id, ask.estimate_s, victims, seats, decision.starts_at)
         self.rivals.add(ask)
 
@@ -346,13 +380,11 @@ class Pass:
         if unknown(self, ask, kind, counts):
             return
         held = self.displacer.holds(unit.id)
-        self.free.end(held, 0)
-        seats = self.search.seats(ask, counts, len(self.free.starts), leaving=frozenset({unit.id}))
+        with self.free.ended(held, unit.ends_at):
+            seats = self.search.seats(ask, counts, len(self.free.starts), leaving=frozenset({unit.id}))
         if isinstance(seats, Refused):
-            self.free.take(held, unit.ends_at)
             return
-        self.free.take(seats, INFINITY)
-        self.free.take(swap(held, seats)[1], unit.ends_at)
+        self.free.take(swap(held, seats)[0], INFINITY)
         planned = tuple(self._seats(ask, counts, seats))
         self.decisions[unit.id] = Decision(unit.id, planned=planned, stop=(unit.id,), lost_s=(unit.lost_s,))
 
@@ -366,7 +398,6 @@ class Pass:
         gangs = not ask.single and ask.missing is None
         self.usage.add(kind.queue, ask.submitter, Amount.asked(kind, counts, gangs))
         self.usage.add_to_key(kind.limit_key, sum(counts))
-        self.usage.count_starts(kind, sum(counts))
 
     def _keep(
         self, ask: str, estimate_s: float, victims: Sequence[str], seats: list[Taken], starts_at: float

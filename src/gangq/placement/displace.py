@@ -17,8 +17,6 @@ TRIES = 64
 """How many units are tried alone, and how many of several are tried to be spared."""
 SEARCHES = 16
 """How many searches of one pass may find that too many units would have to stop."""
-LEAST = -1001
-"""Below every priority."""
 
 Victims = tuple[tuple[str, ...], list[Taken]]
 """(units to tell to stop, the seats of the ask once they have)"""
@@ -38,8 +36,8 @@ class Displacer:
         """How many more units may be told to stop in this pass."""
         self._searches = SEARCHES
         """How many more searches may be in vain."""
-        self._in_vain: dict[int, int] = {}
-        """Of each kind the highest priority at which nobody could be told to stop for it."""
+        self._in_vain: dict[int, tuple[int, int]] = {}
+        """By kind, at which layer and priority nobody could be told to stop for one of it."""
         self._known: dict[tuple[int, str, str], tuple[list[str], Free]] = {}
         self._known_at = 0
         self._guarded = any(queue.guaranteed for queue in board.queues)
@@ -54,6 +52,10 @@ class Displacer:
         """What a unit of the board holds."""
         return self._holds[unit]
 
+    def _held(self, unit: str) -> tuple[list[Taken], float]:
+        """The same, and until when."""
+        return self._holds[unit], self.units[unit].ends_at
+
     def choose(self, ask: Ask, counts: Sequence[int], layer: int) -> Victims | None:
         """The units to tell to stop so that an ask fits, and its seats then; None: it may displace none, or that
         would not do. Nobody is told in vain: the seats are found on what is free once they are gone.
@@ -67,12 +69,13 @@ class Displacer:
             or not self._left
             or not self._searches
             or self._lowest is None
-            or ask.priority <= self._in_vain.get(ask.kind, LEAST)
+            or self._known_in_vain(ask, layer)
         ):
             return None
         owed = self._owed(ask, counts)
         if owed is None and self._lowest >= ask.priority:
             return None
+        asked_at = layer
         if owed is not None:
             layer = self._beside_owed(owed.name, layer)
         leaving = self._leaving()
@@ -89,8 +92,18 @@ class Displacer:
                 self._left -= len(fewest[0])
                 return fewest
             self._searches -= 1
-        self._in_vain[ask.kind] = max(ask.priority, self._in_vain.get(ask.kind, LEAST))
+        if ask.missing is None and not self._known_in_vain(ask, asked_at):
+            self._in_vain[ask.kind] = asked_at, ask.priority
         return None
+
+    def _known_in_vain(self, ask: Ask, layer: int) -> bool:
+        """Whether the search for another of its kind was in vain that met no more planned starts and had no lower
+        priority. That says nothing about missing members, which sit beside their mates.
+        """
+        if ask.missing is not None or ask.kind not in self._in_vain:
+            return False
+        before, priority = self._in_vain[ask.kind]
+        return before <= layer and ask.priority <= priority
 
     def later(
         self, ask: Ask, counts: Sequence[int], layer: int, before: float
@@ -116,8 +129,10 @@ class Displacer:
         free = emptied.copy(starts=True)
         leaving = self._leaving() | {*candidates}
         for n, (at, unit) in enumerate(young):
-            free.end(self._holds[unit], self.units[unit].ends_at)
+            free.end(*self._held(unit))
             leaving |= {unit}
+            # A search takes long: one for each moment among the first of them, then one with all of them gone. So the
+            # moment said may be later than the first that would do, never too early.
             if n + 1 < len(young) and (young[n + 1][0] == at or n > SEARCHES):
                 continue
             found = self._search.on(free).seats(ask, counts, layer, leaving=leaving)
@@ -217,6 +232,7 @@ class Displacer:
 
     def _fewest(self, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]) -> Victims | None:
         """The cheapest one that suffices; else as many of the cheapest as suffice, less those not needed."""
+        # What is free, as a copy: units are ended in it, one after another, until the ask fits.
         search = self._search.on(self._without_leaving())
         alone = self._alone(search, ask, counts, layer, candidates)
         if alone is None:
@@ -247,45 +263,43 @@ class Displacer:
     def _one(
         self, search: Search, ask: Ask, counts: Sequence[int], layer: int, alone: list[str]
     ) -> Victims | None:
-        """The first of these units that suffices by itself. ``search`` is on what is free once all has gone that
-        leaves already; if there is no such unit, that is free again afterwards.
-        """
+        """The first of these units that suffices by itself, on what is free once all has gone that leaves already."""
         leaving = self._leaving()
         for unit in alone:
-            search.free.end(self._holds[unit], self.units[unit].ends_at)
-            found = search.seats(ask, counts, layer, leaving=leaving | {unit})
+            with search.free.ended(*self._held(unit)):
+                found = search.seats(ask, counts, layer, leaving=leaving | {unit})
             if not isinstance(found, Refused):
                 return (unit,), found
-            search.free.take(self._holds[unit], self.units[unit].ends_at)
         return None
 
     def _several(
         self, search: Search, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]
     ) -> Victims | None:
-        """As many of the cheapest as suffice, less those not needed. ``search`` as for :meth:`_one`."""
+        """As many of the cheapest as suffice, less those not needed. Uses ``search.free`` up: afterwards it is free
+        of other units than before, so do not use it again.
+        """
         leaving = self._leaving()
         moments = [(self.units[unit].ends_at, unit, self._holds[unit]) for unit in candidates]
         fit = first_fit(search, ask, counts, layer, moments, leaving=tuple(leaving), together=False)
         if fit is None:
             return None
-        # Free is now what the cheapest hold, up to the one with which it fits.
         _, ended, seats = fit
+        # Now `search.free` is what is free without the cheapest, up to the one with which it fits. From here on it is
+        # that without those in `needed`.
         used = {seat.worker for seat in seats}
         needed = [u for u in candidates[:ended] if any(hold.worker in used for hold in self._holds[u])]
         spared = {*candidates[:ended]} - {*needed}
         for unit in candidates[:ended]:
             if unit in spared:
-                search.free.take(self._holds[unit], self.units[unit].ends_at)
-        # Free is now what those needed hold. The dearest is the first that is tried to be spared.
+                search.free.take(*self._held(unit))
+        # The dearest is the first that is tried to be spared.
         for unit in needed[-TRIES:][::-1]:
-            search.free.take(self._holds[unit], self.units[unit].ends_at)
             fewer = [other for other in needed if other != unit]
-            found = search.seats(ask, counts, layer, leaving=leaving | {*fewer})
-            if isinstance(found, Refused):
-                search.free.give(self._holds[unit], self.units[unit].ends_at)
-            else:
+            with search.free.taken(*self._held(unit)):
+                found = search.seats(ask, counts, layer, leaving=leaving | {*fewer})
+            if not isinstance(found, Refused):
+                search.free.take(*self._held(unit))
                 needed = fewer
-        # Free is now what those hold that are still needed: the seats are looked for once more on that.
         seated = search.seats(ask, counts, layer, leaving=leaving | {*needed})
         return None if isinstance(seated, Refused) else (tuple(needed), seated)
 

@@ -1,4 +1,7 @@
-"""A decision in words: what is needed, what there is, who holds it, and what would change that."""
+"""A decision in words: what is needed, what there is, who holds it, and what would change that.
+
+Made in the pass and stored by `apply`; `gangq explain` prints the stored sentence (141_explain_verdict.sql).
+"""
 
 from __future__ import annotations
 

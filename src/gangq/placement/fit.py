@@ -23,11 +23,11 @@ from itertools import groupby
 from math import inf as INFINITY
 
 from gangq.placement import gates
-from gangq.placement.board import Ask, Board, Kind, Role
+from gangq.placement.board import Ask, Board, Device, Kind, Role
 from gangq.placement.decisions import HOLDERS, Refused
 from gangq.placement.free import Free, Taken
-from gangq.placement.room import Rooms, linked
-from gangq.placement.strategies import STRATEGIES, by_link
+from gangq.placement.room import Rooms, link_groups, parts
+from gangq.placement.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,6 @@ class Search:
             # Members on one worker are alike: a gang of 256 needs no 256 objects.
             alike = {w: Taken(w, (), 1, needs.memory_mb, needs.millicpus) for w in {*workers}}
             return [alike[worker] for worker in workers]
-        strategy = STRATEGIES[role.strategy]
         seats: list[Taken] = []
         for worker, members in groupby(workers):
             beside = len(list(members))
@@ -311,18 +310,38 @@ class Search:
             ]
             together = beside if needs.gpus == 1 else 1
             for _ in range(beside // together):
-                offered = good
-                if linked(role):
-                    offered = min((one for one in by_link(good) if len(one) >= needs.gpus), key=len)
-                equal = self.free.equal(worker, offered, layer)
-                picked = strategy.devices(equal, together, needs.gpus)
-                gone = {device.id for device in picked}
-                good = [device for device in good if device.id not in gone]
+                picked: list[Device] = []
+                while lacking := together * needs.gpus - len(picked):
+                    chosen = self._chosen(role, worker, good, layer, together, lacking // together)
+                    gone = {device.id for device in chosen}
+                    good = [device for device in good if device.id not in gone]
+                    picked += chosen
                 seats += [
                     Taken(worker, tuple(devices), 1, needs.memory_mb, needs.millicpus)
                     for devices in (picked[m : m + needs.gpus] for m in range(0, len(picked), needs.gpus))
                 ]
         return seats
+
+    def _chosen(
+        self, role: Role, worker: int, good: Sequence[Device], layer: int, members: int, lacking: int
+    ) -> list[Device]:
+        """The next part of what each of these members lacks, out of the smallest group with so many of what is good.
+
+        Raises RuntimeError if its strategy chooses too many, too few, or others.
+        """
+        _, size, _ = parts(role)
+        enough = (group for group in link_groups(role, good) if len(group) >= members * size)
+        offered = min(enough, key=len, default=())
+        gpus = min(size, lacking)
+        chosen = STRATEGIES[role.strategy].devices(self.free.equal(worker, offered, layer), members, gpus)
+        ids = {device.id for device in chosen}
+        if not len(chosen) == len(ids) == members * gpus or not ids <= {device.id for device in offered}:
+            raise RuntimeError(
+                f"strategy {role.strategy} chose GPUs {[device.id for device in chosen]} of worker "
+                f"{self.free.workers[worker].name}; {members * gpus} of these were to be chosen: "
+                f"{[device.id for device in offered]}"
+            )
+        return chosen
 
     # -- topology --------------------------------------------------------------------------------------------
 

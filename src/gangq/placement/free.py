@@ -10,6 +10,7 @@ import copy
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -151,6 +152,24 @@ class Free:
         self._ends += 1
         self._ended.update({device.id: self._ends for seat in seats for device in seat.devices})
 
+    @contextmanager
+    def ended(self, seats: Sequence[Taken], ends_at: float) -> Iterator[None]:
+        """:meth:`end` for the time of a ``with``."""
+        self.end(seats, ends_at)
+        try:
+            yield
+        finally:
+            self.take(seats, ends_at)
+
+    @contextmanager
+    def taken(self, seats: Sequence[Taken], ends_at: float) -> Iterator[None]:
+        """:meth:`take` for the time of a ``with``."""
+        self.take(seats, ends_at)
+        try:
+            yield
+        finally:
+            self.give(seats, ends_at)
+
     def _change(self, seats: Iterable[Taken], ends_at: float, sign: int) -> None:
         for taken in seats:
             self.changes += 1
@@ -178,12 +197,16 @@ class Free:
                 self._owed[device.id] -= sign
 
     def plan(self, start: PlannedStart, then: Free) -> None:
-        """Keep seats free from a moment on; ``then`` is what is free at that moment, these seats taken."""
-        for earlier in self.starts:
-            if start.starts_at <= earlier.starts_at < start.ends_at:
+        """Keep seats free from a moment on; ``then`` is what is free at that moment, these seats taken.
+
+        What runs here from then on still has its seats when the planned starts come that lie in its time. So what
+        each of those leaves on the same workers is less by these seats.
+        """
+        for known in self.starts:
+            if start.starts_at <= known.starts_at < start.ends_at:
                 for taken in start.held:
-                    if taken.worker in earlier.left:
-                        _add(earlier.left[taken.worker], taken, -1)
+                    if taken.worker in known.left:
+                        _add(known.left[taken.worker], taken, -1)
         start.left = {taken.worker: list(then._left[taken.worker]) for taken in start.held}
         self.changes += 1
         self._settle()

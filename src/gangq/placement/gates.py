@@ -1,7 +1,9 @@
 """The gates: every reason why something does not start now, declared once.
 
-A gate is a word for people (`room`), the sentences that explain it, and what a pass makes of it. A new one is a line
-here; whoever refuses names the line, so that no gate is without words.
+A gate is a word for people (`room`), the sentences that explain it, and what a pass makes of it. A new gate is a
+`Gate(...)` here. The code that refuses passes it to `Refused`; that is why each has words. Of a task's pause SQL says
+more, who paused it and why (`explain_verdict` in 141_explain_verdict.sql), but only to what a pass has judged. What
+has come since is told the words from here.
 
 The words name moments nowhere, because they are kept: whoever shows them adds how long it is until then.
 """

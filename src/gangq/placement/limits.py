@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -13,7 +13,7 @@ from gangq.placement.board import Board, Kind, Queue, Rate, Unit
 from gangq.placement.decisions import HOLDERS, Refused
 
 _ROUNDING = 1e-4
-"""Of a start: moments are floats, and the database counts exactly."""
+"""Of a start, or of a CPU, which is counted in thousandths: these are floats, and the database counts exactly."""
 
 
 class Amount(defaultdict[str, float]):
@@ -62,8 +62,6 @@ class Usage:
         self._now, self._rates = board.now, board.rates
         self._full_at: dict[str, float] = {}
         """By what has a rate, when its bucket is full again, as the pass goes on."""
-        self._counted = Counter(place.kind for place in board.places if not place.job)
-        """By kind of single jobs, the starts that are counted already: places that no job has filled yet."""
         self._key_used: dict[str, float] = defaultdict(float)
         self._of_key: dict[str, list[str]] = defaultdict(list)
         """By limit key, the units that name it."""
@@ -118,8 +116,6 @@ class Usage:
 
     def rate_on(self, kind: Kind, starts: float) -> Refused | None:
         """The first rate of a kind's limit key or queues of which so many starts are not left."""
-        if self._counted[kind.id]:
-            return None
         for where, rate in self._rates_on(kind):
             left = rate.starts - (self._full(where, rate) - self._now) / rate.every_s
             if starts > left + _ROUNDING:
@@ -136,11 +132,12 @@ class Usage:
                 )
         return None
 
+    def has_rate(self, kind: Kind) -> bool:
+        """Whether a rate counts the starts of a kind."""
+        return any(self._rates_on(kind))
+
     def count_starts(self, kind: Kind, starts: float) -> None:
         """So many of a kind start now."""
-        if self._counted[kind.id]:
-            self._counted[kind.id] -= 1
-            return
         for where, rate in self._rates_on(kind):
             self._full_at[where] = self._full(where, rate) + starts * rate.every_s
 
@@ -175,7 +172,7 @@ class Usage:
                 (gates.SUBMITTER_LIMIT, up.submitter_maximum, mine),
             ):
                 for of, most in limits.items():
-                    if asked[of] and has[of] + asked[of] > most:
+                    if asked[of] and has[of] + asked[of] > most + _ROUNDING:
                         holders = self._holders(up.name, submitter if gate == gates.SUBMITTER_LIMIT else None)
                         return Refused(
                             gate, asked[of], most - has[of], of, limit=most, where=up.name, holders=holders
@@ -209,7 +206,9 @@ class Usage:
         """The nearest queue on the path whose guarantee covers so much more, or None."""
         for up in self.path(queue):
             owed = {of: least for of, least in up.guaranteed.items() if asked[of]}
-            if owed and all(self.used[up.name][of] + asked[of] <= least for of, least in owed.items()):
+            if owed and all(
+                self.used[up.name][of] + asked[of] <= least + _ROUNDING for of, least in owed.items()
+            ):
                 return up
         return None
 
@@ -221,6 +220,6 @@ class Usage:
             if up.name in path:
                 break
             for of, least in up.guaranteed.items():
-                if lost[of] and self.used[up.name][of] - gone[up.name][of] - lost[of] < least:
+                if lost[of] and self.used[up.name][of] - gone[up.name][of] - lost[of] < least - _ROUNDING:
                     return False
         return True

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gangq.placement.board import Role
+from gangq.placement.board import Device, Role
 from gangq.placement.decisions import Short
 from gangq.placement.strategies import STRATEGIES, by_link
 
@@ -28,13 +28,29 @@ class WorkerState(NamedTuple):
     """The same of those that one link joins, link by link; empty where no role of the board needs to know."""
 
 
-def linked(role: Role) -> bool:
-    """Whether the GPUs of each member have to be joined by one link."""
-    if role.needs.gpus < 2:
-        return False
+def parts(role: Role) -> tuple[int, int, bool]:
+    """How each member takes its GPUs: in how many parts, how many GPUs a part has (the last may have fewer), and
+    whether one link has to join those of a part. The one rule of links.
+    """
+    gpus = role.needs.gpus
+    if gpus < 2:
+        return 1, gpus, False
     # An ask whose strategy is unknown has been refused by a gate; other asks on its board go on.
     strategy = STRATEGIES.get(role.strategy)
-    return strategy is not None and strategy.linked
+    if strategy is None or strategy.joined < 2:
+        return 1, gpus, False
+    size = min(gpus, strategy.joined)
+    return -(-gpus // size), size, True
+
+
+def linked(role: Role) -> bool:
+    """Whether links have to join GPUs of each member."""
+    return parts(role)[2]
+
+
+def link_groups(role: Role, devices: Sequence[Device]) -> Sequence[Sequence[Device]]:
+    """Devices of one worker in groups: each part of a member comes out of one of them."""
+    return by_link(devices) if linked(role) else [devices]
 
 
 def room_by(state: WorkerState, role: Role) -> dict[str, int]:
@@ -48,10 +64,12 @@ def room_by(state: WorkerState, role: Role) -> dict[str, int]:
         room["memory_mb"] = state.memory_mb // needs.memory_mb
     if needs.millicpus:
         room["cpus"] = state.millicpus // needs.millicpus
-    if needs.gpus and linked(role):
-        room["gpus"] = sum([_enough(vrams, needs.vram_mb) // needs.gpus for vrams in state.links])
-    elif needs.gpus:
-        room["gpus"] = _enough(state.vrams, needs.vram_mb) // needs.gpus
+    if needs.gpus:
+        each, size, joined = parts(role)
+        if joined:
+            room["gpus"] = sum([_enough(vrams, needs.vram_mb) // size for vrams in state.links]) // each
+        else:
+            room["gpus"] = _enough(state.vrams, needs.vram_mb) // size
     return room
 
 
@@ -89,27 +107,29 @@ def lacking(state: WorkerState, role: Role) -> tuple[Short, ...]:
         left = max(0, state.millicpus - members * needs.millicpus)
         short.append(Short("cpus", needs.millicpus / 1000, left / 1000))
     if needs.gpus and room["gpus"] <= members:
-        good = _enough(state.vrams, needs.vram_mb)
-        if linked(role):
-            joined = [_enough(vrams, needs.vram_mb) for vrams in state.links]
-            best = max([min(good - sum(joined), 1), *(free % needs.gpus for free in joined)])
-            short.append(Short("linked GPUs", needs.gpus, best))
-        else:
-            short.append(Short("gpus", needs.gpus, good - members * needs.gpus))
+        each, size, joined = parts(role)
+        groups = state.links if joined else (state.vrams,)
+        free = [_enough(vrams, needs.vram_mb) for vrams in groups]
+        alone = _enough(state.vrams, needs.vram_mb) - sum(free)
+        whole = sum([n // size for n in free]) - members * each
+        # Beside whole parts the largest of the broken ones; a GPU that nothing joins is one as well.
+        left = whole * size + max([min(alone, 1), *(n % size for n in free)])
+        short.append(Short("linked GPUs" if joined else "gpus", each * size, left))
     return tuple(short)
 
 
 def most_gained(role: Role, seats: Iterable[Taken]) -> int:
     """How many members more there is room for, at most, once the GPUs of these seats come free.
 
-    n GPUs of a worker, with those that are free already, make room for no more than n / g more members, rounded up,
-    where each needs g and any g will do. Where a link has to join them, that holds of each link. Whether they are
-    large enough is not asked.
+    n GPUs of one group, with those that are free already, make room for no more than n / g more parts of g GPUs,
+    rounded up; and n parts of a worker for no more than n / p more members of p parts. Whether they are large enough
+    is not asked.
     """
-    gpus = role.needs.gpus
-    if linked(role):
-        return sum([-(-len(group) // gpus) for seat in seats for group in by_link(seat.devices)])
-    return sum([-(-len(seat.devices) // gpus) for seat in seats])
+    each, size, joined = parts(role)
+    if not joined:  # As below, with one group a seat: this is asked of every unit that may be told to stop.
+        return sum([-(-len(seat.devices) // size) for seat in seats])
+    gained = [sum([-(-len(group) // size) for group in by_link(seat.devices)]) for seat in seats]
+    return sum([-(-more // each) for more in gained])
 
 
 class Rooms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,9 @@ from gangq.placement.board import Device
 
 if TYPE_CHECKING:
     from gangq.placement.room import Rooms
+
+ALL = sys.maxsize
+"""As :attr:`Strategy.joined`: all GPUs of a member."""
 
 Takes = list[tuple[int, int]]
 """(host, how many members it takes)."""
@@ -23,9 +27,12 @@ class Strategy(ABC):
     """All members share a host: one that is replaced goes where the others are."""
     own_hosts = False
     """No two members share a host: one that is replaced goes where no other is."""
-    linked = False
-    """All GPUs of a member are joined by one NVLink or XGMI. With this line alone a strategy is right: the room of
-    workers, what victims would free, and the GPUs that :meth:`devices` is offered are then counted link by link.
+    joined = 0
+    """How many GPUs of each member one NVLink or XGMI has to join; 0: none, :data:`ALL`: all of them.
+
+    A member takes its GPUs in parts of so many, each out of one link. A last part that is smaller counts as a whole
+    one. With this line alone a strategy is right: the room of workers, what victims would free, and the GPUs that
+    :meth:`devices` is offered are counted in such parts (:func:`gangq.placement.room.parts`).
     """
 
     @abstractmethod
@@ -43,11 +50,15 @@ class Strategy(ABC):
         NVLink or XGMI joins, and single ones out of groups that are broken already.
 
         Args:
-            equal: enough free devices that will do, in classes of equal ones
-                (:meth:`gangq.placement.free.Free.equal`). All of a class is to be taken before any of the next.
-            members: 1, if each needs several GPUs. Members of one GPU each choose together, because they talk to each
-                other as the GPUs of one member do.
-            gpus: how many each needs.
+            equal: enough free devices that will do, in classes of equal ones, those first that others can use least
+                (:meth:`gangq.placement.free.Free.equal`). Their order is advice and no rule: any of them may be
+                taken, but then a large one may go where a small one would do.
+            members: how many members choose in this call: all on this worker if each needs one GPU, else 1. Members
+                of one GPU each choose together, because they talk to each other as the GPUs of one member do.
+            gpus: how many each takes in this call: all it needs, or one part of them (:attr:`joined`).
+
+        Returns:
+            ``members * gpus`` of these devices, none twice: otherwise the ask waits with the gate ``error``.
         """
         taken: list[Device] = []
         for devices in equal:
@@ -150,7 +161,7 @@ class StrictSpread(Strategy):
 class Linked(Pack):
     """Packed, and all GPUs of each member are joined by one link: it waits where others only prefer that."""
 
-    linked = True
+    joined = ALL
 
 
 STRATEGIES: dict[str, Strategy] = {

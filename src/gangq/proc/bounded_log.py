@@ -51,11 +51,14 @@ class BoundedLog:
             self.error = str(problem)
 
     def finish(self) -> None:
-        """Unroll the ring behind the head and close; the log is one file from now on."""
-        os.close(self._head)
+        """Unroll the ring behind the head and close; the log is one file from now on. Never raises."""
+        try:
+            os.close(self._head)
+        except OSError as problem:
+            self.error = str(problem)
         if self._ring >= 0:
-            os.close(self._ring)
             try:
+                os.close(self._ring)
                 unroll(self.path)
             except OSError as problem:
                 self.error = str(problem)

@@ -12,6 +12,7 @@ little.
 
 from __future__ import annotations
 
+import errno
 import os
 
 _UNLIMITED = 1 << 60
@@ -151,14 +152,15 @@ def kill(folder: str) -> set[int]:
 
 
 def remove(folder: str) -> bool:
-    """Remove an empty group and those below it; False while a process is in it."""
-    if counts(f"{folder}/cgroup.events").get("populated", 0):
+    """Remove an empty group and those below it; False while a process is in it, or where that cannot be told."""
+    if counts(f"{folder}/cgroup.events").get("populated", os.path.exists(folder)):
         return False
     for place, _, _ in os.walk(folder, topdown=False):
         try:
             os.rmdir(place)
-        except OSError:
-            break  # It is empty, which is what matters.
+        except OSError as problem:
+            # EBUSY: a process has entered since. A group below may be another user's: it is empty, which matters.
+            return place != folder or problem.errno != errno.EBUSY
     return True
 
 

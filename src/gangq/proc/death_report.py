@@ -132,7 +132,7 @@ def _run_report(root: str, words: bytes, environ: dict[str, str], for_s: float) 
     # name; that directory itself stays, because the address of a database may name files relative to it.
     program = (
         "import sys; sys.path[:] = [sys.argv[1]] + [place for place in sys.path if place]; "
-        "from gangq import private; private.close(); from gangq.worker.report import main; main()"
+        "from gangq import private; private.close(); from gangq.worker.death_main import main; main()"
     )
     # Not a pipe: until it is closed, other processes of its user could open that and read the secrets.
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)

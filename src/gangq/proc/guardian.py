@@ -59,6 +59,12 @@ _TFD_TIMER_ABSTIME = 1
 _CHUNK = 1 << 16
 _CHUNKS_PER_TURN = 64
 _POLL_S = 0.1
+_TOO_LATE = "its deadline has passed already"
+
+
+def _refusal(stage: str, text: str, errno: int | None = 0) -> bytes:
+    """Why a command does not start, as a ``failed`` event says it."""
+    return json.dumps({"stage": stage, "errno": errno, "text": text}).encode()
 
 
 class Timer:
@@ -128,6 +134,14 @@ class Guardian:
             raise EOFError
         self.inbox += data
 
+    def listen(self) -> bool:
+        """Read what has arrived; False when the worker is dead."""
+        try:
+            self.receive()
+        except EOFError:
+            return False
+        return True
+
     def next_message(self) -> dict[str, Any] | None:
         """The next whole message received, if any."""
         line, newline, rest = self.inbox.partition(b"\n")
@@ -146,13 +160,11 @@ class Guardian:
             elif op == "stop":
                 self.stop("stop", clock.boottime() + message["grace_s"])
             elif op == "kill":
-                self.kill("kill")
+                self.begin_kill("kill")
 
     def read_channel(self) -> None:
         """The channel is readable: orders, or the end of the worker."""
-        try:
-            self.receive()
-        except EOFError:
+        if not self.listen():
             self.poll.unregister(self.channel)
             self.orphaned()
         self.carry_out_orders()
@@ -169,16 +181,22 @@ class Guardian:
         self.orphan_grace: float = spec["orphan_grace_s"]
         self.stuck_after: float = spec["stuck_after_s"]
         self.deadline, self.grace = spec["deadline"], spec["grace_s"]
-        if self.deadline is not None and clock.boottime() >= self.deadline:
-            self.say("failed", stage="deadline", errno=0, text="its deadline has passed already")
-            return False
         try:
             self.log = bounded_log.BoundedLog(spec["log_path"], spec["log_head"], spec["log_tail"])
         except OSError as problem:
             self.say("failed", stage="log", errno=problem.errno, text=str(problem))
             return False
+        # Beside the channel, because a process forked by the worker may hold the channel open after its
+        # death. On an old kernel, or if the worker is dead already, the channel has to say it alone.
+        with contextlib.suppress(AttributeError, OSError):
+            self.worker = os.pidfd_open(spec["worker_pid"])
+            self.poll.register(self.worker, select.POLLIN)
+        for fd in (self.channel, self.timer.fd):
+            self.poll.register(fd, select.POLLIN)
         self.make_group(spec["cgroup"])
-        refusal = self.fork(spec)
+        # Not before the log is open: its file system may have hung for long.
+        late = self.deadline is not None and clock.boottime() >= self.deadline
+        refusal = _refusal("deadline", _TOO_LATE) if late else self.fork(spec)
         if refusal:
             self.log.finish()
             if self.group is not None:
@@ -188,11 +206,6 @@ class Guardian:
         entry = procfs.stat(self.child)
         ticks = entry.start_ticks if entry else 0
         self.say("started", pid=self.child, start_ticks=ticks, cgroup=self.group)
-        # Beside the channel, because a process forked by the worker may hold the channel open after its
-        # death. On an old kernel, or if the worker is dead already, the channel has to say it alone.
-        with contextlib.suppress(AttributeError, OSError):
-            self.worker = os.pidfd_open(spec["worker_pid"])
-            self.poll.register(self.worker, select.POLLIN)
         return True
 
     def make_group(self, folder: str | None) -> None:
@@ -213,13 +226,38 @@ class Guardian:
         os.close(child_end)
         os.close(verdict_end)
         os.set_blocking(self.output, False)
-        with open(verdict, "rb") as file:
-            refusal = file.read()  # End of file without a word: exec closed it.
+        refusal = self.hear(verdict)
+        os.close(verdict)
+        self.child = pid
         if refusal:
-            os.waitpid(pid, 0)
-        else:
-            self.child = pid
+            # Most often it has ended by itself. It may also have become the command at the last moment, and have
+            # forked. One that a file system holds cannot be waited for, and executes nothing any more.
+            until = clock.boottime() + killing.DEATH_S
+            while not self.sweep() and clock.boottime() < until:
+                time.sleep(0.001)
         return refusal
+
+    def hear(self, verdict: int) -> bytes:
+        """Wait for what the forked child says; empty when it has become the command, else why not, as JSON.
+
+        To look for a directory or a program takes for ever where a file system does not answer. So the wait ends with
+        the worker, and at the deadline; what else limits it is the worker, which kills this process.
+        """
+        self.poll.register(verdict, select.POLLIN)
+        self.timer.set(self.deadline)
+        refusal = b""
+        while True:
+            ready = {fd for fd, _ in self.poll.poll()}
+            if verdict in ready:
+                data = os.read(verdict, _CHUNK)
+                refusal += data
+                if not data:  # End of file without a word: exec closed it.
+                    self.poll.unregister(verdict)
+                    return refusal
+            elif self.timer.fd in ready:
+                return _refusal("deadline", _TOO_LATE)
+            elif self.worker in ready or not self.listen():
+                return _refusal("guardian", "its worker has ended")
 
     def become(self, spec: dict[str, Any], output: int, verdict: int, guardian: int) -> None:
         """In the forked child: become the command, in a session of its own, or send why not; never return.
@@ -250,8 +288,7 @@ class Guardian:
                 os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
             os.close(verdict)
         except BaseException as problem:
-            refusal = {"stage": stage, "errno": getattr(problem, "errno", 0), "text": str(problem)}
-            os.write(verdict, json.dumps(refusal).encode())
+            os.write(verdict, _refusal(stage, str(problem), getattr(problem, "errno", 0)))
             os._exit(127)
         raise Inside(spec)
 
@@ -259,7 +296,7 @@ class Guardian:
 
     def watch(self) -> None:
         """Serve until the command has ended or must be killed."""
-        for fd in (self.channel, self.wakeup, self.timer.fd, self.output):
+        for fd in (self.wakeup, self.output):
             self.poll.register(fd, select.POLLIN)
         self.carry_out_orders()
         self.apply_deadlines()
@@ -287,7 +324,7 @@ class Guardian:
         limits = [at for at in (self.deadline, self.stop_by) if at is not None]
         kill_at = min(limits, default=None)
         if kill_at is not None and now >= kill_at:
-            self.kill("deadline" if kill_at == self.deadline else self.cause)
+            self.begin_kill("deadline" if kill_at == self.deadline else self.cause)
         # A shell dies of SIGTERM at once while the training below it is still saving. So after SIGTERM the grace
         # is for the whole group, not only its leader. Without SIGTERM, what a command leaves behind is killed when
         # the command has ended.
@@ -312,7 +349,7 @@ class Guardian:
         # In a stopped process SIGTERM would stay pending until its SIGKILL.
         self.signal_group(signal.SIGCONT)
 
-    def kill(self, cause: str) -> None:
+    def begin_kill(self, cause: str) -> None:
         """End :meth:`watch`, so that :meth:`finish` kills what is left."""
         if self.status is None and not self.killing:
             self.cause = cause
@@ -428,7 +465,7 @@ def main(channel: int, *, inside: bool = False) -> None:
     except Exception as problem:
         # A fault here must not leave a command without a guardian: it is killed, and the reason is reported.
         fault = repr(problem)
-        guardian.kill("guardian_fault")
+        guardian.begin_kill("guardian_fault")
     guardian.finish(fault)
 
 

@@ -11,8 +11,18 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable
+    from typing import Protocol
+
+    class Process(Protocol):
+        """One that was started here: as much of :class:`subprocess.Popen` as is used of it."""
+
+        pid: int
+
+        def wait(self, timeout: float | None = None) -> int:
+            """Wait for its end, and reap it."""
+
+
 if TYPE_CHECKING or __package__:
     from gangq.proc import cgroup, procfs
 else:
@@ -40,15 +50,15 @@ def strike_command(
 
 
 def end_group(
-    process: subprocess.Popen[bytes],
+    process: Process,
     grace_s: float = 0.0,
     kill: Callable[[int, int], None] | None = None,
 ) -> bool:
     """Give a process that was started here ``grace_s`` seconds to end by itself, then SIGKILL the process group that
     it leads. Returns whether it is dead.
 
-    One that SIGKILL does not end within two seconds is stuck in the kernel. It is left behind, with a thread that
-    reaps it if it ends one day. ``kill`` is :func:`os.killpg`, but in tests.
+    One that SIGKILL does not end within two seconds is stuck in the kernel, or has become another user's. It is left
+    behind, with a thread that reaps it if it ends one day. ``kill`` is :func:`os.killpg`, but in tests.
     """
     import signal
     import subprocess
@@ -57,7 +67,7 @@ def end_group(
     try:
         process.wait(grace_s)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             (kill or os.killpg)(process.pid, signal.SIGKILL)
         try:
             process.wait(DEATH_S)

@@ -32,6 +32,10 @@ PAGE = 4096
 """What one read of a file under ``/proc`` gives at most, in bytes."""
 EXIT_S = 30.0
 """How long a process may take to exit after SIGKILL before it is given up: it gives its memory back first."""
+ORPHAN_GRACE_S = 5.0
+"""How long a guardian lets its command run on after SIGTERM when its worker has died."""
+LET_END_S = 8.0
+"""How long such a command is left to its guardian before any other program kills both: longer than that grace."""
 _STUCK_S = 1.0
 _LOOK_S = 0.1
 _PF_EXITING = 0x4

@@ -262,28 +262,17 @@ def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pa
     for entry in processes.values():
         if not entry.alive or entry.pid == os.getpid():
             continue
-        if led.get(entry.pid) == entry.start_ticks:
-            why[entry.pid] = "recorded"
-        elif any(entry.start_ticks >= led[leader] for leader in {entry.pgrp, entry.session} & leaders):
-            why[entry.pid] = "group"
-        elif cgroup.holds(entry.pid, mark):
-            why[entry.pid] = "cgroup"
-        called_so = entry.comm == procfs.work_name(mark)
         try:
-            carried = procfs.environment_value(entry.pid)
+            found = _found_by(entry, mark, led, leaders)
         except PermissionError:
-            # Workers, supervisors and guardians are closed to their own user, and their names say whose they are.
-            if called_so:
-                why.setdefault(entry.pid, "mark")
-            if procfs.names_work(entry) or entry.comm == procfs.SUPERVISOR_NAME:
-                continue
-            # None of its work: an agent that was there before it (ssh-agent hides its memory, too), and those
-            # that this process itself descends from.
-            if entry.start_ticks >= earliest and entry.pid not in above and uids & procfs.user_ids(entry.pid):
+            # None of its work: an agent that was there before it (ssh-agent hides its memory, too), and those that
+            # this process itself descends from.
+            stranger = entry.start_ticks < earliest or entry.pid in above
+            if not stranger and uids & procfs.user_ids(entry.pid):
                 seen.unreadable.append(entry.pid)
             continue
-        if called_so or (carried is not None and (carried == mark or carried.startswith(mark + "/"))):
-            why.setdefault(entry.pid, "mark")
+        if found is not None:
+            why[entry.pid] = found
     for pid in procfs.descendants(processes, set(why)) - {os.getpid()}:
         if processes[pid].alive:
             why.setdefault(pid, "descendant")
@@ -292,6 +281,30 @@ def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pa
         Survivor(pid, processes[pid].start_ticks, processes[pid].comm, why[pid]) for pid in sorted(why)
     ]
     return seen
+
+
+def _found_by(entry: procfs.Stat, mark: str, led: Mapping[int, int], leaders: set[int]) -> str | None:
+    """What says that the process is of that work; None: it is not.
+
+    Raises:
+        PermissionError: its environment cannot be read, and nothing else tells.
+    """
+    if led.get(entry.pid) == entry.start_ticks:
+        return "recorded"
+    if any(entry.start_ticks >= led[leader] for leader in {entry.pgrp, entry.session} & leaders):
+        return "group"
+    if cgroup.holds(entry.pid, mark):
+        return "cgroup"
+    if entry.comm == procfs.work_name(mark):
+        return "mark"
+    try:
+        carried = procfs.environment_value(entry.pid)
+    except PermissionError:
+        # Workers, supervisors and guardians are closed to their own user, and their names say whose they are.
+        if procfs.names_work(entry) or entry.comm == procfs.SUPERVISOR_NAME:
+            return None
+        raise
+    return "mark" if carried is not None and (carried == mark or carried.startswith(mark + "/")) else None
 
 
 def _guards(entry: procfs.Stat) -> bool:

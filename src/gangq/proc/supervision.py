@@ -58,8 +58,6 @@ _SIGINFO_BYTES = 128
 
 _LEAST_TURN_S = 0.02
 _STACKS_S = 0.2
-_LET_END_S = 8.0
-"""For guardians: longer than the grace that they give a command whose worker died (5 s)."""
 _KILL_S = 5.0
 
 
@@ -381,8 +379,8 @@ class Supervisor:
     def let_end(self) -> None:
         """Give guardians the time that they give their commands; kill everything that has no guardian at once."""
         self.end.out_of_memory = self.oom.killed()
-        until = clock.boottime() + _LET_END_S
-        while clock.boottime() < until:
+        until = self._now() + procfs.LET_END_S
+        while self._now() < until:
             processes = procfs.table()
             ours = self.tree(processes)
             known = self.memory.guardians
@@ -404,27 +402,28 @@ class Supervisor:
             processes = procfs.table()
             self.end.left = procfs.strike([processes[pid] for pid in self.tree(processes)])
             self.reap()
-            if not self.end.left and self.status is not None:
-                # A reading of /proc is no snapshot. With children that are not ours to end, ECHILD never
-                # comes: then two clean ones in a row.
-                clean += 1
-                if clean >= 2 or not _has_children():
-                    self.end.stuck = []
-                    return
-            else:
-                clean = 0
+            # A reading of /proc is no snapshot. With children that are not ours to end, ECHILD never comes: then
+            # two clean ones in a row.
+            clean = 0 if self.end.left or self.status is None else clean + 1
+            gone = clean >= 2 or (clean and not _has_children())
+            if gone:
+                self.end.stuck = []
+                return
             passed = self._now() - self.end.killed_at
             if passed >= _KILL_S / 2:
                 # Every thread of them is looked at, which costs: not more often than it takes.
                 pause = 0.1
                 self.end.stuck = looks.stuck(self.end.left)
-            if passed >= _KILL_S:
-                named = {entry.pid for entry in self.end.stuck}
-                exiting = any(entry.pid not in named and procfs.dying(entry.pid) for entry in self.end.left)
-                if not exiting or passed >= procfs.EXIT_S:
-                    return
+            given_up = passed >= procfs.EXIT_S or (passed >= _KILL_S and not self.exiting())
+            if given_up:
+                return
             self._sleep(pause)
             pause = min(pause * 2, 0.05)
+
+    def exiting(self) -> bool:
+        """Whether one of those left, not known to be stuck, is exiting."""
+        stuck = {entry.pid for entry in self.end.stuck}
+        return any(entry.pid not in stuck and procfs.dying(entry.pid) for entry in self.end.left)
 
     def tree(self, processes: dict[int, procfs.Stat]) -> set[int]:
         """Pids of all that is alive and ours."""

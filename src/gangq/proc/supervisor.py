@@ -15,9 +15,9 @@ of the worker can reach it: 12 MB, no libraries, no database.
 * *The tree*: this is a subreaper (or PID 1), so whatever the worker has started ends up as a child of it.
   When the kernel answers ``ECHILD``, the tree is dead. Guardians get the time they give to commands, unless
   the worker was frozen.
-* *The report*, to the database, is made by a fresh process (:mod:`gangq.worker.report`) within 5 s of the verdict,
-  the worker's own part counted in: which job it was in and why it died, and that all of it is dead. What cannot be
-  told is kept in the worker's directory, for its next start, the bouncer or report-death.
+* *The report*, to the database, is made by a fresh process (:mod:`gangq.worker.death_main`): which job the worker was
+  in and why it died, and that all of it is dead. The worker's own report and this one share 5 s, counted from the
+  verdict. What cannot be told is kept in the worker's directory, for its next start, the bouncer or report-death.
 * *A process that survives SIGKILL* (state D: a driver, a dead mount) is reported first, then the exit code is
   87: no second worker may start beside it. As PID 1 even this exit waits for that process: hence the order.
 * *systemd*: READY=1 once the worker has registered, WATCHDOG=1 only when it gave a sign of life, never on its

@@ -46,7 +46,34 @@ class Submission:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-class FakeContext(HandlerContext):
+class Said:
+    """What a handler said to its context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beats: list[dict[str, Any]] = []
+        """Each beat as it would be stored: step, total, phase and the handler's own fields, where given."""
+        self.logs: list[logging.LogRecord] = []
+        """What was written to `log`, at every level."""
+        self.checkpoints: dict[int, bytes] = {}
+        """What was saved, by step."""
+        self.is_ready: tuple[bool, int | None] | None = None
+        """What `ready` said last: whether it is, and its port. None: nothing yet."""
+        self.loads: list[float] = []
+        """What `load` said."""
+        self.model: str | None = None
+        """What `set_model` said last."""
+        self.submitted: list[Submission] = []
+        """The jobs that Apps without a dsn submitted inside this one."""
+        self.snoozed_s: float | None = None
+        """How long `snooze` asked to wait."""
+        self.completed = False
+        """Whether the handler has called `complete`."""
+        self.result: Any = None
+        """What it completed with, as it would be stored."""
+
+
+class FakeContext(Said, HandlerContext):
     """The context of a handler that runs in a test; no worker and no database.
 
     What the handler is told:
@@ -97,26 +124,6 @@ class FakeContext(HandlerContext):
         self._keys: dict[tuple[object, ...], list[Submission]] = {}
         self._directory: Path | None = None
         self._given = self._as_file(checkpoint)
-        self.beats: list[dict[str, Any]] = []
-        """Each beat as it would be stored: step, total, phase and the handler's own fields, where given."""
-        self.logs: list[logging.LogRecord] = []
-        """What was written to `log`, at every level."""
-        self.checkpoints: dict[int, bytes] = {}
-        """What was saved, by step."""
-        self.is_ready: tuple[bool, int | None] | None = None
-        """What `ready` said last: whether it is, and its port. None: nothing yet."""
-        self.loads: list[float] = []
-        """What `load` said."""
-        self.model: str | None = None
-        """What `set_model` said last."""
-        self.submitted: list[Submission] = []
-        """The jobs that Apps without a dsn submitted inside this one."""
-        self.snoozed_s: float | None = None
-        """How long `snooze` asked to wait."""
-        self.completed = False
-        """Whether the handler has called `complete`."""
-        self.result: Any = None
-        """What it completed with, as it would be stored."""
 
     # -- what a test does ------------------------------------------------------------------------------------
 
@@ -153,6 +160,7 @@ class FakeContext(HandlerContext):
             checkpoint=self._latest(),
             inputs=self._given_inputs,
             devices=self._devices,
+            service=self._service,
             job=attempt,
             checkpoint_bytes=self._checkpoint_bytes,
         )
@@ -288,20 +296,11 @@ class FakeContext(HandlerContext):
         for name in ("request_id", "wake"):
             options.pop(name, None)
         key, _, replaces = (options.pop(name, None) for name in ("unique_key", "keep_s", "replaces"))
+        # As in `gangq.hold_key` (sql/036_unique.sql): a key is one of a task in a queue, for a gang of its own task,
+        # which it need not have. Here is one login, and the queue is the one that was given: a task has no settings.
+        of_key = None if key is None else (key, options.get("queue"), options.get("task"))
         members = _members(verb, options)
-        with self._lock:
-            of_key = (key, options.get("queue"), *(task for task, _ in members[:1]))
-            made = self._keys.get(of_key, []) if key is not None else []
-            existed = bool(made)
-            if not existed:
-                gang_id = next(self._ids) if verb.endswith("gang") else None
-                made = [Submission(next(self._ids), *member, gang_id, options) for member in members]
-                self.submitted += made
-            elif replaces:
-                made = [replace(made[0], payload=members[0][1])]
-                self.submitted = [made[0] if one.job_id == made[0].job_id else one for one in self.submitted]
-            if key is not None:
-                self._keys[of_key] = made
+        made, existed = self._kept(of_key, bool(replaces), members, options, gang=verb.endswith("gang"))
         ids = [one.job_id for one in made]
         if verb == "submit":
             return {"job_ids": ids}
@@ -310,6 +309,39 @@ class FakeContext(HandlerContext):
         return {name: answer[name] for name in ROWS[verb]._fields}
 
     # ------------------------------------------------------------------------------------------------------
+
+    def _kept(
+        self,
+        of_key: tuple[object, ...] | None,
+        replaces: bool,
+        members: list[tuple[str | None, Any]],
+        options: dict[str, Any],
+        *,
+        gang: bool,
+    ) -> tuple[list[Submission], bool]:
+        """Keep these (task, payload) in `submitted`, unless their unique key stands for others: with `replaces` the
+        first of those gets the payload of these. Return what the submission stands for, and whether that existed.
+        Raises `InvalidInput` for a gang with the key of a job, and the reverse.
+        """
+        with self._lock:
+            made = self._keys.get(of_key, []) if of_key is not None else []
+            existed = bool(made)
+            if existed and of_key is not None and gang != (made[0].gang_id is not None):
+                held, which = ("job", made[0].job_id) if gang else ("gang", made[0].gang_id)
+                raise InvalidInput(
+                    f"unique_key '{of_key[0]}' stands for {held} {which}. "
+                    "Use another key for gangs than for single jobs."
+                )
+            if not existed:
+                gang_id = next(self._ids) if gang else None
+                made = [Submission(next(self._ids), *member, gang_id, options) for member in members]
+                self.submitted += made
+            elif replaces:
+                made = [replace(made[0], payload=members[0][1])]
+                self.submitted = [made[0] if one.job_id == made[0].job_id else one for one in self.submitted]
+            if of_key is not None:
+                self._keys[of_key] = made
+        return made, existed
 
     def _require_claim(self) -> None:
         if self._lost:
@@ -324,10 +356,10 @@ class FakeContext(HandlerContext):
             self.stop()
 
     def _latest(self) -> Checkpoint | None:
-        if not self.checkpoints:
+        step = max(self.checkpoints, default=-1)
+        if self._given is not None and self._given.step > step:
             return self._given
-        step = max(self.checkpoints)
-        return self._as_file((step, self.checkpoints[step]))
+        return self._as_file((step, self.checkpoints[step])) if self.checkpoints else None
 
     def _as_file(self, checkpoint: tuple[int, bytes] | Checkpoint | None) -> Checkpoint | None:
         """The checkpoint, with its bytes in a file of this context."""
@@ -382,12 +414,20 @@ def _gang_info(gang: tuple[int, int] | GangInfo | None, job_id: int, *, epoch: i
 
 
 def _members(verb: str, options: dict[str, Any]) -> list[tuple[str | None, Any]]:
-    """Take task and payload of each job out of the arguments of a submission."""
+    """Take task and payload of each job out of the arguments of a submission.
+
+    Raises `InvalidInput` where both a gang and its role have payloads, as `gangq.check_payloads` does.
+    """
     task: str | None = options.pop("task", None)
     if verb == "submit":
         return [(task, json.loads(text)) for text in options.pop("payloads", ["{}"])]
     shared: Any = json.loads(options.pop("payload", None) or "{}")
     if "payloads" in options:
+        for role in options.get("roles", []):
+            if "payload" in role or "payloads" in role:
+                raise InvalidInput(
+                    f"both the gang and its role {role['name']} have payloads. Pass them in one of the two places."
+                )
         return [(task, payload) for payload in options.pop("payloads")]
     found: list[tuple[str | None, Any]] = []
     for role in options.get("roles", [{"count": options.get("size", 1)}]):

@@ -1,8 +1,10 @@
-"""Running all that waits, in this process, with real workers one after another."""
+"""Running all that waits, in this process, with real workers one after another.
+
+Its tests start processes: they are in `make test-slow`.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -10,9 +12,8 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,17 +21,17 @@ from gangq import logqueue
 from gangq.app import App, AsyncApp
 from gangq.client.rows import JobRow, WaitingRow
 from gangq.commands import COMMAND
-from gangq.context import runs_handler
+from gangq.context import runs_handler, set_current
 from gangq.durations import Duration, seconds
 from gangq.errors import GangqError, InvalidInput, WaitTimeout
 from gangq.schema import check_version
+from gangq.watchdogs.codes import ExitCode
 from gangq.worker.child_main import app_target
 from gangq.worker.connections import MainClient
 from gangq.worker.fitness import EXPECT_VARIABLE
 from gangq.worker.main import Worker
 from gangq.worker.options import WorkerOptions, usable_cpus, usable_memory_mb
 from gangq.worker.session import Session
-from gangq.worker.signals import SignalWatch
 
 _ENDED = ("done", "failed", "cancelled")
 _LEASE_S = 3600.0
@@ -77,8 +78,8 @@ def drain(
     Workers do it, one after another, each as `gangq worker --once` does:
 
     1. Light jobs run in this thread, one after another.
-    2. Placed single jobs run in this thread, too, on a worker that has just what they ask for: declared GPUs,
-       memory, CPUs and labels.
+    2. Placed single jobs run in this thread, too, on a worker with the labels and just the (declared) GPUs that
+       they ask for. Its memory and CPUs are those of this machine, or what they ask for where that is more.
     3. The members of a gang run at the same time, in child processes that import the App. So do jobs of tasks with
        `isolate=True`, and commands. What a test has patched is not patched there.
 
@@ -156,11 +157,14 @@ class _Drain:
         return self._app.client.jobs(state=states, limit=None)
 
     def _shapes(self) -> list[list[JobRow]]:
-        """The single jobs that wait to be placed, those that ask for the same together."""
+        """The single jobs that wait to be placed, those that ask for the same together. Commands have a worker of
+        their own, without an App.
+        """
         shapes = defaultdict[Any, list[JobRow]](list)
         for job in self._jobs("pending"):
             labels = json.dumps(job.labels, sort_keys=True)
-            shapes[job.gpus, job.vram_mb, job.memory_mb, job.cpus, labels].append(job)
+            needs = job.gpus, job.vram_mb, job.memory_mb, job.cpus, labels
+            shapes[needs, job.task == COMMAND].append(job)
         return [jobs for _, jobs in sorted(shapes.items(), key=lambda shape: shape[0])]
 
     def _require_reachable(self, gang_id: int, members: Sequence[JobRow]) -> None:
@@ -205,17 +209,16 @@ class _Drain:
             )
             try:
                 check_version(client)
-                worker = _Worker(app, options, client)
-                with worker.ending_at(self._until):
-                    code = worker.run()
+                run = _Run(app, options, client)
+                code = run.until(self._until)
             finally:
                 client.close()
-        if worker.timed_out:
-            raise WaitTimeout(f"drain has not ended within {self._timeout:g} s: {worker.timed_out}")
-        if worker.interrupted:
+        if run.timed_out:
+            raise WaitTimeout(f"drain has not ended within {self._timeout:g} s: {run.timed_out}")
+        if run.interrupted:
             raise KeyboardInterrupt
         tasks = {job.task for job in held}
-        self._reasons |= {_which(row): row for row in worker.waiting if row.task in tasks}
+        self._reasons |= {_which(row): row for row in run.waiting if row.task in tasks}
         if code != 0:
             raise GangqError(f"the worker ended with code {code}: see its log")
 
@@ -243,62 +246,87 @@ class _Interrupted(BaseException):
     """Raised in a handler that has to end now. No `except Exception` of it gets in the way."""
 
 
-class _Worker(Worker):
+class _Run:
     """A worker whose handler can be interrupted, so that its end need not be the end of this process."""
 
     def __init__(self, app: App | None, options: WorkerOptions, client: MainClient) -> None:
-        # It says of this machine what drain's declared devices are not.
-        environ = {name: value for name, value in os.environ.items() if name != EXPECT_VARIABLE}
-        super().__init__(app, options, client, environ=environ)
-        self._signals = _CtrlC(self)
         self._thread = threading.get_ident()
+        self._session: Session | None = None
         self.waiting: list[WaitingRow] = []
         """What it has left, and why."""
         self.interrupted = False
         """Whether SIGINT has come."""
         self.timed_out: str | None = None
         """Set once the time is up: what ran then."""
-        self._session: Session | None = None
+        self.worker = Worker(
+            app,
+            options,
+            client,
+            # It says of this machine what drain's declared devices are not.
+            environ={name: value for name, value in os.environ.items() if name != EXPECT_VARIABLE},
+            signals=_CtrlC(self),
+            on_registered=self._registered,
+            before_retire=self._retiring,
+        )
 
-    @contextlib.contextmanager
-    def ending_at(self, until: float) -> Iterator[None]:
-        """With a thread that ends it at `until` (of `_now`)."""
+    def until(self, until: float) -> int:
+        """Run the worker, to its end at `until` (of `_now`) at the latest; return its exit code."""
         ended = threading.Event()
         clock = threading.Thread(target=self._end_at, args=(until, ended), name="gangq-drain", daemon=True)
         clock.start()
         try:
-            yield
+            return self.worker.run()
+        except _Interrupted:
+            # The handler has ended between the look and the exception, which has hit the worker: it ends without a
+            # report. `timed_out` or `interrupted` is set, and that is what the caller is told.
+            set_current(None)
+            return ExitCode.LOST
         finally:
             ended.set()
             clock.join()
 
-    def _register(self, directory: Path, patient: bool) -> Session | None:
-        self._session = super()._register(directory, patient)
-        return self._session
+    def interrupt(self) -> None:
+        """SIGINT has come: interrupt the handler and end the worker."""
+        if not (self.interrupted or self.timed_out):
+            self.interrupted = True
+            # Not here: the main thread may hold a lock that this needs.
+            threading.Thread(target=self.worker.stop, name="gangq-stop", daemon=True).start()
+        if runs_handler():
+            raise _Interrupted
 
-    def _retire(self, session: Session) -> bool:
+    def _registered(self, session: Session) -> None:
+        self._session = session
+
+    def _retiring(self, session: Session) -> None:
         self.waiting = session.thread_client.waiting()
-        return super()._retire(session)
 
     def _end_at(self, until: float, ended: threading.Event) -> None:
+        """End the run if it goes on at `until`, in these steps:
+
+        1. The worker is stopped: it takes no more jobs, and tells its handlers to stop.
+        2. While a handler runs here, it has until all its jobs must end, and a look (`_TOLD_S`) more.
+        3. Then it is interrupted, again at each look, because it may catch that.
+        4. Where no handler runs here, what is left are child processes: the worker is stopped once more, which ends
+           them without a grace.
+        """
         while _now() < until:
             if ended.wait(_LOOK_S):
                 return
         running = [] if self._session is None else self._session.table.snapshot()
         names = ", ".join(f"job {job.id} (task {job.claim.task!r})" for job in running)
         self.timed_out = f"{names or 'no job'} ran then"
-        self.stop()
+        self.worker.stop()
         told = False
         while not ended.wait(_TOLD_S):
             if not runs_handler():
-                self.stop()  # The second call ends child processes without a grace.
+                self.worker.stop()  # The second call ends child processes without a grace.
             elif told:
                 self.timed_out = f"{names} ran then, and was interrupted"
-                self._interrupt()
+                self._interrupt_handler()
             else:
                 told = all(job.must_end for job in running)
 
-    def _interrupt(self) -> None:
+    def _interrupt_handler(self) -> None:
         if self._thread == threading.main_thread().ident:
             # A signal also ends the call in which it waits.
             signal.pthread_kill(self._thread, signal.SIGINT)
@@ -307,34 +335,25 @@ class _Worker(Worker):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
 
 
-class _CtrlC(SignalWatch):
-    """SIGINT interrupts the handler and ends the worker; other signals are left as they are."""
+class _CtrlC:
+    """`Signals` of a run: SIGINT alone; other signals are left as they are."""
 
-    def __init__(self, worker: _Worker) -> None:
-        super().__init__(worker._control, worker.stop)
-        self._worker = worker
+    def __init__(self, run: _Run) -> None:
+        self._run = run
         # Made once, so that it can be told from another.
         self._own = self._hear
         self._before: Any = None
 
     def install(self) -> None:
-        """Take over SIGINT. For the main thread."""
         self._before = signal.signal(signal.SIGINT, self._own)
 
     def renew(self) -> None:
-        """Take it back from whatever a handler has installed. In another thread there is nothing to take."""
+        # In another thread than the main one nothing was taken.
         if self._before is not None and signal.getsignal(signal.SIGINT) is not self._own:
             signal.signal(signal.SIGINT, self._own)
 
     def stop(self) -> None:
-        """Give it back."""
         signal.signal(signal.SIGINT, self._before)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
-        worker = self._worker
-        if not (worker.interrupted or worker.timed_out):
-            worker.interrupted = True
-            # Not here: the main thread may hold a lock that this needs.
-            threading.Thread(target=worker.stop, name="gangq-stop", daemon=True).start()
-        if runs_handler():
-            raise _Interrupted
+        self._run.interrupt()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Callable, Sequence
+import asyncio
+import os
+import sys
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -13,13 +13,15 @@ from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Footer, Input, Static, TabbedContent, TabPane
 
 from gangq.cli import output
 from gangq.cli.output import seconds
-from gangq.client import Client
+from gangq.client import AsyncClient
+from gangq.client.encoding import counted
 from gangq.errors import GangqError
+from gangq.private import DSN_VARIABLE
 from gangq.top.table import Table
 from gangq.top.tabs import MOST, TABS, Row, Tab, summary
 
@@ -45,12 +47,13 @@ class Line:
 
 
 class Top(App[None]):
-    """Tables of live things. `look` answers a `gangq` command (["show", "g7"]) as text."""
+    """Tables of live things, of the database `dsn`. What asks it never keeps the screen waiting."""
 
     TITLE = "gangq top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #summary { height: 1; padding: 0 1; background: $panel; }
+    TabbedContent { height: 1fr; }
+    #summary { height: auto; padding: 0 1; background: $panel; }
     #filter { display: none; border: none; height: 1; }
     #filter.open { display: block; }
     Pages, Question { align: center middle; }
@@ -69,10 +72,10 @@ class Top(App[None]):
         Binding("q", "quit", "Quit"),
     ]
 
-    def __init__(self, client: Client, look: Callable[[Sequence[str]], str], *, every_s: float = 2.0) -> None:
+    def __init__(self, dsn: str, *, every_s: float = 2.0) -> None:
         super().__init__()
-        self._client = client
-        self._look = look
+        self._dsn = dsn
+        self._client = AsyncClient(dsn, max_size=1, connect_s=2)
         self._every_s = every_s
         self._held = False
         self._answer: tuple[Tab, list[Line]] = TABS[0], []
@@ -90,25 +93,38 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Ask every few seconds. The first tab asks when it is activated."""
-        self.set_interval(self._every_s, lambda: None if self._held else self._ask())
+        """Ask every few seconds, once at a time. The first tab asks when it is activated."""
+        self.set_interval(self._every_s, self._ask_again)
+
+    async def on_unmount(self) -> None:
+        """Close the connection."""
+        await self._client.close()
+
+    @property
+    def _tables(self) -> Screen[object]:
+        """The screen with the tabs, also while `Pages` or a `Question` lies above it."""
+        return self.screen_stack[0]
 
     @property
     def tab(self) -> Tab:
         """The one that is looked at."""
-        return TABS[int(self.screen_stack[0].query_one(TabbedContent).active.removeprefix("tab-")) - 1]
+        return TABS[int(self._tables.query_one(TabbedContent).active.removeprefix("tab-")) - 1]
 
     # -- Rows --------------------------------------------------------------------------------------------------
 
-    @work(thread=True, exclusive=True)
-    def _ask(self) -> None:
+    def _ask_again(self) -> None:
+        if not self._held and not any(one.group == "ask" and one.is_running for one in self.workers):
+            self._ask()
+
+    @work(exclusive=True, group="ask")
+    async def _ask(self) -> None:
         tab = self.tab
         try:
-            fleet, rows = self._client.execute(summary()), self._client.execute(tab.query())
+            fleet, rows = await self._client.execute(summary()), await self._client.execute(tab.query())
         except GangqError as problem:
-            self.call_from_thread(self._say, Text(str(problem), style="red"))
-            return
-        self.call_from_thread(self._answered, tab, fleet, rows)
+            self._say(Text(str(problem), style="red"))
+        else:
+            self._answered(tab, fleet, rows)
 
     def _answered(self, tab: Tab, fleet: Row, rows: list[Row]) -> None:
         self._say(_in_one_line(fleet, held=self._held))
@@ -116,7 +132,7 @@ class Top(App[None]):
         self.draw()
 
     def _say(self, text: Text) -> None:
-        self.screen_stack[0].query_one("#summary", Static).update(text)
+        self._tables.query_one("#summary", Static).update(text)
 
     def draw(self) -> None:
         """Show the rows that were answered last, as they are sorted and filtered now; the cursor stays on its row."""
@@ -128,7 +144,8 @@ class Top(App[None]):
             lines = [line for line in lines if wanted in line.searched]
         by, backwards = self._sort[tab.title]
         if by is not None:
-            lines.sort(key=lambda line: _key(tab.columns[by].cell(line.row)))
+            key = tab.key(tab.columns[by])
+            lines.sort(key=lambda line: _key(key(line.row)))
         if backwards:
             lines.reverse()
         before, at = self._chosen(), table.cursor
@@ -136,11 +153,16 @@ class Top(App[None]):
         self._names = [tab.named(line.row) for line in seen]
         if before is not None and before in self._names:
             at = self._names.index(before)
-        note = f"{MOST} of {len(lines)}: / filters" if len(lines) > MOST else ""
+        if len(lines) > MOST:
+            note = f"{MOST} of {len(lines)}: / filters"
+        elif not lines and asked is tab:
+            note = f"No row holds {self._wanted!r}: Esc shows all." if self._wanted else tab.nothing
+        else:
+            note = ""
         table.show(tab.columns, [line.texts for line in seen], at, note)
 
     def _table(self) -> Table:
-        pane = self.screen_stack[0].query_one(TabbedContent).active_pane
+        pane = self._tables.query_one(TabbedContent).active_pane
         assert pane is not None
         return pane.query_one(Table)
 
@@ -152,7 +174,7 @@ class Top(App[None]):
 
     def action_tab(self, number: int) -> None:
         """Look at another tab."""
-        self.screen_stack[0].query_one(TabbedContent).active = f"tab-{number}"
+        self._tables.query_one(TabbedContent).active = f"tab-{number}"
 
     def on_tabbed_content_tab_activated(self) -> None:
         """Show nothing of the tab before, and ask for the rows of this one."""
@@ -179,7 +201,7 @@ class Top(App[None]):
 
     def action_filter(self) -> None:
         """Open the line that is typed into."""
-        line = self.screen_stack[0].query_one("#filter", Input)
+        line = self._tables.query_one("#filter", Input)
         line.add_class("open")
         line.focus()
 
@@ -194,7 +216,7 @@ class Top(App[None]):
 
     def key_escape(self) -> None:
         """Show all rows again."""
-        line = self.screen_stack[0].query_one("#filter", Input)
+        line = self._tables.query_one("#filter", Input)
         line.value = ""
         line.remove_class("open")
         self._table().focus()
@@ -207,7 +229,7 @@ class Top(App[None]):
     def action_open(self, command: str) -> None:
         """Open what a command says of the chosen row."""
         if (name := self._chosen()) is not None:
-            self.push_screen(Pages(self._look([command, name])))
+            self.push_screen(Pages(self._dsn, command, name))
 
     def on_table_opened(self) -> None:
         """Open the row that was clicked."""
@@ -215,27 +237,39 @@ class Top(App[None]):
 
     def action_cancel(self) -> None:
         """Cancel the chosen job or gang, if that is confirmed."""
-        name = self._chosen()
-        if name is not None:
-            self.push_screen(Question(f"Cancel {name}?"), lambda yes: self._cancel(name) if yes else None)
+        if (name := self._chosen()) is None:
+            return
 
-    def _cancel(self, name: str) -> None:
-        self.notify(self._look(["cancel", name]).strip() or f"{name} is cancelled", markup=False)
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._cancel(name)
+
+        self.push_screen(Question(f"Cancel {name}?"), answered)
+
+    @work
+    async def _cancel(self, name: str) -> None:
+        said = await answer_of(self._dsn, "cancel", name)
+        self.notify(said.strip() or f"{name} is cancelled", markup=False)
         self._ask()
 
 
 class Pages(ModalScreen[None]):
-    """A text to scroll through."""
+    """What a command says, to scroll through. It can be left before the command has answered."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "Back", priority=True)]
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, dsn: str, *words: str) -> None:
         super().__init__()
-        self._text = text
+        self._dsn, self._words = dsn, words
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
-            yield Static(Text.from_ansi(self._text))
+            yield Static(f"gangq {' '.join(self._words)} … Esc leaves it", markup=False)
+
+    @work
+    async def on_mount(self) -> None:
+        """Show the answer when it comes."""
+        self.query_one(Static).update(Text.from_ansi(await answer_of(self._dsn, *self._words)))
 
 
 class Question(ModalScreen[bool]):
@@ -254,19 +288,23 @@ class Question(ModalScreen[bool]):
         yield Static(f"{self._text}  y / n", markup=False)
 
 
-def answer_of(command: Callable[[Sequence[str]], None]) -> Callable[[Sequence[str]], str]:
-    """Make a `look` of a function that runs a command and prints its answer."""
-
-    def look(words: Sequence[str]) -> str:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            try:
-                command(words)
-            except GangqError as problem:
-                output.write(str(problem))
-        return said.getvalue()
-
-    return look
+async def answer_of(dsn: str, *words: str) -> str:
+    """Run a command of `gangq` and return what it says. It is a process of its own, killed when nobody waits for it
+    any more.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "gangq", *words),
+        env={**os.environ, DSN_VARIABLE: dsn},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        said, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        raise
+    return said.decode(errors="replace")
 
 
 def _in_one_line(fleet: Row, *, held: bool) -> Text:
@@ -276,19 +314,19 @@ def _in_one_line(fleet: Row, *, held: bool) -> Text:
         text.append("  " if text else "")
         text.append(words, style)
 
-    part(f"{fleet['live']} workers")
+    part(counted(fleet["live"], "worker"))
     if fleet["silent"]:
         part(f"{fleet['silent']} silent", "yellow")
     part(f"GPUs {fleet['held']} held, {fleet['free']} free")
     if fleet["quarantined"]:
         part(f"{fleet['quarantined']} quarantined", "red")
     part(f"{fleet['running']} running")
-    part(f"{fleet['waiting']} jobs and {fleet['waiting_gangs']} gangs waiting")
+    part(f"{counted(fleet['waiting'], 'job')}, {counted(fleet['waiting_gangs'], 'gang')} wait")
     if fleet["trips"]:
-        part(f"{fleet['trips']} trips in the last hour", "red")
+        part(f"{counted(fleet['trips'], 'trip')} in 1h", "red")
     age = fleet["tick_age_s"]
     if age is None or age > _LATE_S:
-        part("no tick yet" if age is None else f"the last tick was {seconds(age)} ago", "red")
+        part("no tick yet" if age is None else f"last tick {seconds(age)} ago", "red")
     return text
 
 

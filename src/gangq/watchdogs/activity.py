@@ -31,6 +31,7 @@ from gangq.proc import procfs
 from gangq.proc.clock import boottime
 from gangq.watchdogs.counters import (
     Counters,
+    Wait,
     driver_threads,
     library_threads,
     own_counters,
@@ -54,8 +55,10 @@ SWITCHES = 20
 _BUSY_CPU = 0.02
 _CHILD_CPU = 0.05
 """Cores that processes below the one with the device need to use to count as work."""
-_LOCKS_BYTES = 1 << 16
+_LOCKS_BYTES = 1 << 22
+"""Of /proc/locks, 60 bytes a lock: a database on the host has thousands."""
 _GIL_WAITS_PER_S = (50.0, 260.0)
+_NOTHING = Counters(io_bytes=0)
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,8 @@ def movement(before: HostSample, after: HostSample) -> Movement:
     unknown = before.unknown or after.unknown
     io = faults = switches = 0
     cpu = child_cpu = 0.0
-    nothing = Counters(io_bytes=0)
     for key, now in after.processes.items():
-        then = before.processes.get(key, nothing)
+        then = before.processes.get(key, _NOTHING)
         if now.io_bytes is None or then.io_bytes is None:
             unknown = unknown or f"the I/O of process {key[0]} cannot be read"
         else:
@@ -130,18 +132,12 @@ def movement(before: HostSample, after: HostSample) -> Movement:
         if after.drivers is not None and key not in after.drivers:
             child_cpu += now.cpu_s - then.cpu_s
         switches += _waits(then, now, interval, key[0] if key == after.own else None)
-    own_switches = 0
     for tid, now in after.library.items():
-        then = before.library.get(tid, nothing)
+        then = before.library.get(tid, _NOTHING)
         io -= (now.io_bytes or 0) - (then.io_bytes or 0)
         faults -= now.faults - then.faults
         cpu -= now.cpu_s - then.cpu_s
-        own_switches += now.switches.get(0, 0) - then.switches.get(0, 0)
-    switches -= own_switches
-    if cpu > _BUSY_CPU * interval:
-        # Each of them may have made the busy thread hand over the GIL. That thread then waits twice: until the other
-        # one has taken the GIL, and until it is free again.
-        switches -= 2 * own_switches
+    switches -= _library_waits(before, after, busy=cpu > _BUSY_CPU * interval)
     memory = _held(after) - _held(before)
     found = _signs_of_work(interval, io, memory, faults, switches, child_cpu)
     moved: bool | None = True
@@ -160,6 +156,17 @@ def movement(before: HostSample, after: HostSample) -> Movement:
         max(0.0, child_cpu) / max(interval, 1e-3),
         _waiting_for(before, after),
     )
+
+
+def _library_waits(before: HostSample, after: HostSample, *, busy: bool) -> int:
+    """The voluntary waits that the library's own threads cause. `busy`: the job's threads used the processor."""
+    own = sum(
+        now.switches.get(0, 0) - before.library.get(tid, _NOTHING).switches.get(0, 0)
+        for tid, now in after.library.items()
+    )
+    # Each of them may have made a busy thread hand over the GIL. That thread then waits twice: until the other one
+    # has taken the GIL, and until it is free again.
+    return 3 * own if busy else own
 
 
 def _signs_of_work(
@@ -195,12 +202,12 @@ def _waiting_for(before: HostSample, after: HostSample) -> str | None:
         if any(_asks_for_gil(tid, more, then, now, after.at - before.at) for tid, more in waits.items()):
             # One of its threads cannot get the GIL, so its main thread holds it, whatever that waits in.
             continue
-        if main in then.asleep and main in now.asleep and waits.get(main) == 0:
+        seen = _seen(main, then, now)
+        if seen == [Wait.SLEEP, Wait.SLEEP] and waits.get(main) == 0:
             return f"process {main} sleeps"
         # Not in this process: there PythonSteps knows whether the main thread returned from its call. A call into C
         # that polls for ever looks the same from outside.
-        seen = then.asleep | then.elsewhere | now.asleep | now.elsewhere
-        if key != after.own and waits.get(main) and main in seen:
+        if key != after.own and waits.get(main) and (Wait.SLEEP in seen or Wait.DATA in seen):
             return f"process {main} waits again and again"
     return None
 
@@ -216,24 +223,23 @@ def _waits(then: Counters, now: Counters, interval: float, own_main: int | None)
     waits = 0
     for tid, count in now.switches.items():
         more = count - then.switches.get(tid, 0)
-        for_data = tid in then.elsewhere or tid in now.elsewhere
-        sleeps = tid in then.asleep or tid in now.asleep
-        if for_data or not (sleeps or tid == own_main or _asks_for_gil(tid, more, then, now, interval)):
+        seen = _seen(tid, then, now)
+        in_vain = Wait.SLEEP in seen or tid == own_main or _asks_for_gil(tid, more, then, now, interval)
+        if Wait.DATA in seen or not in_vain:
             waits += more
     return waits
 
 
 def _asks_for_gil(tid: int, waits: int, then: Counters, now: Counters, interval: float) -> bool:
+    """Whether it waits as often as a thread that wants the GIL, and was seen to wait for a lock and not for data."""
     least, most = (rate * interval for rate in _GIL_WAITS_PER_S)
-    return least <= waits <= most and _parks(tid, then, now)
+    seen = _seen(tid, then, now)
+    return least <= waits <= most and Wait.LOCK in seen and Wait.DATA not in seen
 
 
-def _parks(tid: int, then: Counters, now: Counters) -> bool:
-    """Whether a thread was found waiting for a lock, and at no time for anything else."""
-    for found in (then, now):
-        if tid in found.elsewhere:
-            return False
-    return tid in now.parked or tid in then.parked
+def _seen(tid: int, then: Counters, now: Counters) -> list[Wait]:
+    """What a thread was seen to wait in at the two looks."""
+    return [found.waits[tid] for found in (then, now) if tid in found.waits]
 
 
 class HostActivity:

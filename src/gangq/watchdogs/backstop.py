@@ -16,11 +16,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
+from gangq.errors import InvalidInput
 from gangq.watchdogs import signs
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.deadman import Deadman
-from gangq.watchdogs.giveway import GiveWay
 from gangq.watchdogs.numbers import length_s
+from gangq.watchdogs.pending import GiveWay
 
 if TYPE_CHECKING:
     from typing import Self
@@ -48,7 +49,7 @@ class Backstop:
 
     A handler that makes many calls which hold the GIL, one after another, is not frozen, but starves the other
     threads. A second timer then asks the main thread to move the first one, and to let other threads run
-    (:mod:`gangq.watchdogs.giveway`).
+    (:class:`gangq.watchdogs.pending.GiveWay`).
 
     Silence is counted on the monotonic clock, which stands still while the host sleeps. It runs on while the process
     is stopped (SIGSTOP, Ctrl-Z, ``docker pause``, a debugger), so a pause counts as silence: a timer cannot tell the
@@ -104,14 +105,20 @@ class Backstop:
         self._thread: threading.Thread | None = None
 
     def start(self) -> Self:
-        """Arm it. Starting twice is the same as once."""
+        """Arm it. Starting twice is the same as once. Where no thread can be started nothing is armed."""
         if self._thread is None:
             self._stopping.clear()
             self._ends_at = None
-            self.check()
-            self._thread = threading.Thread(target=self._run, name="gangq-backstop", daemon=True)
-            self._thread.start()
-            self.thread_id = self._thread.native_id or 0
+            thread = threading.Thread(target=self._run, name="gangq-backstop", daemon=True)
+            try:
+                self.check()
+                thread.start()
+            except BaseException:
+                # Nothing would move the timers.
+                self.stop()
+                raise
+            self._thread = thread
+            self.thread_id = thread.native_id or 0
             signs.listen(self.sign)
         return self
 
@@ -140,9 +147,14 @@ class Backstop:
         """From now on, this much silence.
 
         Raises:
-            InvalidInput: a silence that makes no sense.
+            InvalidInput: a silence that makes no sense, or in which two signs do not come.
         """
-        self._silence_s = length_s("silence_s", silence_s, most=86400)
+        silence_s = length_s("silence_s", silence_s, most=86400)
+        if silence_s < 2 * self._interval_s:
+            raise InvalidInput(
+                f"silence_s is {silence_s!r}: a sign comes every {self._interval_s:g} s, so allow twice that at least"
+            )
+        self._silence_s = silence_s
         self._due = 0.0
         if self._thread is not None:
             self.sign()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from gangq import private
 from gangq.proc import procfs
@@ -22,13 +23,20 @@ _DRIVER_THREADS = (b"cuda-EvtHandlr",)
 """Threads that a driver starts in a program: CUDA's polls ten times a second, whatever the program does."""
 
 
+class Wait(Enum):
+    """What a thread was waiting in when it was looked at."""
+
+    LOCK = "a lock: of the program, or the GIL"
+    SLEEP = "a sleep"
+    DATA = "anything else, such as a read"
+
+
 @dataclass(frozen=True)
 class Counters:
     """What one process, or one thread, has done since it began; None: the kernel does not say.
 
-    ``switches`` are voluntary context switches by thread (0 for all of a process); ``parked`` are the threads
-    that were waiting for a lock just then, ``asleep`` those that slept for a time, ``elsewhere`` those that were
-    waiting for anything else.
+    ``switches`` are voluntary context switches by thread (0 for all of a process); ``waits`` is what each thread was
+    waiting in just then, without those that ran.
     """
 
     io_bytes: int | None = None
@@ -36,9 +44,7 @@ class Counters:
     cpu_s: float = 0.0
     memory_bytes: int = 0
     switches: Mapping[int, int] = field(default_factory=dict)
-    parked: frozenset[int] = frozenset()
-    elsewhere: frozenset[int] = frozenset()
-    asleep: frozenset[int] = frozenset()
+    waits: Mapping[int, Wait] = field(default_factory=dict)
 
 
 def library_threads() -> list[int]:
@@ -75,10 +81,7 @@ def with_main_thread(process: Counters) -> Counters:
     if threading.get_native_id() == me or (count := _switches(f"/proc/self/task/{me}/status")) is None:
         return process
     others = max(0, process.switches[0] - count)
-    parked, elsewhere, asleep = _waiting(me, [me])
-    return replace(
-        process, switches={0: others, me: count}, parked=parked, elsewhere=elsewhere, asleep=asleep
-    )
+    return replace(process, switches={0: others, me: count}, waits=_waiting(me, [me]))
 
 
 def thread_counters(pid: int, tid: int) -> Counters | None:
@@ -104,15 +107,13 @@ def process_counters(pid: int) -> tuple[int, Counters] | None:
         *_faults_and_cpu(fields),
         _resident(f"/proc/{pid}/statm"),
         switches,
-        *_waiting(pid, switches),
+        _waiting(pid, switches),
     )
 
 
-def _waiting(pid: int, tids: Iterable[int]) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
-    """Which threads wait for a lock, which for anything else, and which sleep."""
-    parked: set[int] = set()
-    elsewhere: set[int] = set()
-    asleep: set[int] = set()
+def _waiting(pid: int, tids: Iterable[int]) -> dict[int, Wait]:
+    """What each of these threads waits in."""
+    found: dict[int, Wait] = {}
     left = set(tids)
     for look in range(_LOOKS):
         if look:
@@ -123,10 +124,10 @@ def _waiting(pid: int, tids: Iterable[int]) -> tuple[frozenset[int], frozenset[i
             where = procfs.read(f"/proc/{pid}/task/{tid}/wchan") or b"0"
             if where.strip() != b"0":
                 left.discard(tid)
-                (asleep if _SLEEPS in where else parked if b"futex" in where else elsewhere).add(tid)
+                found[tid] = Wait.SLEEP if _SLEEPS in where else Wait.LOCK if b"futex" in where else Wait.DATA
         if not left:
             break
-    return frozenset(parked), frozenset(elsewhere), frozenset(asleep)
+    return found
 
 
 def _faults_and_cpu(fields: list[str]) -> tuple[int, float]:

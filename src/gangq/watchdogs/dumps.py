@@ -30,6 +30,8 @@ _MOST_BYTES = 1 << 18
 _THREAD = re.compile(r"^(Current thread|Thread) 0x.*:\n((?:  .*\n)*)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _OUTERMOST = re.compile(r"(?: in <module>|^  \.\.\.)\n\Z", re.MULTILINE)
+_PACKAGE = f'  File "{Path(__file__).parents[1]}{os.sep}'
+_RUNNER = f"{_PACKAGE}{os.path.join('worker', 'runner_inline.py')}"
 
 
 def path_of(directory: Path, pid: int) -> Path:
@@ -73,6 +75,20 @@ def main_thread(stacks: str) -> list[FrameSummary]:
                 for file, line, name in _FRAME.findall(frames)
             ]
     return []
+
+
+def inline_handler(stacks: str) -> str:
+    """The own frames of the handler that runs in a worker's main thread, innermost last; empty: none runs there.
+
+    The signal may have met another thread, so it is looked for in all: where the worker's runner has called it.
+    """
+    for _, thread in _THREAD.findall(stacks):
+        frames = thread.splitlines()
+        run_by = next((n for n, frame in enumerate(frames) if frame.startswith(_RUNNER)), 0)
+        own = [frame for frame in frames[:run_by] if not frame.startswith(_PACKAGE)]
+        if own:
+            return "\n".join(reversed(own))
+    return ""
 
 
 def _catches(pid: int) -> bool:

@@ -12,12 +12,12 @@ import json
 import os
 import socket
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangq.proc import procfs
+from gangq.proc.within import within
 from gangq.watchdogs import waits
 
 if TYPE_CHECKING:
@@ -104,11 +104,8 @@ def _within(limit_s: float, steps: Mapping[str, Callable[[], Any]]) -> tuple[dic
                 found[name] = f"could not be had: {problem!r}"
             missing.discard(name)
 
-    thread = threading.Thread(target=gather, name="gangq-evidence", daemon=True)
     # Without a thread (a full pids cgroup) there is no limit to be kept: then all of it is missing.
-    with contextlib.suppress(RuntimeError):
-        thread.start()
-        thread.join(limit_s)
+    within(limit_s, gather, "gangq-evidence")
     return dict(found), sorted(missing)
 
 

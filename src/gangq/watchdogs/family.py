@@ -13,7 +13,7 @@ from gangq.proc.clock import boottime
 _TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _RESCAN_S = 30.0
 _SETTLED_S = 2.0
-OWN_COMMANDS = (b"gangq.gpu.sampling", b"gangq.worker.report")
+OWN_COMMANDS = (b"gangq.gpu.sampling", b"gangq.worker.death_main")
 """Modules that the library runs in processes of their own, below the one that does the work."""
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq.watchdogs.activity import movement
 from gangq.watchdogs.codes import ExitCode
-from gangq.watchdogs.idle import QUIET_PCT, Sample, judge, summary
+from gangq.watchdogs.idle import QUIET_PCT, Sample, Verdict, judge, summary
 from gangq.watchdogs.numbers import factor, length_s
 from gangq.watchdogs.sensors import Sensors, WorkSensors
 from gangq.watchdogs.stall import LOAD_GRACE_S, LONG_PHASE_S
 from gangq.watchdogs.verdicts import Trip
-from gangq.watchdogs.watch import Setup, Watch, Watched
+from gangq.watchdogs.watch import Setup, Terms, Watch, Watched
 
 if TYPE_CHECKING:
     from typing import Self, Unpack
@@ -38,9 +39,35 @@ class _LatestBeat(NamedTuple):
     phase_paused: float
 
 
+class _Seen(NamedTuple):
+    """What a look finds that may end a window, besides the samples: how many beats have come, the pauses counted, and
+    whether the devices may be idle now.
+    """
+
+    beats: int
+    paused: float
+    exempt: bool
+
+
+@dataclass(frozen=True)
+class HealthTerms(Terms):
+    """What one job is allowed; see `GpuHealthWatchdog` for what it means."""
+
+    window_s: float = WINDOW_S
+    wait_factor: float = 3.0
+    load_grace_s: float = LOAD_GRACE_S
+    long_phase_s: float = LONG_PHASE_S
+
+    def __post_init__(self) -> None:
+        """Raises `InvalidInput` for a number that makes no sense, by name."""
+        length_s("window_s", self.window_s)
+        factor("wait_factor", self.wait_factor)
+        length_s("load_grace_s", self.load_grace_s, zero=True)
+        length_s("long_phase_s", self.long_phase_s)
+
+
 class _WithDevices(Watched):
     __slots__ = (
-        "beats_seen",
         "before",
         "event_at",
         "exempt_at",
@@ -48,21 +75,30 @@ class _WithDevices(Watched):
         "firsts",
         "kept",
         "latest",
-        "load_grace_s",
-        "long_phase_s",
-        "paused_seen",
         "quiet_since",
         "sample_at",
         "sampler",
         "samples",
+        "seen",
         "sensors",
+        "terms",
         "touched",
         "waited",
-        "window_s",
     )
 
-    def __init__(self, since: float, paused: float, job: Any) -> None:
+    def __init__(
+        self,
+        since: float,
+        paused: float,
+        job: Any,
+        terms: HealthTerms,
+        sensors: Sensors,
+        sampler: DeviceSampler | None,
+    ) -> None:
         super().__init__(since, paused, job)
+        self.terms = terms
+        self.sensors = sensors
+        self.sampler = sampler
         self.event_at = since
         self.exempt_at = since
         """When devices were last allowed to be idle: no window begins before that."""
@@ -72,7 +108,6 @@ class _WithDevices(Watched):
         """The first reading of each device: errors counted before this job are not its own."""
         self.before: Sample | None = None
         self.kept: deque[Sample] = deque(maxlen=_KEPT_SAMPLES)
-        self.paused_seen = paused
         self.quiet_since: float | None = None
         self.samples = 0
         self.sample_at = since
@@ -80,12 +115,8 @@ class _WithDevices(Watched):
         self.waited = False
         """Whether it was seen to wait, rather than to be silent, since it fell quiet."""
         self.latest: _LatestBeat | None = None
-        self.beats_seen = 0
-        self.sensors: Sensors
-        self.sampler: DeviceSampler | None
-        self.window_s: float
-        self.load_grace_s: float
-        self.long_phase_s: float
+        self.seen: _Seen | None = None
+        """What was seen at the look before; None: there was none."""
 
 
 class GpuHealthWatchdog(Watch[_WithDevices]):
@@ -114,7 +145,7 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         self,
         *,
         window_s: float = WINDOW_S,
-        wait_factor: float = 3.0,
+        wait_factor: float = HealthTerms.wait_factor,
         load_grace_s: float = LOAD_GRACE_S,
         long_phase_s: float = LONG_PHASE_S,
         sample_s: float = 2.0,
@@ -130,10 +161,7 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
             InvalidInput: a number that makes no sense, by name.
         """
         super().__init__(**setup)
-        self._window_s = length_s("window_s", window_s)
-        self._wait_factor = factor("wait_factor", wait_factor)
-        self._load_grace_s = length_s("load_grace_s", load_grace_s, zero=True)
-        self._long_phase_s = length_s("long_phase_s", long_phase_s)
+        self._terms = HealthTerms(window_s, wait_factor, load_grace_s, long_phase_s)
         self._sample_s = length_s("sample_s", sample_s, most=60)
         self._sensors = sensors or WorkSensors(clock=self._clock)
         self._sampler = sampler
@@ -153,17 +181,10 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        watched = _WithDevices(self._clock(), self.pauses.total_s, job)
-        watched.sensors = sensors or self._sensors
-        watched.sampler = sampler or self._sampler or getattr(watched.sensors, "sampler", None)
-        watched.window_s = self._window_s if window_s is None else length_s("window_s", window_s)
-        watched.load_grace_s = (
-            self._load_grace_s if load_grace_s is None else length_s("load_grace_s", load_grace_s, zero=True)
-        )
-        watched.long_phase_s = (
-            self._long_phase_s if long_phase_s is None else length_s("long_phase_s", long_phase_s)
-        )
-        self._begin(watched)
+        terms = self._terms.but(window_s=window_s, load_grace_s=load_grace_s, long_phase_s=long_phase_s)
+        sensors = sensors or self._sensors
+        sampler = sampler or self._sampler or getattr(sensors, "sampler", None)
+        self._begin(_WithDevices(self._clock(), self.pauses.total_s, job, terms, sensors, sampler))
         return self
 
     def beat(
@@ -217,36 +238,44 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
                 job.touched = True
 
     def _judge_sample(self, job: _WithDevices, before: Sample, sample: Sample, now: float) -> None:
-        latest, paused = job.latest, self.pauses.total_s
-        beaten = latest is not None and latest.number != job.beats_seen
-        job.beats_seen = 0 if latest is None else latest.number
-        tear = paused != job.paused_seen
-        job.paused_seen = paused
         verdict = judge((before, sample))
-        exempt = self._exempt(job, now)
-        if exempt:
+        then, seen = job.seen or _Seen(0, job.paused, False), self._see(job, now)
+        job.seen = seen
+        if seen.exempt:
             job.exempt_at = now
-        if not (verdict.idle or verdict.waiting) or beaten or tear or exempt:
-            if job.suspected:
-                why = "a beat came" if beaten else verdict.why
-                self._log.info("rearmed", extra={"reason": why})
-            self._restart_window(job, sample)
+        ended = _why_ended(then, seen, verdict)
+        if ended is None:
+            self._judge_window(job, sample, self._extend_window(job, before, sample, verdict), now)
             return
+        if job.suspected:
+            self._log.info("rearmed", extra={"reason": ended})
+        self._restart_window(job, sample)
+
+    def _see(self, job: _WithDevices, now: float) -> _Seen:
+        latest = job.latest
+        return _Seen(
+            0 if latest is None else latest.number, self.pauses.total_s, self._exempt(job, latest, now)
+        )
+
+    def _extend_window(self, job: _WithDevices, before: Sample, sample: Sample, verdict: Verdict) -> float:
+        """Return for how many seconds it has been quiet."""
         if job.quiet_since is None:
             job.quiet_since = before.at if before.at > job.exempt_at else sample.at
             job.samples = 1
         job.samples += 1
         got_on_at = job.sensors.got_on_at
         job.waited = job.waited or verdict.waiting or (got_on_at is not None and got_on_at > job.quiet_since)
-        quiet_s = sample.at - job.quiet_since
-        window_s = job.window_s * (self._wait_factor if job.waited else 1)
+        return sample.at - job.quiet_since
+
+    def _judge_window(self, job: _WithDevices, sample: Sample, quiet_s: float, now: float) -> None:
+        window_s = job.terms.window_s * (job.terms.wait_factor if job.waited else 1)
         if quiet_s >= window_s and job.samples >= _LEAST_SAMPLES:
             what = "it only waited" if job.waited else "nothing else moved"
             message = f"its devices did nothing and {what} for {quiet_s:.0f} s"
             evidence = self._evidence(job, quiet_s, now)
             self._trip(job, Trip(ExitCode.HEALTH, "idle", message, evidence, sample.uuids, job=job.job))
             self._restart_window(job, sample)
-        elif quiet_s >= min(_SUSPECT_S, job.window_s / 2) and not job.suspected:
+        elif quiet_s >= min(_SUSPECT_S, job.terms.window_s / 2) and not job.suspected:
             job.suspected = True
             message = f"its devices have done nothing for {quiet_s:.0f} s; {window_s:g} s end it"
             self._suspect(job, message, self._evidence(job, quiet_s, now))
@@ -256,16 +285,16 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         job.kept.clear()
         job.kept.append(sample)
 
-    def _exempt(self, job: _WithDevices, now: float) -> bool:
+    def _exempt(self, job: _WithDevices, latest: _LatestBeat | None, now: float) -> bool:
         """Whether the devices may be idle now: the job loads, saves, waits, or is in a long phase."""
-        paused, latest = self.pauses.total_s, job.latest
+        paused = self.pauses.total_s
         phase = None if latest is None else latest.phase
         if latest is not None and phase in ("load", "save", "long"):
             phase_s = now - latest.phase_since - (paused - latest.phase_paused)
-            return phase_s < (job.long_phase_s if phase == "long" else job.load_grace_s)
+            return phase_s < (job.terms.long_phase_s if phase == "long" else job.terms.load_grace_s)
         if phase == "wait":
             return True
-        return latest is None and not job.touched and job.ran_s(now, paused) < job.load_grace_s
+        return latest is None and not job.touched and job.ran_s(now, paused) < job.terms.load_grace_s
 
     def _faults(self, job: _WithDevices) -> bool:
         """Trip or suspect for events of the devices; True when it tripped, even if that was called off."""
@@ -325,11 +354,22 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         hosts = [sample.host for sample in kept if sample.host is not None]
         return {
             "quiet_s": round(quiet_s, 1),
-            "window_s": job.window_s,
+            "window_s": job.terms.window_s,
             "ran_s": round(job.ran_s(now, self.pauses.total_s), 1),
             "paused_s": round(self.pauses.total_s - job.paused, 3),
             "window": summary(kept, [movement(a, b) for a, b in pairwise(hosts) if b.at > a.at]),
         }
+
+
+def _why_ended(then: _Seen, now: _Seen, verdict: Verdict) -> str | None:
+    """Why a window ends between these two looks; None: it goes on."""
+    if now.beats != then.beats:
+        return "a beat came"
+    if now.paused != then.paused:
+        return "there was a pause"
+    if now.exempt:
+        return "its devices may idle in this phase"
+    return None if verdict.idle or verdict.waiting else verdict.why
 
 
 def _describe(event: DeviceEvent) -> str:

@@ -90,6 +90,7 @@ def judge(window: Sequence[Sample]) -> Verdict:
         return Verdict(None, "one look is no window")
     busy: list[str] = []
     unknown: list[str] = []
+    waits: list[str] = []
     known = False
     for uuid in dict.fromkeys(uuid for sample in window for uuid in sample.uuids):
         signs = list(_device_signs(uuid, window))
@@ -98,24 +99,10 @@ def judge(window: Sequence[Sample]) -> Verdict:
         known = known or any(reading.gpu_pct is not None for reading in _readings(uuid, window))
     pairs = list(_movements(window))
     moves = [move for move, _ in pairs]
+    known = known or any(move.moved is not None for move in moves)
     devices = any(sample.uuids for sample in window)
-    waits: list[str] = []
-    for move, got_on in pairs:
-        known = known or move.moved is not None
-        if move.moved:
-            busy.append(move.why)
-        elif move.cpu_share >= (_CPU_COMPUTES if devices else _CPU_WORKS) and (got_on or not devices):
-            # For work without devices the processor is the device. Beside a device a thread that stays in one call
-            # may spin in vain; one that comes back from it to Python computes.
-            busy.append(f"{move.cpu_share:.2f} cores at work")
-        elif move.moved is None:
-            unknown.append(move.why)
-        elif got_on:
-            waits.append("Python waits in a loop")
-        elif move.waits is not None:
-            waits.append(move.waits)
-    if not moves:
-        unknown.append("the host side was not sampled throughout")
+    for moved, why in _host_signs(pairs, devices):
+        (busy if moved else unknown if moved is None else waits).append(why)
     evidence = summary(window, moves)
     if busy:
         # A job that still reads or writes may be feeding a kernel that waits for that data.
@@ -242,6 +229,27 @@ def _device_signs(uuid: str, window: Sequence[Sample]) -> Iterator[tuple[bool | 
             old, new = getattr(before, name), getattr(after, name)
             if old is not None and new is not None and abs(new - old) > _DEVICE_MB:
                 yield True, f"memory of device {uuid} went from {old} to {new} MiB"
+
+
+def _host_signs(pairs: Sequence[tuple[Movement, bool]], devices: bool) -> Iterator[tuple[bool | None, str]]:
+    """What happened on the host between any two samples: (True, why) work, (None, why) unknown, (False, why) a wait
+    that may be legitimate; nothing for silence. ``devices``: whether the job holds any.
+    """
+    if not pairs:
+        yield None, "the host side was not sampled throughout"
+    for move, got_on in pairs:
+        if move.moved:
+            yield True, move.why
+        elif move.cpu_share >= (_CPU_COMPUTES if devices else _CPU_WORKS) and (got_on or not devices):
+            # For work without devices the processor is the device. Beside a device a thread that stays in one call
+            # may spin in vain; one that comes back from it to Python computes.
+            yield True, f"{move.cpu_share:.2f} cores at work"
+        elif move.moved is None:
+            yield None, move.why
+        elif got_on:
+            yield False, "Python waits in a loop"
+        elif move.waits is not None:
+            yield False, move.waits
 
 
 def _busy(reading: DeviceReading) -> str | None:

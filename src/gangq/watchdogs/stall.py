@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq.watchdogs.codes import ExitCode
@@ -11,7 +12,7 @@ from gangq.watchdogs.idle import Sample, Verdict, judge
 from gangq.watchdogs.numbers import count, factor, length_s
 from gangq.watchdogs.sensors import Sensors, WorkSensors
 from gangq.watchdogs.verdicts import Trip
-from gangq.watchdogs.watch import Setup, Watch, Watched
+from gangq.watchdogs.watch import Setup, Terms, Watch, Watched
 
 if TYPE_CHECKING:
     from typing import Self, Unpack
@@ -54,12 +55,34 @@ class SilenceLimits(NamedTuple):
     unit: float
 
 
+@dataclass(frozen=True)
+class StallTerms(Terms):
+    """What one job is allowed; see `StallWatchdog` for what it means.
+
+    ``learn``: the timeout may grow above ``stall_timeout_s``.
+    """
+
+    stall_timeout_s: float = STALL_TIMEOUT_S
+    learn: bool = True
+    confirm_s: float = 10.0
+    confirm_samples: int = 5
+    load_grace_s: float = LOAD_GRACE_S
+    long_phase_s: float = LONG_PHASE_S
+    overdue_factor: float = 10.0
+    wait_factor: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Raises `InvalidInput` for a number that makes no sense, by name."""
+        for name in ("stall_timeout_s", "confirm_s", "load_grace_s", "long_phase_s"):
+            length_s(name, getattr(self, name))
+        for name in ("overdue_factor", "wait_factor"):
+            factor(name, getattr(self, name))
+        count("confirm_samples", self.confirm_samples, least=2)
+
+
 class _Beaten(Watched):
     __slots__ = (
         "last",
-        "learns",
-        "load_grace_s",
-        "long_phase_s",
         "longest_s",
         "next_s",
         "opened_s",
@@ -67,13 +90,15 @@ class _Beaten(Watched):
         "rearmed",
         "seen",
         "sensors",
-        "timeout_s",
+        "terms",
         "window",
         "window_paused",
     )
 
-    def __init__(self, since: float, paused: float, job: Any) -> None:
+    def __init__(self, since: float, paused: float, job: Any, terms: StallTerms, sensors: Sensors) -> None:
         super().__init__(since, paused, job)
+        self.terms = terms
+        self.sensors = sensors
         self.last: Beat | None = None
         self.longest_s = 0.0
         self.pending: tuple[float, float] | None = None
@@ -85,11 +110,6 @@ class _Beaten(Watched):
         self.rearmed = 0
         self.window: list[Sample] = []
         self.window_paused = 0.0
-        self.sensors: Sensors
-        self.timeout_s: float
-        self.learns: bool
-        self.load_grace_s: float
-        self.long_phase_s: float
 
 
 class StallWatchdog(Watch[_Beaten]):
@@ -102,7 +122,7 @@ class StallWatchdog(Watch[_Beaten]):
     A wait that may be legitimate (a sleep, a loop that polls, a lock that another program holds) gets
     ``wait_factor`` timeouts (``waits``). Busy is not progress, though: at ``overdue_factor`` timeouts of silence it
     trips whatever the devices do (``no_progress``), at ``wait_factor`` where they are busy without touching memory or
-    drawing power (``spin``). With every sensor unknown neither does.
+    drawing power (``spin``). If nothing at all is known, of the host or the devices, neither limit trips.
 
     A beat's phase says what comes next: ``run`` (or none), ``load`` and ``save`` (the load grace instead of the
     timeout, unless that is longer), ``long`` (exempt, for ``long_phase_s`` at most), ``wait`` (exempt until the next
@@ -119,12 +139,12 @@ class StallWatchdog(Watch[_Beaten]):
         self,
         *,
         stall_timeout_s: float | None = None,
-        confirm_s: float = 10.0,
-        confirm_samples: int = 5,
+        confirm_s: float = StallTerms.confirm_s,
+        confirm_samples: int = StallTerms.confirm_samples,
         load_grace_s: float = LOAD_GRACE_S,
         long_phase_s: float = LONG_PHASE_S,
-        overdue_factor: float = 10.0,
-        wait_factor: float = 3.0,
+        overdue_factor: float = StallTerms.overdue_factor,
+        wait_factor: float = StallTerms.wait_factor,
         sensors: Sensors | None = None,
         **setup: Unpack[Setup],
     ) -> None:
@@ -135,16 +155,16 @@ class StallWatchdog(Watch[_Beaten]):
             InvalidInput: a number that makes no sense, by name.
         """
         super().__init__(**setup)
-        self._learns = stall_timeout_s is None
-        self._timeout_s = (
-            STALL_TIMEOUT_S if stall_timeout_s is None else length_s("stall_timeout_s", stall_timeout_s)
+        self._terms = StallTerms(
+            stall_timeout_s=STALL_TIMEOUT_S if stall_timeout_s is None else stall_timeout_s,
+            learn=stall_timeout_s is None,
+            confirm_s=confirm_s,
+            confirm_samples=confirm_samples,
+            load_grace_s=load_grace_s,
+            long_phase_s=long_phase_s,
+            overdue_factor=overdue_factor,
+            wait_factor=wait_factor,
         )
-        self._confirm_s = length_s("confirm_s", confirm_s)
-        self._confirm_samples = count("confirm_samples", confirm_samples, least=2)
-        self._load_grace_s = length_s("load_grace_s", load_grace_s)
-        self._long_phase_s = length_s("long_phase_s", long_phase_s)
-        self._overdue_factor = factor("overdue_factor", overdue_factor)
-        self._wait_factor = factor("wait_factor", wait_factor)
         self._sensors = sensors or WorkSensors(clock=self._clock)
         self._latest: _Beaten | None = None
 
@@ -165,20 +185,12 @@ class StallWatchdog(Watch[_Beaten]):
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        watched = _Beaten(self._clock(), self.pauses.total_s, job)
-        watched.sensors = sensors or self._sensors
-        watched.timeout_s = self._timeout_s
-        watched.learns = self._learns if stall_timeout_s is None else False
-        watched.load_grace_s = self._load_grace_s
-        watched.long_phase_s = self._long_phase_s
-        if stall_timeout_s is not None:
-            watched.timeout_s = length_s("stall_timeout_s", stall_timeout_s)
-        if learn is not None:
-            watched.learns = learn
-        if load_grace_s is not None:
-            watched.load_grace_s = length_s("load_grace_s", load_grace_s)
-        if long_phase_s is not None:
-            watched.long_phase_s = length_s("long_phase_s", long_phase_s)
+        if learn is None and stall_timeout_s is not None:
+            learn = False
+        terms = self._terms.but(
+            stall_timeout_s=stall_timeout_s, learn=learn, load_grace_s=load_grace_s, long_phase_s=long_phase_s
+        )
+        watched = _Beaten(self._clock(), self.pauses.total_s, job, terms, sensors or self._sensors)
         self._latest = watched
         self._begin(watched)
         return self
@@ -241,7 +253,7 @@ class StallWatchdog(Watch[_Beaten]):
             job.seen, job.next_s, job.window, job.rearmed = last.number, None, [], 0
         paused = self.pauses.total_s
         silence_s = now - last.at - (paused - last.paused)
-        limits = self._limits(job, last)
+        limits = _limits(job, last)
         if not job.window:
             if silence_s < (limits.due if job.next_s is None else job.next_s):
                 return
@@ -265,63 +277,36 @@ class StallWatchdog(Watch[_Beaten]):
             self._decide(job, last, silence_s, limits)
 
     def _decide(self, job: _Beaten, last: Beat, silence_s: float, limits: SilenceLimits) -> None:
+        """Trip, re-arm, or go on looking."""
         verdict = judge(job.window)
-        full = self._full(job.window)
-        if silence_s >= limits.overdue and verdict.known:
-            self._trip_because(job, last, silence_s, limits, verdict, "no_progress")
-        elif verdict.idle is False or (verdict.idle and self._got_on(job, silence_s, limits)):
-            if not ((verdict.spinning or verdict.waiting or verdict.idle) and silence_s >= limits.waited):
-                self._rearm(job, silence_s, limits, verdict)
-            elif full:
-                self._trip_because(
-                    job, last, silence_s, limits, verdict, "spin" if verdict.spinning else "waits"
-                )
-        elif full:
-            if verdict.idle is None:
-                # One reading that failed must not cost a whole timeout: the window slides on for a while.
-                verdict = judge(self._tail(job.window))
-            if verdict.idle:
-                self._trip_because(job, last, silence_s, limits, verdict, "idle")
-            elif silence_s - job.opened_s >= _SLIDE_FACTOR * self._confirm_s:
-                self._rearm(job, silence_s, limits, verdict)
+        full, got_on = _full(job.window, job.terms), self._got_on(job, silence_s, limits)
+        outcome = _outcome(verdict, full, got_on, silence_s, limits)
+        if outcome == "unknown":
+            # One reading that failed must not cost a whole timeout: the window slides on for a while.
+            verdict = judge(_tail(job.window, job.terms))
+            slid = silence_s - job.opened_s >= _SLIDE_FACTOR * job.terms.confirm_s
+            outcome = "idle" if verdict.idle else "rearm" if slid else "look"
+        if outcome == "rearm":
+            self._rearm(job, silence_s, limits, verdict)
+        elif outcome != "look":
+            self._trip_because(job, last, silence_s, limits, verdict, outcome)
 
     def _got_on(self, job: _Beaten, silence_s: float, limits: SilenceLimits) -> bool:
         """Whether Python got on lately, though not in this window: a loop may sleep for longer than that."""
         at = job.sensors.got_on_at
         return at is not None and self._clock() - at <= limits.unit / 2 < silence_s
 
-    def _limits(self, job: _Beaten, last: Beat) -> SilenceLimits:
-        unit = due = job.timeout_s
-        if job.learns:
-            unit = due = max(due, LEARNED_FACTOR * job.longest_s)
-        if last.phase in ("load", "save"):
-            unit = due = max(due, job.load_grace_s)
-        elif last.phase == "long":
-            # Repeating the word does not prolong the exemption: it counts from when the phase began.
-            due = max(due, job.long_phase_s - (last.at - last.phase_since))
-        elif last.phase == "wait":
-            return SilenceLimits(math.inf, math.inf, math.inf, unit)
-        return SilenceLimits(
-            due, due + (self._wait_factor - 1) * unit, due + (self._overdue_factor - 1) * unit, unit
-        )
-
-    def _full(self, window: Sequence[Sample]) -> bool:
-        return len(window) >= self._confirm_samples and window[-1].at - window[0].at >= self._confirm_s
-
-    def _tail(self, window: Sequence[Sample]) -> Sequence[Sample]:
-        """The shortest end of a window that is one by itself."""
-        first = len(window) - self._confirm_samples
-        while first > 0 and not self._full(window[first:]):
-            first -= 1
-        return window[max(first, 0) :]
-
-    def _rearm(self, job: _Beaten, silence_s: float, limits: SilenceLimits, verdict: Verdict) -> None:
+    def _look_again(self, job: _Beaten, silence_s: float, limits: SilenceLimits) -> None:
+        """Close the window; the next one opens after another unit of silence, or where a limit comes before that."""
         job.window = []
         job.rearmed += 1
         job.next_s = silence_s + limits.unit
         for limit in (limits.overdue, limits.waited):
             if silence_s < limit < job.next_s:
                 job.next_s = limit
+
+    def _rearm(self, job: _Beaten, silence_s: float, limits: SilenceLimits, verdict: Verdict) -> None:
+        self._look_again(job, silence_s, limits)
         self._log.info(
             "rearmed",
             extra={"silence_s": round(silence_s, 1), "reason": verdict.why, "times": job.rearmed},
@@ -334,14 +319,14 @@ class StallWatchdog(Watch[_Beaten]):
         evidence |= {"why": verdict.why, "window": verdict.evidence}
         what = {
             "idle": verdict.why,
-            "waits": f"{verdict.why}, and that is {self._wait_factor:g} times overdue",
+            "waits": f"{verdict.why}, and that is {job.terms.wait_factor:g} times overdue",
             "spin": "its devices are busy without touching memory or drawing power",
-            "no_progress": f"that is {self._overdue_factor:g} times overdue, and busy is not progress",
+            "no_progress": f"that is {job.terms.overdue_factor:g} times overdue, and busy is not progress",
         }[reason]
         message = f"no beat for {silence_s:.1f} s after {_place(last)}: {what}"
         self._trip(job, Trip(ExitCode.STALL, reason, message, evidence, job=job.job))
-        job.window = []
-        job.next_s = silence_s + limits.unit
+        # It was called off.
+        self._look_again(job, silence_s, limits)
 
     def _learn(self, job: _Beaten) -> None:
         pending = job.pending
@@ -360,6 +345,66 @@ class StallWatchdog(Watch[_Beaten]):
             "paused_s": round(self.pauses.total_s - job.paused, 3),
             "last_beat": _beat_json(last),
         }
+
+
+def _outcome(verdict: Verdict, full: bool, got_on: bool, silence_s: float, limits: SilenceLimits) -> str:
+    """What follows from a window: the reason of a trip, ``rearm``, ``look`` (go on looking) or ``unknown``. The first
+    row that fits:
+
+    ==============================================  ==============================  =====================
+    the window shows                                and                             outcome
+    ==============================================  ==============================  =====================
+    anything that is known                          silent for ``limits.overdue``   ``no_progress``
+    work                                                                            ``rearm``
+    a wait; devices that spin; nothing, although    not yet silent for              ``rearm``
+    Python got on lately (``got_on``)               ``limits.waited``
+    the same                                        it is ``full``                  ``spin`` or ``waits``
+    the same                                                                        ``look``
+    nothing moved                                   it is ``full``                  ``idle``
+    what cannot be known                            it is ``full``                  ``unknown``
+    either of these                                                                 ``look``
+    ==============================================  ==============================  =====================
+    """
+    if silence_s >= limits.overdue and verdict.known:
+        return "no_progress"
+    moved = verdict.idle is False
+    if moved and not verdict.waiting and not verdict.spinning:
+        return "rearm"
+    if moved or (verdict.idle and got_on):
+        if silence_s < limits.waited:
+            return "rearm"
+        reason = "spin" if verdict.spinning else "waits"
+    else:
+        reason = "idle" if verdict.idle else "unknown"
+    return reason if full else "look"
+
+
+def _limits(job: _Beaten, last: Beat) -> SilenceLimits:
+    terms = job.terms
+    unit = due = terms.stall_timeout_s
+    if terms.learn:
+        unit = due = max(due, LEARNED_FACTOR * job.longest_s)
+    if last.phase in ("load", "save"):
+        unit = due = max(due, terms.load_grace_s)
+    elif last.phase == "long":
+        # Repeating the word does not prolong the exemption: it counts from when the phase began.
+        due = max(due, terms.long_phase_s - (last.at - last.phase_since))
+    elif last.phase == "wait":
+        return SilenceLimits(math.inf, math.inf, math.inf, unit)
+    waited, overdue = (due + (times - 1) * unit for times in (terms.wait_factor, terms.overdue_factor))
+    return SilenceLimits(due, waited, overdue, unit)
+
+
+def _full(window: Sequence[Sample], terms: StallTerms) -> bool:
+    return len(window) >= terms.confirm_samples and window[-1].at - window[0].at >= terms.confirm_s
+
+
+def _tail(window: Sequence[Sample], terms: StallTerms) -> Sequence[Sample]:
+    """The shortest end of a window that is one by itself."""
+    first = len(window) - terms.confirm_samples
+    while first > 0 and not _full(window[first:], terms):
+        first -= 1
+    return window[max(first, 0) :]
 
 
 def _beat_json(beat: Beat) -> dict[str, Any]:

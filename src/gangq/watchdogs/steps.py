@@ -8,19 +8,15 @@ look before (the main thread), or is found elsewhere (any other).
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections.abc import Callable
 
 from gangq.proc.clock import boottime
+from gangq.watchdogs import pending
 
 OWN_NAMES = ("gangq-", "pool-")
 """Names that the library's threads begin with; ``pool-`` are those of psycopg's pools."""
-
-_CALLBACK = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_kept: list[object] = []
-"""All callbacks ever made: a call of one may be pending long after its owner is gone."""
 
 
 class PythonSteps:
@@ -33,10 +29,7 @@ class PythonSteps:
         self._clock = clock
         self._lock = threading.Lock()
         self._passed = False
-        self._asked = False
         self._stood: dict[int, tuple[int, int]] = {}
-        self._callback = _CALLBACK(self._pass)
-        _kept.append(self._callback)
 
     def look(self) -> int:
         """Record progress since the previous look; return how many looks have found some."""
@@ -48,14 +41,12 @@ class PythonSteps:
             if passed or went_on:
                 self.count += 1
                 self.at = self._clock()
-            if not self._asked:
-                self._asked = ctypes.pythonapi.Py_AddPendingCall(self._callback, None) == 0
+            pending.ask(self._pass)
             return self.count
 
-    def _pass(self, _: object) -> int:
-        # In the main thread between two bytecodes, possibly within look(): no lock is taken.
-        self._passed, self._asked = True, False
-        return 0
+    def _pass(self) -> None:
+        # In the main thread, possibly within look(): no lock is taken.
+        self._passed = True
 
 
 def _places() -> dict[int, tuple[int, int]]:

@@ -1,9 +1,11 @@
 """How a watchdog ends work in this process: collect evidence, report the trip with one statement, exit.
 
 1. Arm a kernel timer that ends this process at the deadline. Everything after it may hang.
-2. Collect evidence, which reads ``/proc``; write the stacks to standard error.
-3. Report the trip to the database, over a connection of its own: the thread that hangs may hold the worker's.
-4. Kill the children and exit.
+2. Hold the main thread, which runs the handler: it does not get back into Python (:mod:`gangq.watchdogs.pending`).
+3. Report the results of jobs that are done.
+4. Collect evidence, which reads ``/proc``; write the stacks to standard error, and the trip to the disk.
+5. Report the trip to the database (:mod:`gangq.watchdogs.trip_reporter`). It may call it off: then undo 1, 2 and 4.
+6. Kill the children and exit.
 
 So a trip exits in time whether or not PostgreSQL answers; without an answer the jobs are free when the lease ends.
 For the same reason the statement may say when this process will be gone: the timer guarantees it.
@@ -18,43 +20,40 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gangq import logqueue
-from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, Unsupported
+from gangq.errors import Unsupported
 from gangq.proc.clock import boottime
+from gangq.proc.within import within
 from gangq.watchdogs import evidence as evidence_of
 from gangq.watchdogs import waits
 from gangq.watchdogs.deadman import Deadman
 from gangq.watchdogs.family import Family
-from gangq.watchdogs.gate import Gate
 from gangq.watchdogs.numbers import length_s
+from gangq.watchdogs.pending import Gate
+from gangq.watchdogs.trip_reporter import NOT_OURS, TripReporter
 from gangq.watchdogs.verdicts import Trip, error_of, sentence
 
 if TYPE_CHECKING:
     from gangq.client.core import Target
-    from gangq.client.verb import Query
 
 log = logging.getLogger("gangq.watchdogs.trip")
-
-T = TypeVar("T")
 
 PROMISED_S = 5.0
 """A worker and its supervisor are gone this long after the verdict, whatever the database does."""
 _CALLED_OFF = ("held", "notify")
 _FACT_S = 2.0
-"""What telling and leaving get where the database cannot hold the trip back (:attr:`ExitCode.may_be_held`)."""
+"""What telling and leaving get where the brake cannot hold the trip back (:attr:`ExitCode.may_be_held`)."""
 _RESERVE_S = 0.5
 """What is left of the deadline for the exit itself."""
 _FIRST_S = 1.0
 _AFTER_DEADLINE_S = 0.75
 """The second timer's SIGKILL comes 0.25 s after the deadline; the rest is for the kernel."""
-_RETRY_S = 0.25
 _SHOW_S = 0.2
 _LEAVE_NOW_S = 2.0
 
@@ -70,9 +69,6 @@ class TripPath:
     - ``ignored``: pids below this process that are left alive; the rest of its children is killed.
     - ``leave(code)``: how to exit [at once].
     - ``keep``: stores the trip until it is reported, for the process that finds this one gone (None: called off).
-
-    From the call on the main thread, which runs the handler, does not get back into Python
-    (:mod:`gangq.watchdogs.gate`), unless the trip is called off.
     """
 
     def __init__(
@@ -89,13 +85,10 @@ class TripPath:
         clock: Callable[[], float] = boottime,
     ) -> None:
         """Raises `InvalidInput` for numbers or a database address that make no sense."""
-        from gangq.client import core
-
-        self._target = core.target(database, {}) if isinstance(database, str) else database
+        self._reporter = TripReporter(database, incarnation, database_s)
         self._incarnation = incarnation
         self._leave = leave
         self._deadline_s = length_s("deadline_s", deadline_s, most=60)
-        self._database_s = length_s("database_s", database_s, most=60)
         self._first = first
         self._ignored = ignored
         self._keep = keep
@@ -113,69 +106,34 @@ class TripPath:
         """
         with self._one:
             began = self._clock()
-            deadline = began + self._deadline_s
-            unarmed = self._arm(deadline, trip)
-            with logqueue.running(*logqueue.WATCHDOGS), self._gate:
+            unarmed = self._arm(began + self._deadline_s, trip)
+            with logqueue.running(*logqueue.WATCHDOGS), self._gate, logqueue.lines_about(trip.job or job_id):
                 if unarmed is not None:
                     # Python runs at this moment, so the deadlines below still hold; only a freeze from here on would
                     # not be caught.
                     log.error("trip_without_timer", extra={"error": str(unarmed)})
                 called_off = False
                 try:
-                    called_off = self._report(trip, job_id, token, began)
+                    self._report_results()
+                    evidence = self._collect(trip, job_id, token, began)
+                    called_off = self._report(trip, job_id, token, evidence, began)
                 except Exception as problem:
-                    log.error("trip_fault", extra={"job": job_id, "error": repr(problem)})
+                    log.error("trip_fault", extra={"error": repr(problem)})
                 if called_off:
-                    self._put(None)
                     if self._deadman is not None:
                         self._deadman.disarm()
+                    self._put(None)
                     return False
                 children = self._children()
-                said = {"job": job_id, "code": int(trip.code), "reason": trip.message}
-                log.critical("leaving", extra=said)
+                log.critical("leaving", extra={"code": int(trip.code), "reason": trip.message})
                 logqueue.flush()
                 leave_with(children, int(trip.code), self._leave)
             return True
 
-    def tell(
-        self,
-        trip: Trip,
-        *,
-        job_id: int,
-        token: int,
-        evidence: Mapping[str, Any],
-        exit_in_s: float | None = None,
-        within_s: float | None = None,
-    ) -> str | None:
-        """Tell the database of a trip (SQL: gangq.trip); return the outcome, None if it did not answer within
-        ``within_s`` seconds. Repeated until then: a repeat changes nothing.
-
-        ``exit_in_s`` None: the work is proven dead already, and this process lives on.
-
-        Raises:
-            StaleToken, IncarnationEnded, NotFound: the claim is not this worker's any more.
-        """
-        from gangq.client.verbs import Verbs
-
-        def query() -> Query[str]:
-            return Verbs.trip(
-                incarnation=self._incarnation,
-                job_id=job_id,
-                token=token,
-                code=int(trip.code),
-                error=error_of(trip, evidence),
-                evidence=evidence,
-                devices=trip.devices,
-                exit_in_s=exit_in_s,
-                class_=trip.cls,
-            )
-
-        return self._ask(query, within_s)
-
     # -- the steps -------------------------------------------------------------------------------------------
 
     def _arm(self, deadline: float, trip: Trip) -> Exception | None:
-        """Have the kernel end this process at the deadline; returns why it will not."""
+        """1. Have the kernel end this process at the deadline; returns why it will not."""
         try:
             if self._deadman is None:
                 self._deadman = Deadman()
@@ -184,44 +142,62 @@ class TripPath:
             return problem
         return None
 
-    def _report(self, trip: Trip, job_id: int, token: int, began: float) -> bool:
-        """Report results, collect evidence, report the trip; True when the trip is called off."""
-        if self._first is not None:
+    def _report_results(self) -> None:
+        """3. What is done must not run again. If that cannot be reported, the trip still is."""
+        if self._first is None:
+            return
+        try:
             within(_FIRST_S, self._first, "gangq-trip")
-        collected = evidence_of.collect(own=True, trip=trip)
-        within(_SHOW_S, lambda: _show(str(collected.get("stacks", ""))), "gangq-trip")
-        kept = {
-            "job": job_id,
-            "token": token,
-            "code": int(trip.code),
-            "class": trip.cls,
-            "error": error_of(trip, collected),
-            "evidence": collected,
-            "devices": list(trip.devices),
-        }
-        until = {"incarnation": self._incarnation, "until": began + PROMISED_S}
-        self._put({**until, **kept})
+        except Exception as problem:
+            log.warning("results_not_reported", extra={"error": repr(problem)})
+
+    def _collect(self, trip: Trip, job_id: int, token: int, began: float) -> dict[str, Any]:
+        """4. Collect evidence, and keep it where it survives this process; returns it."""
+        evidence = evidence_of.collect(own=True, trip=trip)
+        within(_SHOW_S, lambda: _show(str(evidence.get("stacks", ""))), "gangq-trip")
+        self._put(
+            {
+                **self._until(began),
+                "job": job_id,
+                "token": token,
+                "code": int(trip.code),
+                "class": trip.cls,
+                "error": error_of(trip, evidence),
+                "evidence": evidence,
+                "devices": list(trip.devices),
+            }
+        )
+        return evidence
+
+    def _report(self, trip: Trip, job_id: int, token: int, evidence: Mapping[str, Any], began: float) -> bool:
+        """5. Report the trip; True when it is called off."""
         deadline = began + self._deadline_s
         if not trip.code.may_be_held and self._deadman is not None:
-            # The database cannot call this one off. The sooner the process is gone, the sooner the job may run
-            # elsewhere; what is not reported in that time its supervisor reports.
+            # The brake does not hold it back: only `notify_only` calls it off. The sooner the process is gone, the
+            # sooner the job may run elsewhere; what is not reported in that time its supervisor reports.
             deadline = min(deadline, self._clock() + _FACT_S)
             self._arm(deadline, trip)
-        left = deadline - _RESERVE_S - self._clock()
-        exit_in_s = deadline + _AFTER_DEADLINE_S - self._clock()
+        now = self._clock()
         try:
-            outcome = self.tell(
-                trip, job_id=job_id, token=token, evidence=collected, exit_in_s=exit_in_s, within_s=left
+            outcome = self._reporter.tell(
+                trip,
+                job_id=job_id,
+                token=token,
+                evidence=evidence,
+                within_s=deadline - _RESERVE_S - now,
+                exit_in_s=deadline + _AFTER_DEADLINE_S - now,
             )
-        except (StaleToken, IncarnationEnded, NotFound) as problem:
-            log.warning("trip_of_a_lost_claim", extra={"job": job_id, "error": str(problem)})
+        except NOT_OURS as problem:
+            log.warning("trip_of_a_lost_claim", extra={"error": str(problem)})
             return True
-        log.warning(
-            "trip_reported" if outcome else "trip_unanswered", extra={"job": job_id, "outcome": outcome}
-        )
+        said = "trip_reported" if outcome else "trip_unanswered"
+        log.warning(said, extra={"outcome": outcome})
         if outcome is not None:
-            self._put({**until, "reported": True})
+            self._put({**self._until(began), "reported": True})
         return outcome in _CALLED_OFF
+
+    def _until(self, began: float) -> dict[str, Any]:
+        return {"incarnation": self._incarnation, "until": began + PROMISED_S}
 
     def _put(self, what: Mapping[str, Any] | None) -> None:
         """Store the trip. A disk that is full or hangs does not stop the exit."""
@@ -233,63 +209,8 @@ class TripPath:
         except Exception as problem:
             log.warning("trip_not_kept", extra={"error": repr(problem)})
 
-    def _ask(self, query: Callable[[], Query[T]], within_s: float | None) -> T | None:
-        limit = self._deadline_s if within_s is None else max(0.0, within_s)
-        until = time.monotonic() + limit
-
-        def repeat() -> T | None:
-            while True:
-                try:
-                    return self._execute(query())
-                except GangqError as problem:
-                    if not problem.retryable:
-                        raise
-                    log.warning("database_silent", extra={"error": str(problem)})
-                if time.monotonic() + _RETRY_S >= until:
-                    return None
-                time.sleep(_RETRY_S)
-
-        try:
-            return within(limit, repeat, "gangq-trip")
-        except (StaleToken, IncarnationEnded, NotFound):
-            raise
-        except Exception as problem:
-            # A schema without the verb, or a login without the right to it: another try would fail too.
-            log.error("database_refused", extra={"error": str(problem)})
-            return None
-
-    def _execute(self, query: Query[T]) -> T:
-        import psycopg
-        from psycopg.conninfo import make_conninfo
-
-        limit_s = max(1, round(self._database_s))
-        limit_ms = round(self._database_s * 1000)
-        conninfo = make_conninfo(
-            self._target.conninfo,
-            connect_timeout=limit_s,
-            tcp_user_timeout=limit_ms,
-            application_name="gangq trip",
-        )
-        kwargs = {**self._target.kwargs, "autocommit": True, "prepare_threshold": None}
-        try:
-            connection = psycopg.connect(conninfo, **kwargs)
-        except psycopg.Error as problem:
-            raise self._target.unreachable(problem) from problem
-        try:
-            with connection, connection.transaction():
-                # In the transaction and not at connecting: PgBouncer refuses to pass them on.
-                connection.execute(
-                    f"set local lock_timeout = {limit_ms}; set local statement_timeout = {limit_ms}; "
-                    # Should this host freeze between two messages, its locks must not outlive it by much.
-                    f"set local idle_in_transaction_session_timeout = {limit_ms}"
-                )
-                with connection.cursor(row_factory=query.factory) as cursor:
-                    return query.read(cursor.execute(query.text, query.params).fetchall())
-        except psycopg.Error as problem:
-            raise self._target.failed(problem, query.name) from problem
-
     def _children(self) -> list[int]:
-        """The processes that the handler started. They are killed with it: a data loader would hold the device."""
+        """6. The processes that the handler started. They are killed with it: a data loader would hold the device."""
         me = os.getpid()
         try:
             ignored = list(self._ignored()) if self._ignored is not None else []
@@ -353,29 +274,3 @@ def _show(stacks: str) -> None:
     if stream is not None:
         stream.write(stacks)
         stream.flush()
-
-
-def within(limit_s: float, act: Callable[[], T], name: str) -> T | None:
-    """Call ``act()`` in a thread and return its result, or raise what it raised.
-
-    None if it takes longer than ``limit_s`` seconds (the thread then goes on, and its result is dropped), or if no
-    thread can be started.
-    """
-    done: list[T] = []
-    failed: list[Exception] = []
-
-    def run() -> None:
-        try:
-            done.append(act())
-        except Exception as problem:
-            failed.append(problem)
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
-    thread.join(limit_s)
-    if failed:
-        raise failed[0]
-    return done[0] if done else None

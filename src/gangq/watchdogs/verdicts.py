@@ -28,7 +28,7 @@ class Suspicion:
 class Trip:
     """A job is to be ended.
 
-    ``reason`` is a stable word (budget, idle, spin, no_progress, or the kind of a device event), ``message``
+    ``reason`` is a stable word (budget, idle, waits, spin, no_progress, or the kind of a device event), ``message``
     one sentence for people, ``devices`` the uuids to blame, ``application`` whether the fault is of a class
     that programs cause (the device then stays in use), ``job`` whatever the watchdog's ``start`` was given.
     """
@@ -43,7 +43,7 @@ class Trip:
 
     @property
     def cls(self) -> str:
-        """Its class: budget, stall, health or fault."""
+        """Its class: budget, stall, health or fault; memory, where the kernel ended a command."""
         return self.code.word
 
     def as_json(self) -> dict[str, Any]:

@@ -15,13 +15,14 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
 from gangq import logqueue
 from gangq.errors import GangqError
 from gangq.proc.clock import boottime
-from gangq.watchdogs import signs
+from gangq.watchdogs import pending, signs
 from gangq.watchdogs.numbers import length_s
 from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.trip import leave_now
@@ -41,7 +42,8 @@ class Setup(TypedDict, total=False):
 
     ``name`` is that of the thread. ``clock`` is in seconds, those asleep included; ``wait(seconds)`` is how the
     thread waits, ``poll_s`` how long. ``on_trip`` carries a trip out [dump stacks, exit]; ``on_suspect`` is called
-    with suspicions. ``pauses`` measures the pauses of this process.
+    with suspicions. ``pauses`` measures the pauses of this process. ``threads`` [true] false: none is started, so
+    nothing is seen but by :meth:`Watch.check`, which also passes suspicions on in the thread that calls it.
     """
 
     name: str
@@ -51,6 +53,21 @@ class Setup(TypedDict, total=False):
     on_trip: OnTrip | None
     on_suspect: OnSuspect | None
     pauses: PauseMeter | None
+    threads: bool
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The limits of one job, as a watchdog's constructor or its ``start`` were told. Numbers are checked by name."""
+
+    def but(self, **given: Any) -> Self:
+        """The same with what is given, which is what is not None. Raises `InvalidInput`."""
+        changed = {}
+        # Made for every job, so without a call.
+        for name in given:
+            if given[name] is not None:
+                changed[name] = given[name]
+        return replace(self, **changed) if changed else self
 
 
 class Watched:
@@ -78,7 +95,9 @@ class Watch(ABC, Generic[J]):
     """
 
     _class: ClassVar[str]
-    """The class of its suspicions and trips."""
+    """The class of a suspicion that names none, and the name of its log. A trip has the class of its code, and one
+    watchdog may have several codes.
+    """
     _thread_name: ClassVar[str]
     _default_poll_s: ClassVar[float] = 0.5
 
@@ -88,6 +107,7 @@ class Watch(ABC, Generic[J]):
         self._clock = setup.get("clock", boottime)
         self.pauses = setup.get("pauses") or PauseMeter(name=self.name, clock=self._clock)
         """The pauses of this process that the thread has met; they move every deadline."""
+        self._threads = setup.get("threads", True)
         self._closing = threading.Event()
         self._wait = setup.get("wait") or self._closing.wait
         self._poll_s = length_s("poll_s", setup.get("poll_s", self._default_poll_s), most=3600)
@@ -143,13 +163,13 @@ class Watch(ABC, Generic[J]):
         return self._job is not None
 
     def check(self, now: float | None = None) -> None:
-        """Look at the present job once: what the thread does every ``poll_s`` seconds.
-
-        Tests give the instant and need no thread.
+        """Look at the present job once, at the instant ``now`` [the clock's]: what the thread does every ``poll_s``
+        seconds.
         """
         job = self._job
         if job is not None:
-            self._look(job, self._clock() if now is None else now)
+            with logqueue.lines_about(job.job):
+                self._look(job, self._clock() if now is None else now)
 
     # -- for the watchdogs -----------------------------------------------------------------------------------
 
@@ -162,7 +182,7 @@ class Watch(ABC, Generic[J]):
             if self._tripping is not None:
                 self._settle()
             self._job = job
-        if self._thread is None:
+        if self._thread is None and self._threads:
             self._spawn()
 
     def _settle(self) -> None:
@@ -174,9 +194,12 @@ class Watch(ABC, Generic[J]):
         cls = cls or self._class
         if self._on_suspect is not None:
             self._tell(self._on_suspect, Suspicion(cls, message, evidence, job.job))
-        self._log.warning("suspect", extra={**_about(job), "class": cls, "reason": message})
+        self._log.warning("suspect", extra={"class": cls, "reason": message})
 
     def _tell(self, on_suspect: OnSuspect, suspicion: Suspicion) -> None:
+        if not self._threads:
+            on_suspect(suspicion)
+            return
         if self._suspicions is None:
             try:
                 self._suspicions = _SuspicionQueue(f"{self.name}-tell", on_suspect, self._log)
@@ -197,7 +220,7 @@ class Watch(ABC, Generic[J]):
             self._tripping = threading.get_ident()
         self._log.critical(
             "trip",
-            extra={**_about(job), "code": int(trip.code), "class": trip.cls, "reason": trip.reason},
+            extra={"code": int(trip.code), "class": trip.cls, "reason": trip.reason},
         )
         carried_out = False
         try:
@@ -210,7 +233,7 @@ class Watch(ABC, Generic[J]):
                     self._job = None
                 self._settled.notify_all()
         if not carried_out:
-            self._log.warning("trip_called_off", extra={**_about(job), "class": trip.cls})
+            self._log.warning("trip_called_off", extra={"class": trip.cls})
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -239,6 +262,8 @@ class Watch(ABC, Generic[J]):
         faults = 0
         while not self._closing.is_set():
             signs.alive()
+            if self._job is not None:
+                pending.keep_place()
             try:
                 self.check()
                 faults = 0
@@ -278,14 +303,10 @@ class _SuspicionQueue:
 
     def _run(self) -> None:
         while (suspicion := self._due.get()) is not None:
-            try:
-                self._tell(suspicion)
-            except Exception as problem:
-                self._log.warning(
-                    "suspicion_not_reported", extra={"class": suspicion.cls, "error": str(problem)}
-                )
-
-
-def _about(job: Watched) -> dict[str, Any]:
-    """Which job a line of the log is about."""
-    return {} if job.job is None else {"job": getattr(job.job, "id", job.job)}
+            with logqueue.lines_about(suspicion.job):
+                try:
+                    self._tell(suspicion)
+                except Exception as problem:
+                    self._log.warning(
+                        "suspicion_not_reported", extra={"class": suspicion.cls, "error": str(problem)}
+                    )

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gangq.web.scraped import Scraped
 from gangq.web.sessions import Sessions
 from gangq.web.viewer import Viewer
 
@@ -48,12 +49,14 @@ class Gate:
         *,
         sessions: Sessions | None,
         viewer: Viewer | None,
+        scraped: Scraped | None,
     ) -> None:
         self._inner = inner
         self._base_path = base_path
         self._hosts = {*_HOSTS, *hosts}
         self._sessions = sessions
         self._viewer = viewer
+        self._scraped = scraped
 
     async def close(self) -> None:
         """End all sessions and close all connections."""
@@ -61,6 +64,8 @@ class Gate:
             await self._sessions.close()
         if self._viewer is not None:
             await self._viewer.close()
+        if self._scraped is not None:
+            await self._scraped.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI app."""
@@ -112,7 +117,7 @@ def _path(request: Request) -> str:
 
 
 def _is_open(request: Request) -> bool:
-    return _path(request) == "/login" or _path(request).startswith("/static/")
+    return _path(request) in ("/login", "/metrics") or _path(request).startswith("/static/")
 
 
 def _to_login(request: Request) -> Response:

@@ -36,8 +36,9 @@ from gangq.web.gate import (
     set_cookie,
 )
 from gangq.web.queries import Row
+from gangq.web.scraped import WITH_LOGIN, Scraped
 from gangq.web.sessions import IDLE_S, MOST_S, LoginRefused, Sessions
-from gangq.web.timeline import Life, displacer, timeline
+from gangq.web.timeline import Life, day_and_time, displacer, timeline
 from gangq.web.viewer import Viewer, viewer_of
 from gangq.web.waits import OWNERS, waits
 
@@ -45,8 +46,9 @@ log = logging.getLogger("gangq.web")
 
 _HERE = Path(__file__).parent
 _MEMBERS = (1, 2, 4, 8)
+_HEADING = re.compile('<th( class="number")?>(.*?)</th>')
 _TOKEN = re.compile(r"[\w-]{43}", re.ASCII)
-_STATUS = ((NotFound, 404), (NotAllowed, 403), (InvalidInput, 400), (WrongState, 409), (Busy, 409))
+_STATUS = ((NotFound, 404), (NotAllowed, 403), (InvalidInput, 400), (WrongState, 409))
 
 
 def asgi(
@@ -68,6 +70,7 @@ def asgi(
     """
     sessions = Sessions(dsn, idle_s=idle_s, most_s=most_s) if login else None
     viewer = None if login else Viewer(AsyncClient(dsn, max_size=4))
+    scraped = None if login else Scraped(dsn)
     web = _Web(sessions)
     routes: list[BaseRoute] = [
         Route("/", web.fleet),
@@ -80,6 +83,7 @@ def asgi(
         Route("/gangs/{id}", web.gang),
         Route("/jobs/{id}", web.job),
         Route("/live", web.live),
+        Route("/metrics", scraped or WITH_LOGIN),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
     if login:
@@ -94,7 +98,7 @@ def asgi(
     inner = Starlette(routes=routes, exception_handlers=handlers)
     # Such a redirect would not know the base path of a proxy that strips it.
     inner.router.redirect_slashes = False
-    return Gate(inner, base_path.rstrip("/"), hosts, sessions=sessions, viewer=viewer)
+    return Gate(inner, base_path.rstrip("/"), hosts, sessions=sessions, viewer=viewer, scraped=scraped)
 
 
 def _coloured(state: str) -> Markup:
@@ -109,7 +113,7 @@ class _Web:
         )
         self._templates.filters["displacer"] = displacer
         self._templates.filters["gpus"] = _gpus
-        self._templates.filters["at"] = lambda at: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
+        self._templates.filters["at"] = lambda at: "" if at is None else day_and_time(at)
         self._templates.filters["span"] = lambda span: seconds(span.total_seconds())
         self._templates.filters["state"] = _coloured
         self._templates.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
@@ -127,16 +131,19 @@ class _Web:
         return HTMLResponse(labelled(text), status)
 
     async def failed(self, request: Request, problem: Exception) -> Response:
-        status = next((status for kind, status in _STATUS if isinstance(problem, kind)), 503)
-        if isinstance(problem, Refused | LoginRefused):
+        if isinstance(problem, Refused):
             status = problem.status
-        if status != 503:
-            return self._page(request, "problem.html", status, said=str(problem))
-        # The error names the server and the login of the DSN.
-        log.warning("page_failed", extra={"path": request.url.path, "error": str(problem)})
-        said = "the database did not answer as it should: the log of gangq web says why"
-        # Once the database is back the open page is, too.
-        return self._page(request, "problem.html", status, live=request.method == "GET", said=said)
+        else:
+            status = next((status for kind, status in _STATUS if isinstance(problem, kind)), 503)
+        said = str(problem)
+        if status == 503:
+            log.warning("page_failed", extra={"path": request.url.path, "error": said})
+            if not isinstance(problem, Busy):
+                # The error names the server and the login of the DSN.
+                said = "the database did not answer as it should: the log of gangq web says why"
+        # Nothing is wrong with what was asked for: once the database answers, the open page shows it.
+        live = status == 503 and request.method == "GET"
+        return self._page(request, "problem.html", status, live=live, said=said)
 
     async def unknown(self, request: Request, problem: Exception) -> Response:
         """No route has this path, or not with this method."""
@@ -156,7 +163,7 @@ class _Web:
         counts = Counter(row["state"] for row in fleet if row["uuid"] is not None)
         return self._page(
             request, "fleet.html", live=True, hosts=hosts, counts=counts, queues=queues, running=running,
-            waiting=waiting, planned=planned, paused=paused, rooms=_rooms(fleet), sizes=_MEMBERS,
+            waiting=waiting, planned=planned, paused=paused, startable=_startable_members(fleet), sizes=_MEMBERS,
         )  # fmt: skip
 
     async def usage(self, request: Request) -> Response:
@@ -223,10 +230,11 @@ class _Web:
 
         async def told() -> AsyncIterator[str]:
             yield ": open\n\n"
-            async for _ in viewer.live.changes():
-                yield "event: changed\ndata: 1\n\n"
+            async for changed in viewer.live.changes():
+                yield "event: changed\ndata: 1\n\n" if changed else ": nothing\n\n"
 
-        return StreamingResponse(told(), media_type="text/event-stream")
+        # nginx buffers an answer by default, and events would come late.
+        return StreamingResponse(told(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     # With --login
 
@@ -295,13 +303,20 @@ class _Web:
 
 
 def labelled(page: str) -> str:
-    """Write the heading of its column into each cell: where the screen is narrow, a row is shown as a card. Texts of
-    others are escaped by now, so each `<td` is one of the templates.
+    """Write the heading of its column into each cell: where the screen is narrow, a row is shown as a card. Cells
+    below a heading of numbers are marked as numbers. Texts of others are escaped by now, so each `<td` is one of
+    the templates.
+
+    Cells and headings are paired by counting: a row has a `<td` for each `<th`. Where an `if` leaves a `<td` out, the
+    same `if` leaves its `<th` out; otherwise the labels of all cells after it are shifted.
+
+    In a template each cell has its own line. The blanks before it are removed: on a card they would show.
     """
 
     def with_headings(table: re.Match[str]) -> str:
-        heading = itertools.cycle(re.findall("<th>(.*?)</th>", table[0]))
-        return re.sub("<td", lambda _: f'<td data-label="{next(heading)}"', table[0])
+        headings = [f'<td{kind} data-label="{said}"' for kind, said in _HEADING.findall(table[0])]
+        cell = itertools.cycle(headings)
+        return re.sub(r"\s*<td", lambda _: next(cell), table[0])
 
     return re.sub("<table>.*?</table>", with_headings, page, flags=re.DOTALL)
 
@@ -330,35 +345,21 @@ def _gpus(rows: Sequence[Row], base: str) -> Markup:
     return Markup("".join(parts))
 
 
-def _rooms(fleet: Sequence[Row]) -> list[tuple[str, int, list[int]]]:
-    """By kind of GPU: how many are free, and how many members of 1, 2, 4 or 8 GPUs could start on them now."""
+def _startable_members(fleet: Sequence[Row]) -> list[tuple[str, int, list[int]]]:
+    """For each kind of GPU: its name, how many are free on workers that take work, and how many members of 1, 2, 4
+    and 8 GPUs could start now. A member takes a slot of its worker, too.
+    """
     free: dict[str, Counter[tuple[str, int]]] = {}
-    busy: Counter[str] = Counter()
     for row in fleet:
-        kind = (
-            free.setdefault(f"{row['model'] or 'GPU'} {row['vram_mb'] // 1024} GiB", Counter())
-            if row["uuid"]
-            else None
-        )
-        if row["state"] == "held" or row["state"] == "reserved":
-            busy[row["worker"]] += 1
-        if (
-            kind is not None
-            and row["state"] == "free"
-            and not row["cordoned"]
-            and row["worker_state"] == "live"
-        ):
-            kind[row["worker"], row["slots"]] += 1
+        if row["uuid"] is not None:
+            kind = free.setdefault(f"{row['model'] or 'GPU'} {row['vram_mb'] // 1024} GiB", Counter())
+            if row["state"] == "free" and row["free_slots"] is not None:
+                kind[row["worker"], row["free_slots"]] += 1
     return [
         (
             kind,
-            sum(workers.values()),
-            [
-                sum(
-                    min(count // size, max(slots - busy[name], 0)) for (name, slots), count in workers.items()
-                )
-                for size in _MEMBERS
-            ],
+            workers.total(),
+            [sum(min(slots, gpus // size) for (_, slots), gpus in workers.items()) for size in _MEMBERS],
         )
         for kind, workers in sorted(free.items())
     ]

@@ -25,6 +25,8 @@ class GangParts:
     attempts: list[Row]
     beats: list[Row]
     displaced: list[Row]
+    evidence: list[Row]
+    outputs: list[Row]
     now: datetime
 
 
@@ -44,6 +46,44 @@ _WAITING = """
       select w.*, row_number() over (partition by w.queue order by w.priority desc, w.since, w.id) as place
       from gangq.waiting w) x
     where x.place <= 20 order by x.queue, x.place"""
+
+
+_SEEN = """
+    select e.id, e.at, e.kind, e.job_id, e.data ->> 'rank' as rank, e.data ->> 'code' as code,
+      e.data ->> 'class' as class,
+      coalesce(e.data ->> 'message', (
+        select v.data ->> 'message' from gangq.job_evidence v
+        where v.job_id = e.job_id and v.at = e.at and v.kind = e.kind limit 1), e.reason) as sentence
+    from gangq.events e
+    where e.gang_id = %(id)s and e.kind = any ('{suspect,trip,notify,held,poison,straggler}')
+    order by e.id desc limit 50"""
+"""What the watchdogs did and saw of a gang's members, newest first."""
+_BEATS = """
+    select m.*, e.at as stopped_at
+    from gangq.events e
+    cross join lateral jsonb_populate_recordset(null::gangq.member_beats, e.data -> 'last_beats') m
+    where e.gang_id = %(id)s and e.kind = any ('{done,ack,dead,force,drain,replace,shrink}')
+      and jsonb_typeof(e.data -> 'last_beats') = 'array'
+    union all
+    select m.*, null from gangq.member_beats m where m.gang_id = %(id)s
+    order by stopped_at, rank"""
+"""What each member has last told and saved: in each attempt that has ended, and now (stopped_at: null)."""
+_OUTPUTS = """
+    select j.id as job_id, j.rank, o.output
+    from gangq.jobs j
+    cross join lateral (
+      select right(string_agg(right(y.chunk, 4000), '' order by y.token, y.seq), 4000) as output
+      from (
+        select x.*, sum(octet_length(x.chunk)) over (order by x.token desc, x.seq desc
+          rows between unbounded preceding and 1 preceding) as bytes_after
+        from (
+          select l.token, l.seq, l.chunk from gangq.job_logs l
+          where l.job_id = j.id order by l.token desc, l.seq desc limit 20) x) y
+      where y.bytes_after is null or y.bytes_after < 4 * 4000) o
+    where j.gang_id = %(id)s and o.output is not null
+    order by j.rank limit 128"""
+"""The last 4,000 characters of each rank. A character has at most 4 bytes, and octet_length does not unpack a chunk:
+only the chunks that are shown are unpacked."""
 
 
 _EXISTS = {
@@ -76,7 +116,7 @@ class Reader:
         """A row for each device, and one for each worker without devices. Of thousands of rows each column costs."""
         return await self.rows(
             "select host, worker, uuid, index, vram_mb, model, state, job_id, gang_id, since, reason, cordoned, "
-            "worker_state, slots from gangq.fleet order by host, worker, index, uuid"
+            "free_slots from gangq.fleet order by host, worker, index, uuid"
         )
 
     async def queues(self) -> list[Row]:
@@ -133,13 +173,11 @@ class Reader:
             "where gang_id = %(id)s order by started_at",
             id=id,
         )
-        beats = await self.rows(
-            "select * from gangq.member_beats where gang_id = %(id)s order by rank", id=id
-        )
         displaced = await self.rows(
             "select * from gangq.preemptions where gang_id = %(id)s order by at", id=id
         )
-        return GangParts(members, steps, tried, beats, displaced, await self.now())
+        beats, seen, outputs = [await self.rows(what, id=id) for what in (_BEATS, _SEEN, _OUTPUTS)]
+        return GangParts(members, steps, tried, beats, displaced, seen, outputs, await self.now())
 
     async def job_parts(self, id: int) -> JobParts:
         """What belongs to a job, and the end of its output."""

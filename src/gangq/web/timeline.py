@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
@@ -29,7 +29,7 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class Life:
-    """What is drawn: rows of gangq.timeline, attempts, member_beats and preemptions, and the waits."""
+    """What is drawn: rows of gangq.timeline, attempts, member_beats (of all attempts) and preemptions; the waits."""
 
     steps: Sequence[Row]
     attempts: Sequence[Row]
@@ -40,6 +40,15 @@ class Life:
     end: datetime
     base: str = field(kw_only=True)
     """The path that links begin with."""
+
+
+def day_and_time(at: datetime) -> str:
+    """A moment with its zone, the same for everybody who looks."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%H:%M:%S} UTC"
 
 
 def timeline(life: Life) -> str:
@@ -67,8 +76,8 @@ class _Drawing:
             *self._attempts(),
             *self._beats(),
             *self._steps(),
-            f'<text x="{_LEFT}" y="{self._bottom + 18}">{self._start:%Y-%m-%d %H:%M:%S}</text>',
-            f'<text x="{_RIGHT}" y="{self._bottom + 18}" text-anchor="end">{end:%H:%M:%S}</text></svg>',
+            f'<text x="{_LEFT}" y="{self._bottom + 18}">{day_and_time(self._start)}</text>',
+            f'<text x="{_RIGHT}" y="{self._bottom + 18}" text-anchor="end">{_time(end)}</text></svg>',
         ]
         return "".join(parts)
 
@@ -103,30 +112,35 @@ class _Drawing:
         return parts
 
     def _beats(self) -> list[str]:
-        """The last beat of each rank that runs, how long it has been silent since, and its newest checkpoint."""
+        """Of each attempt the last beat, how long it was silent after it, and its newest checkpoint."""
         parts = []
+        drawn: set[tuple[int, datetime]] = set()
         for row in self._life.beats:
             if row["job_id"] not in self._lanes:
                 continue
             y, _ = self._lanes[row["job_id"]]
             if row["beat_at"] is not None:
-                at, gap = self._x(row["beat_at"]), (self._life.end - row["beat_at"]).total_seconds()
+                end = row["stopped_at"] or self._life.end
+                at, gap = self._x(row["beat_at"]), (end - row["beat_at"]).total_seconds()
                 known = row["longest_gap_s"]
                 kind = "silent" if known is not None and gap > known else "quiet"
-                said = f"last beat {row['beat_at']:%H:%M:%S}, {gap:.0f} s ago, step {_or(row['step'])}"
+                ago = "before it stopped" if row["stopped_at"] else "ago"
+                said = f"last beat {_time(row['beat_at'])}, {gap:.0f} s {ago}, step {_or(row['step'])}"
                 if known is not None:
                     said += f"; beats of its task have stayed away for {known:.0f} s without harm"
                 parts += [
-                    _bar(at, self._x(self._life.end) - at, y + 10, 3, kind, said),
+                    _bar(at, self._x(end) - at, y + 10, 3, kind, said),
                     f'<circle class="beat" cx="{at:.1f}" cy="{y + 6.5}" r="3"><title>{escape(said)}</title></circle>',
                 ]
-                if row["step"] is not None:
+                if row["step"] is not None and row["stopped_at"] is None:
                     parts.append(f'<text x="{_RIGHT + 6}" y="{y + 11}">{row["step"]}</text>')
-            if row["saved_at"] is not None:
+            # A checkpoint that is restored belongs to the attempts after it too.
+            if row["saved_at"] is not None and (row["job_id"], row["saved_at"]) not in drawn:
+                drawn.add((row["job_id"], row["saved_at"]))
                 at = self._x(row["saved_at"])
                 parts.append(
                     f'<path class="saved" d="M{at:.1f} {y + 1} l5 5.5 l-5 5.5 l-5 -5.5z">'
-                    f"<title>checkpoint of step {row['saved_step']}, {row['saved_at']:%H:%M:%S}</title></path>"
+                    f"<title>checkpoint of step {row['saved_step']}, {_time(row['saved_at'])}</title></path>"
                 )
         return parts
 
@@ -136,7 +150,7 @@ class _Drawing:
         first: dict[int, bool] = {}
         for row in self._life.steps:
             at, what = self._x(row["at"]), row["what"]
-            said = f"{row['at']:%H:%M:%S} {what} {row['reason'] or ''}"
+            said = f"{_time(row['at'])} {what} {row['reason'] or ''}"
             if what in ("drain", "reserve", "go", "end"):
                 parts.append(
                     f'<line class="step {what}" x1="{at:.1f}" x2="{at:.1f}" y1="26" y2="{self._bottom}">'
@@ -169,7 +183,7 @@ class _Drawing:
             most = at
             parts.append(
                 f'<a href="{escape(self._life.base + path)}"><text class="mark" x="{at:.1f}" y="{_WHO}">'
-                f"{said}<title>{said}, {row['at']:%H:%M:%S}</title></text></a>"
+                f"{said}<title>{said}, {_time(row['at'])}</title></text></a>"
             )
         return parts[::-1]
 

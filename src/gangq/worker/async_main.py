@@ -29,6 +29,7 @@ from gangq.worker.child_main import Ended, conclude, prepare, report
 from gangq.worker.forks import restore_signals
 from gangq.worker.output import stream_handlers
 from gangq.worker.runner_inline import what_follows
+from gangq.worker.shared_orders import Begin, Stop, WhoHolds, say_holder, taken
 
 log = logging.getLogger("gangq.worker.async")
 
@@ -46,12 +47,39 @@ class _Context(ChildContext):
         """Said when the handler has ended: an outcome is the end of the job, not of a process."""
 
 
+class _JobLog:
+    """The log of one job, written by the event loop and by the threads of the job."""
+
+    def __init__(self, path: str, sizes: tuple[int, int]) -> None:
+        self._log: BoundedLog | None = BoundedLog(path, *sizes)
+        self._pid = os.getpid()
+        # Reentrant: what is collected during a write may print in its turn.
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> bool:
+        """False once it is finished: a thread of the job has outlived it."""
+        # A fork has the lock in whatever state it was.
+        with self._lock if os.getpid() == self._pid else contextlib.nullcontext():
+            if self._log is None:
+                return False
+            self._log.write(text.encode("utf-8", "replace"))
+            return True
+
+    def finish(self) -> None:
+        """Nothing is written any more. By then the number of its file may be that of another job's."""
+        with self._lock:
+            log, self._log = self._log, None
+            if log is not None:
+                log.finish()
+
+
 class _Job:
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, order: Begin) -> None:
         self.order = order
         self.stopping = threading.Event()
         self.cancelled = False
-        self.log: BoundedLog | None = None
+        self.log: _JobLog | None = None
+        """None: it could not be made."""
         self.work: asyncio.Task[Ended] | None = None
 
     def cancel(self) -> None:
@@ -68,12 +96,9 @@ class _Stream:
 
     def write(self, text: str) -> int:
         job = _here.get(None)
-        # Once: the log of a job that ends while a thread of it goes on is taken away.
-        own = None if job is None else job.log
-        if own is None:
-            return self._stream.write(text)
-        own.write(text.encode("utf-8", "replace"))
-        return len(text)
+        if job is not None and job.log is not None and job.log.write(text):
+            return len(text)
+        return self._stream.write(text)
 
     def writelines(self, lines: Any) -> None:
         for line in lines:
@@ -132,23 +157,21 @@ class _Jobs:
     def _take_orders(self) -> None:
         # Where the worker or the loop has ended, the guardian ends this process.
         with contextlib.suppress(GangqError, RuntimeError), Link.from_environ() as link:
-            while True:
-                for order in link.ask("next")["orders"]:
-                    if order["op"] == "holder":
-                        link.ask("holder", by=self._holder())
-                    else:
-                        self._loop.call_soon_threadsafe(self._carry_out, order)
+            for number, order in taken(link):
+                if isinstance(order, WhoHolds):
+                    say_holder(link, number, self._holder())
+                else:
+                    self._loop.call_soon_threadsafe(self._carry_out, order)
 
-    def _carry_out(self, order: dict[str, Any]) -> None:
-        key = order["key"]
-        if order["op"] == "begin":
-            job = self._jobs[key] = _Job(order)
+    def _carry_out(self, order: Begin | Stop) -> None:
+        if isinstance(order, Begin):
+            job = self._jobs[order.key] = _Job(order)
             context = contextvars.copy_context()
             context.run(_here.set, job)
             context.run(self._loop.create_task, self._run(job))
-        elif key in self._jobs:
-            self._jobs[key].stopping.set()
-            self._loop.call_later(order["grace_s"], self._jobs[key].cancel)
+        elif order.key in self._jobs:
+            self._jobs[order.key].stopping.set()
+            self._loop.call_later(order.grace_s, self._jobs[order.key].cancel)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **more)
@@ -166,16 +189,16 @@ class _Jobs:
             return None
         task = asyncio.current_task(self._loop)
         job = None if task is None else self._of.get(task)
-        return None if job is None else job.order["key"]
+        return None if job is None else job.order.key
 
     # -- a job -----------------------------------------------------------------------------------------------
 
     async def _run(self, job: _Job) -> None:
-        key = job.order["key"]
+        key = job.order.key
         try:
             with Link(self._path, key) as link:
                 try:
-                    job.log = BoundedLog(job.order["log"], *job.order["log_sizes"])
+                    job.log = _JobLog(job.order.log, job.order.log_sizes)
                 except OSError as problem:
                     log.warning("output_not_kept: %s", problem)
                 context = await asyncio.to_thread(_Context, link, job.stopping)
@@ -183,9 +206,8 @@ class _Jobs:
                 if job.cancelled:
                     job.work.cancel()
                 await asyncio.wait([job.work])
-                output, job.log = job.log, None
-                if output is not None:
-                    output.finish()
+                if job.log is not None:
+                    job.log.finish()
                 ended: Ended = (None, asyncio.CancelledError(), AGAIN)
                 if not job.work.cancelled():
                     ended = job.work.result()
@@ -205,7 +227,7 @@ class _Jobs:
             return None, problem, what_follows(problem, None, None, context.attempt)
         result: Any = None
         raised: BaseException | None = None
-        with tracing.continued(job.order["traceparent"], send=False):
+        with tracing.continued(job.order.traceparent, send=False):
             try:
                 self.app.hooks.started(context)
                 result = await handler(context, **context.job.payload)

@@ -13,8 +13,8 @@ from gangq.context import GangInfo, Peer, ServiceInfo
 from gangq.errors import IncarnationEnded, NotFound, StaleToken, WrongState
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.ports import PortHolder
+from gangq.worker.repeating import TRANSIENT
 from gangq.worker.replicas import Replica
-from gangq.worker.retry import TRANSIENT
 from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.barrier")
@@ -44,13 +44,14 @@ def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo
             session.end(str(problem))
             return None
         if members and members[0].go and not job.must_end:
-            job.gang = gang_info(job, members)
-            first = members[0]
-            if first.service is not None:
+            gang, first = gang_info(job, members), members[0]
+            if first.service is None:
+                job.enter_gang(gang, None)
+            else:
                 service = ServiceInfo(first.service, first.revision or 0, ports.take(), first.health)
-                job.replica = Replica(service, session.on_replica)
+                job.enter_gang(gang, Replica(service, session.on_replica))
                 session.on_replica()
-            return job.gang
+            return gang
         job.wake.wait(_POLL_S * random.uniform(0.8, 1.2))
     return None
 

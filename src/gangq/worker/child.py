@@ -27,7 +27,8 @@ from gangq.errors import CommandStartError
 from gangq.proc import bounded_log, cgroup, killing, procfs
 from gangq.proc.clock import boottime
 from gangq.worker.forkserver import Forked, ForkServer
-from gangq.worker.launch import launch, start_error
+from gangq.worker.launch import grouped_or_adopted, launch, start_error
+from gangq.worker.logship import LogReader
 
 __all__ = ["Child", "CommandStartError", "Exit"]
 
@@ -85,7 +86,7 @@ class Child:
         self._exit: Exit | None = None
         self._lost_at: float | None = None
         self._clean_passes = 0
-        self._log_offset = 0
+        self._log = LogReader(self.log_path)
 
     @classmethod
     def start(
@@ -98,7 +99,7 @@ class Child:
         mark: str,
         deadline_boottime: float | None = None,
         grace_s: float = 15.0,
-        orphan_grace_s: float = 5.0,
+        orphan_grace_s: float = procfs.ORPHAN_GRACE_S,
         log_head: int = 4 << 20,
         log_tail: int = 1 << 20,
         stuck_after_s: float = 30.0,
@@ -110,7 +111,7 @@ class Child:
         ``log_path``.
 
         ``env`` is its whole environment (``PATH`` in it finds the program); ``GANGQ_MARK`` is added. SIGKILL
-        falls at ``deadline_boottime`` (seconds of :func:`gangq.watchdogs.deadman.boottime`; None for never),
+        falls at ``deadline_boottime`` (seconds of :func:`gangq.proc.clock.boottime`; None for never),
         SIGTERM ``grace_s`` before. Should this process die, the command gets SIGTERM and ``orphan_grace_s``
         later SIGKILL. ``log_head`` and ``log_tail`` are the bytes of output kept from its beginning and its
         end. ``group``: the folder of a control group that is made for it, where the host allows that (see
@@ -137,19 +138,22 @@ class Child:
             "worker_pid": os.getpid(),
             "cgroup": group,
         }
-        sock, process, answer, rest = launch(spec, start_timeout_s, forks)
+        return cls._launched(spec, start_timeout_s, forks)
+
+    @classmethod
+    def _launched(cls, spec: dict[str, Any], timeout_s: float, forks: ForkServer | None) -> Child:
+        sock, process, answer, rest = launch(spec, timeout_s, forks)
+        group: str | None = spec["cgroup"]
         if process is None or answer["event"] != "started":
             sock.close()
-            if group is not None:
-                cgroup.kill(group)
-                cgroup.remove(group)
             raise start_error(answer, spec)
         if group is not None and answer["cgroup"] is None:
             log.warning("cgroup_refused", extra={"cgroup": group})
         child = cls(sock, process, {**spec, "cgroup": answer["cgroup"]}, answer["pid"], answer["start_ticks"])
         child._inbox = rest
         log.info(
-            "command_started", extra={"pid": child.pid, "guardian_pid": child.guardian_pid, "mark": mark}
+            "command_started",
+            extra={"pid": child.pid, "guardian_pid": child.guardian_pid, "mark": child.mark},
         )
         return child
 
@@ -204,8 +208,8 @@ class Child:
         return ended
 
     def close(self) -> None:
-        """Let go of the channel. A command that still runs is killed, and confirmed gone, first. A repeat is
-        harmless.
+        """Let go of the channel. A command that still runs is killed first, and waited for, but not for ever: that
+        nothing of it is left is known only if :meth:`poll` says so. A repeat is harmless.
         """
         self.kill()
         if self._sock.fileno() >= 0:
@@ -229,18 +233,12 @@ class Child:
         Beyond the first ``log_head`` bytes nothing comes while the command runs; at its end, a line that says
         how many bytes were dropped and then the last ``log_tail`` ones.
         """
-        try:
-            with self._lock, open(self.log_path, "rb") as file:
-                file.seek(self._log_offset)
-                data = file.read(limit)
-                self._log_offset += len(data)
-                return data
-        except FileNotFoundError:  # Somebody has removed it. What runs goes on.
-            return b""
+        with self._lock:
+            return self._log.read_new(limit)
 
     def log_tail(self, count: int = 8192) -> bytes:
         """The last ``count`` bytes of output as of now, whether it runs or has ended."""
-        return bounded_log.last_bytes(self.log_path, count)
+        return self._log.last(count)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -310,7 +308,11 @@ class Child:
         """
         self._process.kill()
         self._process.wait()
-        left = killing.strike_command(self.mark, self._group, self._grouped_or_adopted)
+        left = killing.strike_command(
+            self.mark,
+            self._group,
+            lambda processes: grouped_or_adopted(processes, {self.pid}, self.start_ticks),
+        )
         empty = self._group is None or cgroup.remove(self._group)
         self._clean_passes = 0 if left or not empty else self._clean_passes + 1
         if self._clean_passes >= 2:
@@ -321,21 +323,6 @@ class Child:
             self._finish(Exit(None, None, True, cause="guardian_lost"))
         elif left and boottime() - since >= self._stuck_after_s:
             self._exit = Exit(None, None, False, tuple(entry.pid for entry in left), "stuck")
-
-    def _grouped_or_adopted(self, processes: dict[int, procfs.Stat]) -> set[int]:
-        """What is in the command's process group or session, and what the supervisor got from the dead guardian:
-        whatever the command has detached, without mark or group.
-
-        Every other guardian keeps its own; what came to the supervisor before this command began is not of it.
-        """
-        above = processes.get(os.getppid())
-        supervisor = above.pid if above is not None and above.comm == procfs.SUPERVISOR_NAME else None
-        return {
-            entry.pid
-            for entry in processes.values()
-            if entry.start_ticks >= self.start_ticks
-            and (self.pid in (entry.pgrp, entry.session) or entry.ppid == supervisor)
-        }
 
     def _finish(self, ended: Exit) -> None:
         self._exit = ended

@@ -29,6 +29,8 @@ _ANSWER_S = 120.0
 _BUSY_S = 0.05
 _AROUND_RESULT_BYTES = 1 << 10
 """More than what a request says beside the result that it carries."""
+_ONCE = frozenset({"submit"})
+"""Requests that may have been carried out where the answer is lost, and must not be sent again."""
 _POLL_S = 0.1
 _GANG_POLL_S = 0.5
 
@@ -70,7 +72,14 @@ class Link:
         request = json.dumps({"key": self._key, "op": op, **fields}).encode() + b"\n"
         with self._lock:
             try:
-                answer = self._exchange(request)
+                try:
+                    answer = self._exchange(request)
+                except ConnectionError:
+                    # A worker under a flood of connections cuts some, perhaps this one.
+                    self._hang_up()
+                    if op in _ONCE:
+                        raise
+                    answer = self._exchange(request)
             except OSError as problem:
                 self._hang_up()
                 raise WorkerGone(

@@ -8,11 +8,7 @@ What a :class:`ClaimSource` remembers from one call to the next:
 - ``_asleep``: this worker is on the list of sleepers. A claim that finds nothing puts it there, a notification that
   work is kept for it takes it off. A job that was submitted just before has notified no sleeper, so the first wait on
   the list is short (:data:`PACE_S`).
-- ``_empty_at``: when a claim last found nothing. The next one is :data:`PACE_S` later, or at once if work is kept
-  here.
-- ``_kept_answered``: the claim being made answers a notification that work is kept. If it finds nothing, the
-  notification was false. ``_trusts_kept`` is then off until a claim finds something, and such notifications no longer
-  shorten the wait: any login may send them.
+- ``_pace``: when a claim last found nothing, and whether notifications are believed (:class:`Pace`).
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from gangq.client.verbs import Verbs
 from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
 from gangq.worker.lease import LeaseKeeper
 from gangq.worker.ports import PortHolder
-from gangq.worker.retry import TRANSIENT, backoff
+from gangq.worker.repeating import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
@@ -112,6 +108,36 @@ class TaskWakes:
         return False
 
 
+class Pace:
+    """Keeps empty claims :data:`PACE_S` apart, however many notifications arrive.
+
+    Only one which says that work is kept for this worker is answered at once. If that was false, no other is until a
+    claim finds something: any login may send them.
+    """
+
+    def __init__(self) -> None:
+        self.trusts_kept = True
+        self._empty_at = -PACE_S
+        self._at_once = False
+
+    @property
+    def left_s(self) -> float:
+        """How long to wait before the next claim; seconds."""
+        return self._empty_at + PACE_S - time.monotonic()
+
+    def begins(self, at_once: bool) -> None:
+        """A claim begins; ``at_once``: because work is said to be kept for this worker."""
+        self._at_once = at_once
+
+    def found(self, something: bool) -> None:
+        """The claim has its answer."""
+        if something:
+            self.trusts_kept = True
+        else:
+            self._empty_at = time.monotonic()
+            self.trusts_kept = self.trusts_kept and not self._at_once
+
+
 W = TypeVar("W", ThreadWakes, TaskWakes)
 
 
@@ -152,10 +178,8 @@ class ClaimSource(Generic[W]):
         self._most = 1
         self._asleep = False
         self._late = False
-        self._waits = backoff()
-        self._empty_at = -PACE_S
-        self._kept_answered = False
-        self._trusts_kept = True
+        self._pauses = backoff()
+        self._pace = Pace()
         self.wait_s = 0.0
         """How long to wait for a wake-up before the next call, as the last one suggests."""
 
@@ -170,17 +194,17 @@ class ClaimSource(Generic[W]):
             # After an outage a claim may succeed before the heartbeat that renews the lease. Such a job would have to
             # be handed back at once, and claimed again, until it has been stopped too often.
             self._keeper.beat_now()
-            self.wait_s = next(self._waits)
+            self.wait_s = next(self._pauses)
             return []
         try:
             rows = yield from self._ask(most)
         except TRANSIENT as problem:
-            self.wait_s = next(self._waits)
+            self.wait_s = next(self._pauses)
             log.warning("claim_failed", extra={"error": str(problem), "request": str(self._request)})
             return []
         except (IncarnationEnded, NotFound) as problem:
             # The incarnation has ended, or the lease is late after an outage. The next heartbeat finds out which.
-            self.wait_s = next(self._waits)
+            self.wait_s = next(self._pauses)
             self._keeper.beat_now()
             log.warning("claim_late", extra={"error": str(problem)})
             return []
@@ -194,32 +218,27 @@ class ClaimSource(Generic[W]):
             self.wait_s = 0.1 if taken else 5.0
             log.error("claim_refused", extra={"error": str(problem)})
             return []
-        self._waits = backoff()
+        self._pauses = backoff()
         poll_s = _PLACED_POLL_S if self.lane == "placed" and self._gets_notifications() else _POLL_S
         self.wait_s = poll_s * random.uniform(0.5, 1.0)
         asleep = not rows and self._may_sleep()
         if asleep and not self._asleep:
             self.wait_s = PACE_S
         self._asleep = asleep
-        if rows:
-            self._trusts_kept = True
-        else:
-            self._empty_at = time.monotonic()
-            if self._kept_answered:
-                self._trusts_kept = False
+        self._pace.found(bool(rows))
         return rows
 
     @property
     def pace_s(self) -> float:
         """How long to wait before the next claim after an empty one, unless work is kept for this worker; seconds."""
-        return self._empty_at + PACE_S - time.monotonic()
+        return self._pace.left_s
 
     def paced(self, kept: bool) -> None:
         """The loop has waited :attr:`pace_s`, or less because work is ``kept`` for this worker, and claims now.
 
         Wake-ups from here on are for the claim after this one.
         """
-        self._kept_answered = kept
+        self._pace.begins(kept)
         self.wakes.clear()
 
     def completing_and_claiming(
@@ -279,7 +298,7 @@ class ClaimSource(Generic[W]):
         """There may be work. `kept`: for this worker, which is off the list of sleepers now."""
         if kept:
             self._asleep = False
-        self.wakes.set(kept and self._trusts_kept)
+        self.wakes.set(kept and self._pace.trusts_kept)
 
     def _ask(self, most: int) -> Steps[list[Claim]]:
         if self._request is None:
@@ -299,6 +318,11 @@ class ClaimSource(Generic[W]):
         for row in rows:
             if row.rank == 0 and row.master_port is not None:
                 self._ports.give(row.master_port)
+
+    def not_begun(self, job: ActiveJob) -> None:
+        """It is handed back: nothing here will bind the port that it was given."""
+        for port in job.ports:
+            self._ports.release(port)
 
     def settled(self) -> None:
         """What was claimed is in the job table now."""

@@ -141,9 +141,12 @@ class ListeningClient(AsyncClient):
         own.deadline = core.Deadline(self._connect_s)
         try:
             await self._tell(own, *map(_listen, self._channels))
-        except psycopg.Error as problem:
+        except BaseException as problem:
+            # Cancelled here, it would be nobody's.
             await own.close()
-            raise self.target.unreachable(problem) from problem
+            if isinstance(problem, psycopg.Error):
+                raise self.target.unreachable(problem) from problem
+            raise
         return own
 
     @staticmethod

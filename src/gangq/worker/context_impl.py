@@ -22,7 +22,7 @@ from gangq.client.verb import Verb
 from gangq.client.verbs import Verbs
 from gangq.context import Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, ServiceInfo
 from gangq.durations import Duration, seconds
-from gangq.errors import InvalidInput, Snoozed, Stopped, WrongState
+from gangq.errors import InvalidInput, Snoozed, WrongState
 from gangq.worker import handler_info
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.results import dumps_result
@@ -156,9 +156,6 @@ class HandlerContext(Context):
         with self._lock:
             if self._loaded_for != epoch:
                 self._checkpoint = self._load_checkpoint()
-                if self._checkpoint is None and self.stopping:
-                    # The stop came before an answer. None would mean "from the beginning", which may be wrong.
-                    raise Stopped(f"job {self.job.id} was told to stop while it loaded its checkpoint")
                 self._loaded_for = epoch
             return self._checkpoint
 
@@ -218,13 +215,18 @@ class InlineContext(HandlerContext):
         self._session = session
         self._active = job
         self._info: JobInfo | None = None
+        self._telling = threading.Lock()
         if job.gang is not None:
-            job.on_gang = self._gang_changes
-            self._gang = job.gang
+            self._gang = job.follow_gang(self._gang_changes)
 
     def _gang_changes(self, gang: GangInfo) -> None:
         self._gang = gang
-        self._gang_changed(gang)
+        # Not here: this is the control loop, which renews the lease and makes the calls of a callback.
+        threading.Thread(target=self._call_back, args=(gang,), name="gangq-gang", daemon=True).start()
+
+    def _call_back(self, gang: GangInfo) -> None:
+        with self._telling:
+            self._gang_changed(gang)
 
     @property
     def job(self) -> JobInfo:
@@ -272,7 +274,7 @@ class InlineContext(HandlerContext):
         return submit_child(self._session, self._active, verb, arguments)
 
     def _say_completed(self) -> None:
-        self._active.completed_by_handler = True
+        self._active.say_completed()
 
 
 def no_snooze(job_id: int, gang_id: int) -> WrongState:

@@ -32,12 +32,15 @@ T = TypeVar("T")
 class Control:
     """The loop and its thread."""
 
-    def __init__(self, client: Client) -> None:
-        """``client`` says where the database is, and how long its calls may take."""
+    def __init__(self, client: Client, name: str) -> None:
+        """``client`` says where the database is, and how long its calls may take. ``name`` is the worker's: the
+        connection is called ``gangq worker NAME`` in ``pg_stat_activity``.
+        """
         options: dict[str, Any] = {
             "timeout_s": client.timeout_s,
             "connect_s": client._connect_s,
             "prepare": client._prepare,
+            "application_name": f"gangq worker {name}"[:63],
         }
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop

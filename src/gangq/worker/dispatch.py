@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from gangq import logqueue
 from gangq.app import App
 from gangq.commands import COMMAND
 from gangq.errors import GangqError, UnknownTask
 from gangq.retry import Again
 from gangq.tasks import CoroutineTask
 from gangq.worker.child_main import app_target
+from gangq.worker.command_report import Done
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import Reporter, describe
-from gangq.worker.runner_command import Command, CommandRunner, Done
+from gangq.worker.runner_command import Command, CommandRunner
 from gangq.worker.runner_inline import InlineRunner
 
 if TYPE_CHECKING:
@@ -53,20 +55,21 @@ class Dispatcher:
             if inline is not None:
                 inline.rest()  # To write a line may wait for its reader.
             log.debug("job_begins", extra=job.extra)
-        try:
-            self._run(job, inline, done, more_follow)
-        except Exception as problem:
-            # A fault of ours, or of this host (no space left, no more threads). The runners have ended the job on
-            # their way out, unless it survives SIGKILL.
-            log.exception("runner_fault", extra=job.extra)
-            job.end_work()
-            if inline is not None:
-                inline.rest()
-            self._reporter.failed(
-                job,
-                describe(type(problem).__qualname__, f"its worker could not run it: {problem}"),
-                again=Again(not isinstance(problem, _Unrunnable)),
-            )
+        with logqueue.lines_about(job):
+            try:
+                self._run(job, inline, done, more_follow)
+            except Exception as problem:
+                # A fault of ours, or of this host (no space left, no more threads). Nothing of the job runs any more:
+                # a runner whose job survives SIGKILL does not come back here.
+                log.exception("runner_fault", extra=job.extra)
+                job.begin_report()
+                if inline is not None:
+                    inline.rest()
+                self._reporter.failed(
+                    job,
+                    describe(type(problem).__qualname__, f"its worker could not run it: {problem}"),
+                    again=Again(not isinstance(problem, _Unrunnable)),
+                )
 
     def _run(self, job: ActiveJob, inline: InlineRunner | None, done: Done, more_follow: bool) -> None:
         task = job.claim.task

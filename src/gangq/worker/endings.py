@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, get_args
 
 from gangq.watchdogs import ExitCode
 
-Outcome = Literal["result", "error", "stopped", "snoozed", "exit 0"]
-"""What the work itself says: it returned, it raised, it stopped as asked, it is to run again later; a command exited
-with 0.
+WorkEnd = Literal["result", "error", "stopped", "snoozed", "exit 0"]
+"""How the work ended, as it says itself: it returned, it raised, it stopped as asked, it is to run again later; a
+command exited with 0.
 """
+WORK_ENDS = frozenset(get_args(WorkEnd)) - {"exit 0"}
+"""What a handler in a child process may say."""
 
 
 class Ending(Enum):
@@ -35,15 +37,16 @@ class Attempt:
 
     ``lost``: its claim is. ``completed``: `Context.complete` was called. ``trip``: the
     code of the watchdog that tripped. ``cause``: what ended the process, as in :class:`gangq.worker.child.Exit`;
-    ``exit`` for a handler in the main thread.
+    ``exit`` for a handler in the main thread. ``socket_gone``: it could not reach its worker, whose socket is gone.
     """
 
-    outcome: Outcome | None
+    work_end: WorkEnd | None
     lost: bool = False
     completed: bool = False
     told_to_stop: bool = False
     trip: ExitCode | None = None
     cause: str = "exit"
+    socket_gone: bool = False
 
 
 def ending_of(attempt: Attempt) -> Ending:
@@ -52,7 +55,7 @@ def ending_of(attempt: Attempt) -> Ending:
         return Ending.NOTHING
     if attempt.completed:
         return Ending.COMMITTED_OR_FAILED
-    if attempt.outcome == "result":
+    if attempt.work_end == "result":
         return Ending.DONE
     # A process that exited by itself while the watchdog decided was not ended by it. Out of memory is different: the
     # kernel killed it, and the trip says so.
@@ -61,10 +64,13 @@ def ending_of(attempt: Attempt) -> Ending:
     # Its guardian ended it: the lease was about to end, or the worker had died.
     if attempt.cause in ("deadline", "orphan"):
         return Ending.STOPPED
-    if attempt.told_to_stop and (attempt.cause in ("stop", "kill") or attempt.outcome == "stopped"):
+    if attempt.told_to_stop and (attempt.cause in ("stop", "kill") or attempt.work_end == "stopped"):
         return Ending.STOPPED
-    if attempt.outcome == "snoozed":
+    if attempt.work_end == "snoozed":
         return Ending.SNOOZED
-    if attempt.outcome == "error":
+    if attempt.work_end == "error":
         return Ending.ERROR
-    return Ending.DONE if attempt.outcome == "exit 0" else Ending.FAILED
+    if attempt.work_end == "exit 0":
+        return Ending.DONE
+    # What it could not say or ask may be why it failed.
+    return Ending.STOPPED if attempt.socket_gone else Ending.FAILED

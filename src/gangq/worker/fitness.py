@@ -4,6 +4,9 @@ A worker that is started again beside what its predecessor left, on a host that 
 that was exchanged under it, would fail every job it takes, one after the other, quickly. It does better not to
 start (exit code 88), and to say what has to be done.
 
+A driver that does not answer is not a missing device. The worker waits for it (:func:`devices_of`), five minutes at
+most, and then ends with a code with which it is started again.
+
 What is looked for, each only with evidence: a predecessor of the same name that could not be killed, on the
 same boot; a driver whose parts do not fit together; devices missing, compared with what the operator expects
 (``--expect-gpus``) or else with what the predecessor on this host saw; all devices in quarantine; device memory
@@ -17,8 +20,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gangq.errors import Unfit
-from gangq.gpu import Detection, DeviceSampler, SamplerProcess
+from gangq.errors import DriverUnavailable, GangqError, Unfit
+from gangq.gpu import Detection, DeviceSampler, SamplerProcess, detect
 from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity
 from gangq.worker.liveness import number_of
@@ -36,6 +39,12 @@ DEVICE_WAIT_VARIABLE = "GANGQ_DEVICE_WAIT_S"
 """How long to wait for the memory of a dead worker's devices, seconds [50]; 0: do not look."""
 DEFAULT_DEVICE_WAIT_S = 50.0
 
+DRIVER_WAIT_S = 300.0
+"""How long a driver may take to answer. Half of what the supervisor allows before the first sign of life (600 s), and
+so long that the unit's limit of starts (60 an hour) is never used up.
+"""
+
+_ASK_AGAIN_S = 5.0
 _FREE_MB = 512
 """What a driver may keep for itself, and a desktop for its windows."""
 _POLL_S = 0.5
@@ -43,6 +52,46 @@ _FIRST_READING_S = 10.0
 _MISMATCH = ("version mismatch", "upgraded under a running system")
 
 SamplerOf = Callable[[Detection, Mapping[str, str]], DeviceSampler]
+
+
+def devices_of(
+    options: WorkerOptions,
+    environ: Mapping[str, str],
+    *,
+    ask: Callable[..., Detection] = detect,
+    pause: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Detection:
+    """Find the devices that this worker may offer; a driver that does not answer in time is asked again.
+
+    ``pause`` waits for some seconds, and says true if the worker was told to stop: then what is known is returned.
+
+    Raises:
+        DriverUnavailable: the driver did not answer for `DRIVER_WAIT_S`. A worker started again may find it well.
+        Unfit: it did not, and a process that asked it is stuck in the kernel: each start would leave one more.
+        DeviceSpecError: a declaration that cannot be read.
+    """
+    until = clock() + DRIVER_WAIT_S
+    while True:
+        found = ask(options.devices, worker=options.name, environ=environ)
+        if not found.silent:
+            return found
+        advice = " ".join(found.warnings)
+        log.warning("driver_silent", extra={"advice": advice, "left_s": round(until - clock(), 1)})
+        while True:
+            if clock() >= until:
+                raise _silent(options.name, advice, found.stuck)
+            if pause(_ASK_AGAIN_S):
+                return found
+            if found.stuck is None or procfs.same(found.stuck) is None:
+                break
+
+
+def _silent(name: str, advice: str, stuck: procfs.Stat | None) -> GangqError:
+    waited = f"worker {name!r} waited {DRIVER_WAIT_S:g} s for a driver to answer: {advice}"
+    if stuck is not None and procfs.same(stuck) is not None:
+        return Unfit(f"{waited} Nothing but a reboot of this host ends process {stuck.pid}, which asked it")
+    return DriverUnavailable(f"{waited} To start without its devices: --devices none")
 
 
 def check(

@@ -137,11 +137,15 @@ class ForkServer:
             for again in (True, False):
                 try:
                     return self._ask(theirs)
-                except OSError:
+                except (ConnectionResetError, BrokenPipeError):
                     # It may have ended just now, because it was idle.
                     self._end()
                     if not again or self._begin(lambda: False):
                         raise
+                except OSError:
+                    # The guardian may be there: a second one would take orders from the same channel.
+                    self._end()
+                    raise
         raise AssertionError
 
     def close(self) -> None:
@@ -155,8 +159,10 @@ class ForkServer:
             raise ConnectionResetError("the process that has imported the App has ended")
         socket.send_fds(self._channel, [b"fork"], [theirs.fileno()])
         answer, fds, _, _ = socket.recv_fds(self._channel, _MESSAGE, 1)
+        if not answer:
+            raise ConnectionResetError("the process that has imported the App has ended")
         if not fds:
-            raise ConnectionResetError(answer.decode() or "the process that has imported the App has ended")
+            raise OSError(f"no guardian was forked, or it cannot be waited for: {answer.decode()}")
         return Forked(int(answer), fds[0])
 
     def _begin(self, given_up: Callable[[], bool]) -> str:

@@ -18,10 +18,11 @@ from gangq.errors import (
     NotFound,
     ResultNotStored,
     StaleToken,
+    Stopped,
     TooLarge,
 )
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.retry import ANSWERS, until_answered
+from gangq.worker.repeating import ANSWERS, until_answered
 from gangq.worker.session import Session
 
 
@@ -53,8 +54,10 @@ def device_infos(job: ActiveJob) -> tuple[DeviceInfo, ...]:
 def fetch_checkpoint(session: Session, job: ActiveJob, directory: Path) -> Checkpoint | None:
     """Load the checkpoint to resume from and lay it down as a file; None where there is none.
 
-    Asks until it is answered or the job must not go on: starting from the beginning for want of an answer
-    could throw days away.
+    Asks until it is answered: starting from the beginning for want of an answer could throw days away.
+
+    Raises:
+        Stopped: the job must not go on: it was told to stop, its claim is over, the worker's directory was removed.
     """
     if job.claim.checkpoint_step is None and (job.gang is None or job.gang.epoch == job.claim.epoch):
         return None
@@ -65,14 +68,25 @@ def fetch_checkpoint(session: Session, job: ActiveJob, directory: Path) -> Check
             lambda: job.must_end or session.ended.is_set(),
             job.stopping,
         )
-    except (StaleToken, NotFound, IncarnationEnded):
-        return None
+    except (StaleToken, NotFound, IncarnationEnded) as problem:
+        raise Stopped(f"the claim of job {job.id} is over: {problem}") from None
     if saved is None:
+        _refuse_if_stopping(job)
         return None
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"checkpoint-{saved.step}"
-    path.write_bytes(saved.data)
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        path.write_bytes(saved.data)
+    except FileNotFoundError:
+        job.tell_stop("directory", session.terms.grace_s)
+        _refuse_if_stopping(job)
+        raise
     return Checkpoint(saved.step, saved.data, path)
+
+
+def _refuse_if_stopping(job: ActiveJob) -> None:
+    if job.must_end:
+        raise Stopped(f"job {job.id} was told to stop while it loaded its checkpoint")
 
 
 def fetch_inputs(session: Session, job: ActiveJob) -> list[dict[str, Any]]:

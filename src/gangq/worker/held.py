@@ -6,9 +6,10 @@ import logging
 import threading
 from collections.abc import Callable
 
+from gangq import logqueue
 from gangq.watchdogs import signs
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.retry import backoff
+from gangq.worker.repeating import backoff
 
 log = logging.getLogger("gangq.worker.held")
 
@@ -36,13 +37,12 @@ class HeldReports:
         return len(self._reports)
 
     def add(self, job: ActiveJob, report: Callable[[], bool]) -> None:
-        """``report()`` tries once; False: the job is still held."""
+        """``report()`` reports the job; False: an open transaction still holds it."""
         log.warning("report_held", extra={**job.extra, "advice": "a transaction that is open holds this job"})
         with self._lock:
             self._reports[job] = report
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gangq-held", daemon=True)
-                self._thread.start()
+                self._start()
         self._some.set()
 
     def stop(self) -> None:
@@ -50,25 +50,35 @@ class HeldReports:
         self._stop.set()
         self._some.set()
 
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="gangq-held", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as problem:  # No more threads. The next job that is held tries again.
+            log.error("held_reports_wait", extra={"error": str(problem)})
+        else:
+            self._thread = thread
+
     def _run(self) -> None:
-        waits = backoff(_FIRST_S, _MOST_S)
+        pauses = backoff(_FIRST_S, _MOST_S)
         while not self._stop.is_set():
             self._some.wait()
             signs.alive()
-            if self._stop.wait(next(waits)):
+            if self._stop.wait(next(pauses)):
                 return
             with self._lock:
                 due = list(self._reports.items())
             for job, report in due:
-                try:
-                    answered = report()
-                except Exception:
-                    log.exception("report_fault", extra=job.extra)
-                    answered = True
+                with logqueue.lines_about(job):
+                    try:
+                        answered = report()
+                    except Exception:
+                        log.exception("report_fault")
+                        answered = True
                 if answered:
                     self._freed()
                     with self._lock:
                         del self._reports[job]
                         if not self._reports:
                             self._some.clear()
-                            waits = backoff(_FIRST_S, _MOST_S)
+                            pauses = backoff(_FIRST_S, _MOST_S)

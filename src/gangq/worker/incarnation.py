@@ -25,6 +25,7 @@ from gangq.worker.listener import Listener
 from gangq.worker.liveness import Liveness
 from gangq.worker.loops import ChildProcessLoop, Intake, MainThreadLoop, NothingLeft
 from gangq.worker.maintenance import Maintenance
+from gangq.worker.metrics import WorkerMetrics
 from gangq.worker.options import WorkerOptions
 from gangq.worker.output import Capture
 from gangq.worker.ports import PortHolder
@@ -34,7 +35,7 @@ from gangq.worker.runner_command import CommandRunner
 from gangq.worker.runner_inline import HardExit, InlineRunner
 from gangq.worker.schedules import ScheduleStore
 from gangq.worker.session import Session
-from gangq.worker.signals import SignalWatch
+from gangq.worker.signals import Signals
 from gangq.worker.socket_server import SocketServer
 from gangq.worker.watching import JobWatch, ProcessTrip, Watching
 
@@ -53,12 +54,13 @@ class ProcessParts:
     ports: PortHolder
     drain: Drain
     control: Control
-    signals: SignalWatch
+    signals: Signals
     liveness: Liveness
     surroundings: Surroundings
     schedules: ScheduleStore
     deadman: Deadman | None
     """Ends the process at a deadline; None where no handler runs in it."""
+    metrics: WorkerMetrics
     waiting: deque[ActiveJob] = field(default_factory=deque)
     """Jobs claimed for the main thread and not begun."""
 
@@ -67,10 +69,12 @@ class Incarnation:
     """The parts that work for one session. In the context :meth:`running` the main thread calls :meth:`serve`."""
 
     def __init__(self, process: ProcessParts, session: Session) -> None:
+        # The order matters in two places: the keeper needs `_watching` and `_epochs`, and `on_replica` is set before
+        # any job runs. The commands need most of the rest, so they come last.
         self._process = process
         self._session = session
         self._reporter = Reporter(session, lambda: process.drain.impatient(session))
-        self._watching = Watching(session, process.detection, process.sampler)
+        self._watching = Watching(session, process.detection, process.sampler, process.metrics.tripped)
         self._epochs = EpochWatch(session, process.ports)
         self._keeper = LeaseKeeper(session, self._watching, self._epochs)
         self._maintenance = Maintenance(session)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from gangq import logqueue
 from gangq.watchdogs import signs
 from gangq.worker.results import as_progress
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangq.worker.jobs")
 
-StopReason = Literal["preempt", "cancel", "drain", "lease"]
-"""Why it has to stop: an order of the database (preempt, cancel), this worker's drain, or a lease about to end."""
+StopReason = Literal["preempt", "cancel", "drain", "directory", "lease"]
+"""Why it has to stop: an order of the database (preempt, cancel), this worker's drain, its lost directory, or a
+lease about to end.
+"""
 
 BEAT_BYTES = 16 << 10
 """What one beat may hold; more is left out of it."""
@@ -55,27 +58,28 @@ class ActiveJob:
         self.id = claim.job_id
         self.token = claim.token
         self.lane: Lane = "light" if claim.light else "placed"
+        self.result: Any = None
+        """Its result, once it is done, until it is reported. Of the thread that reports it."""
+        # Any thread may read these. They are written here alone, under the lock.
         self.stop_reason: StopReason | None = None
         self.told_by_server = False
         self.lost: str | None = None
         self.reporting = False
         self.completed_by_handler = False
         self.gang: GangInfo | None = None
-        """Its place in its gang: set when its barrier has opened, replaced with every new epoch."""
+        """Its place in its gang, once its barrier has opened."""
         self.replica: Replica | None = None
-        """What it says as a replica of a service: set when its barrier has opened."""
-        self.on_gang: Callable[[GangInfo], None] | None = None
-        """Called with each new epoch: set by the context of a handler in this process."""
-        self.result: Any = None
-        """Its result, once it is done, until it is reported."""
-        self.outcome: dict[str, Any] | None = None
-        """What an isolated handler sent over the socket: its result, its error, or that it stopped."""
-        self.on_beat: Callable[[dict[str, Any]], None] | None = None
-        """Called with each beat: set by the watchdogs of this job."""
-        self.last_beat: dict[str, Any] | None = None
-        """The latest one, sent or not."""
+        """What it says as a replica of a service, once its barrier has opened."""
+        self.work_end: dict[str, Any] | None = None
+        """How a handler in a child process has ended, as it said over the socket: ``kind`` is a
+        :data:`gangq.worker.endings.WorkEnd`.
+        """
         self._lock = threading.Lock()
         self._work: Work | None = None
+        self._on_gang: Callable[[GangInfo], None] | None = None
+        self._on_beat: Callable[[dict[str, Any]], None] | None = None
+        self._last_beat: dict[str, Any] | None = None
+        """The latest one, sent or not."""
         self._beat: dict[str, Any] | None = None
         self._beat_noted = False
         # Made when first used: a small job ends without using them, and they cost more than running it.
@@ -127,11 +131,14 @@ class ActiveJob:
 
     # -- orders ----------------------------------------------------------------------------------------------
 
-    def tell_stop(self, reason: StopReason, grace_s: float) -> None:
+    def tell_stop(self, reason: StopReason, grace_s: float, *, unless_begun: bool = False) -> None:
         """Stop within the grace. The first reason is kept, but for a lease that may be renewed yet; an order of the
-        database is remembered anyway, because it decides what is reported at the end.
+        database is remembered anyway, because it decides what is reported at the end. ``unless_begun``: work that
+        runs goes on.
         """
         with self._lock:
+            if unless_begun and self._work is not None:
+                return
             self.told_by_server = self.told_by_server or reason in ("preempt", "cancel")
             told = self.stop_reason not in (None, "lease") or self.stop_reason == reason
             if told or self.lost is not None or self.reporting:
@@ -166,21 +173,6 @@ class ActiveJob:
         if work is not None:
             work.lose(reason)
 
-    def change_gang(self, gang: GangInfo) -> None:
-        """A new epoch has begun around it."""
-        self.gang = gang
-        log.info("epoch_changed", extra={**self.extra, "world_size": gang.world_size})
-        tell = self.on_gang
-        if tell is not None:
-            tell(gang)
-
-    def lose_again(self) -> None:
-        """If its claim is lost, call its work's ``lose`` once more."""
-        with self._lock:
-            work, reason = self._work, self.lost
-        if work is not None and reason is not None:
-            work.lose(reason)
-
     def extend(self, kill_at: float, grace_s: float) -> None:
         """Pass a renewed lease on to the work."""
         with self._lock:
@@ -203,11 +195,48 @@ class ActiveJob:
             self._work = work
             return True
 
-    def end_work(self) -> None:
-        """Nothing of it runs any more: only its report is left, and orders have no effect."""
+    def begin_report(self) -> None:
+        """Nothing of it runs any more: only its report is left, and neither orders nor its work change that."""
         with self._lock:
             self._work = None
             self.reporting = True
+
+    # -- its gang --------------------------------------------------------------------------------------------
+
+    def enter_gang(self, gang: GangInfo, replica: Replica | None) -> None:
+        """Its barrier has opened."""
+        with self._lock:
+            self.gang, self.replica = gang, replica
+
+    def change_gang(self, gang: GangInfo) -> None:
+        """A new epoch has begun around it."""
+        with self._lock:
+            self.gang, tell = gang, self._on_gang
+        log.info("epoch_changed", extra={**self.extra, "world_size": gang.world_size})
+        if tell is not None:
+            tell(gang)
+
+    def follow_gang(self, callback: Callable[[GangInfo], None]) -> GangInfo | None:
+        """The present epoch; ``callback`` is called with each new one. For the context of a handler in this
+        process.
+        """
+        with self._lock:
+            self._on_gang = callback
+            return self.gang
+
+    # -- what its work says ----------------------------------------------------------------------------------
+
+    def say_completed(self) -> None:
+        """Its handler has completed it in its own transaction, and is about to return."""
+        with self._lock:
+            self.completed_by_handler = True
+
+    def say_end(self, work_end: dict[str, Any]) -> None:
+        """Its handler has ended like this. The last word counts, until its report has begun."""
+        with self._lock:
+            if not self.reporting:
+                self.work_end = work_end
+        self.wake.set()
 
     # -- progress --------------------------------------------------------------------------------------------
 
@@ -221,10 +250,16 @@ class ActiveJob:
                 "beat_not_stored_whole", extra={**self.extra, "fields": changed, "most_bytes": BEAT_BYTES}
             )
         with self._lock:
-            self._beat = self.last_beat = data
-        on_beat = self.on_beat
+            self._beat = self._last_beat = data
+            on_beat = self._on_beat
         if on_beat is not None:
             on_beat(data)
+
+    def follow_beats(self, callback: Callable[[dict[str, Any]], None] | None) -> dict[str, Any] | None:
+        """The latest beat; ``callback`` is called with each further one. For the watchdogs of this job."""
+        with self._lock:
+            self._on_beat = callback
+            return self._last_beat
 
     def take_beat(self) -> dict[str, Any] | None:
         """The latest beat that has not been sent, which then counts as sent."""
@@ -245,11 +280,14 @@ class JobTable:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: dict[tuple[int, int], ActiveJob] = {}
+        self.added = 0
+        """How many claims have arrived."""
         self._changed = threading.Condition(self._lock)
 
     def add(self, *jobs: ActiveJob) -> None:
         """Claims have arrived."""
         with self._lock:
+            self.added += len(jobs)
             for job in jobs:
                 self._jobs[job.id, job.token] = job
 
@@ -289,10 +327,11 @@ class JobTable:
     def each(self, act: Callable[[ActiveJob], None], only: Iterable[ActiveJob] | None = None) -> None:
         """Do something to every claim; a fault with one of them is no reason to pass over the others."""
         for job in self.snapshot() if only is None else only:
-            try:
-                act(job)
-            except Exception:
-                log.exception("order_failed", extra=job.extra)
+            with logqueue.lines_about(job):
+                try:
+                    act(job)
+                except Exception:
+                    log.exception("order_failed")
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Wait until no claim is held; False when the time is up first."""

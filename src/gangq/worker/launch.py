@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangq.errors import CommandStartError
-from gangq.proc import procfs
+from gangq.proc import cgroup, killing, procfs
+from gangq.proc.clock import boottime
 
 if TYPE_CHECKING:
     from gangq.worker.forkserver import Forked, ForkServer
+
+log = logging.getLogger("gangq.worker.launch")
 
 _GUARDIAN = str(Path(procfs.__file__).with_name("guardian.py"))
 _READ = 1 << 16
@@ -31,6 +35,8 @@ def launch(
     sock, theirs = socket.socketpair()
     sock.settimeout(timeout_s)
     process = None
+    since = int(boottime() * os.sysconf("SC_CLK_TCK"))
+    begun: set[int] = set()
     try:
         with theirs:
             process = _spawn(theirs, spec["mark"]) if forks is None else forks.fork(theirs)
@@ -45,13 +51,49 @@ def launch(
         answer = json.loads(line)
     except OSError as problem:
         answer = {"event": "failed", "stage": "guardian", "errno": problem.errno, "text": str(problem)}
+        if isinstance(problem, TimeoutError):
+            answer |= {"stage": "timeout", "text": f"not started within {timeout_s:g} s"}
         rest = b""
         if process is not None:
-            process.kill()  # And with it, by PDEATHSIG, the command that it may just have forked.
+            begun = procfs.descendants(procfs.table(), {process.pid})
+            process.kill()
     if process is not None and answer["event"] != "started":
-        process.wait()
+        # Not for ever: its log may be on a file system that hangs.
+        killing.end_group(process, killing.DEATH_S)
+        _end_command(spec, begun, since)
     sock.setblocking(False)
     return sock, process, answer, rest
+
+
+def _end_command(spec: dict[str, Any], begun: set[int], since: int) -> None:
+    """Kill what the guardian of a failed start has left: its command may have begun all the same, and have forked."""
+    group: str | None = spec["cgroup"]
+    clean_passes, until = 0, boottime() + killing.DEATH_S
+    while clean_passes < 2:
+        left = killing.strike_command(
+            spec["mark"], group, lambda processes: grouped_or_adopted(processes, begun, since)
+        )
+        empty = group is None or cgroup.remove(group)
+        clean_passes = 0 if left or not empty else clean_passes + 1
+        if boottime() > until:
+            log.error("command_stuck", extra={"mark": spec["mark"], "stuck": [entry.pid for entry in left]})
+            return
+
+
+def grouped_or_adopted(processes: dict[int, procfs.Stat], leaders: set[int], since: int) -> set[int]:
+    """What is in the process group or session of a command, and what the supervisor got from its dead guardian:
+    whatever the command has detached, without mark or group.
+
+    Every other guardian keeps its own; what was started before ``since`` (clock ticks since boot) is not of it.
+    """
+    above = processes.get(os.getppid())
+    supervisor = above.pid if above is not None and above.comm == procfs.SUPERVISOR_NAME else None
+    return {
+        entry.pid
+        for entry in processes.values()
+        if entry.start_ticks >= since
+        and (entry.pgrp in leaders or entry.session in leaders or entry.ppid == supervisor)
+    }
 
 
 def _spawn(theirs: socket.socket, mark: str) -> subprocess.Popen[bytes]:
@@ -78,6 +120,8 @@ def start_error(answer: dict[str, Any], spec: dict[str, Any]) -> CommandStartErr
         "cwd": "create that directory on this host, or submit with a cwd that every host has",
         "log": f"its log is {spec['log_path']!r}: check that directory's existence, owner and free space",
         "deadline": "the worker's lease was about to end; the job will be offered again",
+        "timeout": f"one of its directory, its log {spec['log_path']!r} and PATH={path!r} is on a file system that "
+        "does not answer, or this host is overloaded",
         "guardian": "check this host's limits on processes and memory (ulimit -u, pids.max, free)",
         "exec": f"programs are looked up in the job's own PATH={path!r}; a relative path starts at its cwd",
     }[stage]

@@ -14,11 +14,12 @@ import logging
 import random
 from typing import TYPE_CHECKING, Any
 
+from gangq import logqueue
 from gangq.errors import Busy, GangqError, IncarnationEnded, NotFound
 from gangq.proc.clock import boottime
 from gangq.watchdogs import signs
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.retry import TRANSIENT, backoff
+from gangq.worker.repeating import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         """Send heartbeats until the incarnation has ended or this is cancelled."""
-        waits = backoff()
+        pauses = backoff()
         while not self._session.ended.is_set():
             signs.alive()
             self._now.clear()
@@ -65,7 +66,7 @@ class LeaseKeeper:
                 if self._watching is not None:
                     await self._watching.limits.exchange()
             except TRANSIENT as problem:
-                wait = next(waits)
+                wait = next(pauses)
                 log.warning(
                     "heartbeat_failed",
                     extra={"error": str(problem), "kill_in_s": round(self._session.kill_at - boottime(), 1)},
@@ -75,10 +76,10 @@ class LeaseKeeper:
                 return
             except Exception:
                 # Not renewing is safe (the work stops itself); a keeper that ended unnoticed is not.
-                wait = next(waits)
+                wait = next(pauses)
                 log.exception("heartbeat_fault")
             else:
-                waits = backoff()
+                pauses = backoff()
                 wait = self._session.terms.heartbeat_s * random.uniform(0.8, 1.0)
             # Any login may notify: orders that wait are fetched at once, but not all the time.
             await asyncio.sleep(_PACE_S)
@@ -115,7 +116,8 @@ class LeaseKeeper:
         for order in orders:
             known = listed.get((order.job_id, order.token))
             if known is not None:
-                self._obey(known, order.action, order.reason)
+                with logqueue.lines_about(known):
+                    self._obey(known, order.action, order.reason)
                 if self._epochs is not None and order.action == "continue":
                     self._epochs.note_epoch(known, order.epoch)
             elif self._session.table.get(order.job_id, order.token) is None:
@@ -162,8 +164,15 @@ class LeaseWatch:
             signs.alive()
             left = session.kill_at - session.terms.grace_s - boottime()
             if left <= 0:
-                session.note("lapsed")
-                grace_s = max(0.0, session.kill_at - boottime())
-                session.table.each(lambda job, grace_s=grace_s: job.tell_stop("lease", grace_s))  # type: ignore[misc]
+                try:
+                    self._tell()
+                except Exception:
+                    log.exception("lease_watch_fault")
             # In slices: the wait itself stands still while the host sleeps, the lease does not.
             await asyncio.sleep(min(max(left, _WATCH_S), 1.0))
+
+    def _tell(self) -> None:
+        session = self._session
+        grace_s = max(0.0, session.kill_at - boottime())
+        session.table.each(lambda job: job.tell_stop("lease", grace_s))
+        session.note("lapsed")  # Last: a disk may hang.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gangq.errors import GangqError, InvalidInput
 from gangq.proc.clock import boottime
-from gangq.watchdogs.trip import within
+from gangq.proc.within import within
 
 if TYPE_CHECKING:
     from gangq.client.rows import Claim, WatchTerms
@@ -61,12 +61,23 @@ class LimitsTable:
         self._gaps: dict[tuple[str, str], tuple[float, int]] = {}
         self._saved: dict[tuple[str, str], float] = {}
 
+    def ask_for(self, claim: Claim, options: WatchOptions | None, device_class: str) -> Limits:
+        """As :meth:`of`, for a job that is about to begin. If its limits are not known the database is asked, which
+        may take 2 s: not for the control loop, which has to carry that call out.
+        """
+        key = _key(claim, device_class)
+        if key not in self._known:
+            self._ask(key)
+        return self.of(claim, options, device_class)
+
     def of(self, claim: Claim, options: WatchOptions | None, device_class: str) -> Limits:
-        """What holds for this job, but for a budget of its own: its task's options, then what the database says."""
-        key = (claim.task, claim.queue, device_class, bool(claim.devices))
+        """What holds for this job, but for a budget of its own: its task's options, then what the database has said.
+        Never waits.
+        """
+        key = _key(claim, device_class)
         self._used_at[key] = boottime()
         known = self._known.get(key)
-        limits = self._ask(key) if known is None else known[1]
+        limits = _default(key) if known is None else known[1]
         if options is None:
             return limits
         return replace(
@@ -108,9 +119,10 @@ class LimitsTable:
                 if self._gaps.get((task, device_class)) == (longest_s, beats):
                     del self._gaps[task, device_class]
         now = boottime()
+        held = {(job.claim.task, job.claim.queue) for job in self._session.table.snapshot()}
         for key, used_at in list(self._used_at.items()):
-            # A job that began hours ago may still run, and its limits may have been changed since.
-            if now - used_at > _KEPT_S:
+            # A job that began days ago may still run, and its limits may have been changed since.
+            if now - used_at > _KEPT_S and key[:2] not in held:
                 self._used_at.pop(key, None)
                 self._known.pop(key, None)
             elif key in self._known and self._known[key][0] < now - self._fresh_s:
@@ -119,7 +131,7 @@ class LimitsTable:
                 except GangqError as problem:
                     log.info("limits_unknown", extra={"task": key[0], "error": str(problem)})
 
-    def _ask(self, key: _Key) -> Limits:
+    def _ask(self, key: _Key) -> None:
         try:
             row = within(
                 _ASK_S, lambda: self._session.control.for_threads.watch_terms(**_asked(key)), "gangq-limits"
@@ -127,16 +139,15 @@ class LimitsTable:
         except GangqError as problem:
             log.info("limits_unknown", extra={"task": key[0], "error": str(problem)})
             row = None
-        return self._keep(key, row)
+        self._keep(key, row)
 
-    def _keep(self, key: _Key, row: WatchTerms | None) -> Limits:
-        with_devices = key[-1]
+    def _keep(self, key: _Key, row: WatchTerms | None) -> None:
         if row is None:
-            found = self._known.get(key, (0.0, _WITH_DEVICES if with_devices else Limits()))[1]
-            self._known[key] = (0.0, found)
-            return found
+            # Another thread may have had an answer meanwhile.
+            self._known.setdefault(key, (0.0, _default(key)))
+            return
         limits = Limits(
-            budget_s=row.budget_gpu_s if with_devices else row.budget_s,
+            budget_s=row.budget_gpu_s if key[-1] else row.budget_s,
             stall_timeout_s=row.stall_timeout_s,
             learn=row.learned,
             load_grace_s=row.load_grace_s,
@@ -145,7 +156,14 @@ class LimitsTable:
             notify_only=tuple(row.notify_only),
         )
         self._known[key] = (boottime(), limits)
-        return limits
+
+
+def _key(claim: Claim, device_class: str) -> _Key:
+    return claim.task, claim.queue, device_class, bool(claim.devices)
+
+
+def _default(key: _Key) -> Limits:
+    return _WITH_DEVICES if key[-1] else Limits()
 
 
 def _asked(key: _Key) -> dict[str, str]:

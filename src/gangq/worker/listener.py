@@ -19,7 +19,7 @@ from gangq.client.core import Deadline
 from gangq.client.verb import Query
 from gangq.errors import GangqError
 from gangq.watchdogs import signs
-from gangq.worker.retry import backoff
+from gangq.worker.repeating import backoff
 from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.listener")
@@ -54,7 +54,7 @@ class Listener:
     async def run(self) -> None:
         """Listen until cancelled."""
         self._client.on_notification = self._on_notification
-        waits = backoff(0.05, 5.0)
+        pauses = backoff(0.05, 5.0)
         while True:
             since = time.monotonic()
             try:
@@ -64,9 +64,9 @@ class Listener:
             except Exception:
                 log.exception("listener_fault")
             if time.monotonic() - since > _STEADY_S:
-                waits = backoff(0.05, 5.0)
+                pauses = backoff(0.05, 5.0)
             # Behind a pooler no notification arrives. Test again now and then: the DSN may lead elsewhere by now.
-            await asyncio.sleep(_TEST_AGAIN_S if self.notifications_lost else next(waits))
+            await asyncio.sleep(_TEST_AGAIN_S if self.notifications_lost else next(pauses))
 
     async def _listen(self) -> None:
         """Returns once the connection was replaced, or if no notification arrives."""

@@ -6,8 +6,10 @@ import codecs
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from gangq.errors import GangqError
+from gangq.proc import bounded_log
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.session import Session, Terms
 
@@ -22,6 +24,34 @@ def log_sizes(terms: Terms) -> tuple[int, int]:
     """How many bytes to keep of the beginning and of the end, with room for the line between them."""
     head = terms.log_bytes * 3 // 4
     return head, max(0, terms.log_bytes - head - 128)
+
+
+class LogReader:
+    """Reads a log while it grows. A log that cannot be read (it was removed, the host has no more files) has nothing
+    new: that is no reason to end its job.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read_new(self, limit: int) -> bytes:
+        """What was written since the last call, at most ``limit`` bytes of it."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read(limit)
+        except OSError:
+            return b""
+        self._offset += len(data)
+        return data
+
+    def last(self, count: int) -> bytes:
+        """The last ``count`` bytes as of now."""
+        try:
+            return bounded_log.last_bytes(str(self._path), count)
+        except OSError:
+            return b""
 
 
 class LogShipper:
@@ -59,21 +89,22 @@ class LogShipper:
 
     def finish(self) -> None:
         """Send the rest, once the job has ended."""
-        for _ in range(1 + self._session.terms.log_bytes // _CHUNK):
-            self._read(final=True)
+        # One turn for each chunk, and one for what an earlier call could not send.
+        for _ in range(2 + self._session.terms.log_bytes // _CHUNK):
+            at_end = self._read(final=True)
             for _ in range(_FINAL_TRIES):
                 if self._send():
                     break
-            if not self._unsent and not self._more:
+            if at_end and not self._unsent:
                 return
 
-    def _read(self, final: bool = False) -> None:
-        self._more = False
+    def _read(self, final: bool = False) -> bool:
+        """Whether everything is read that was printed. While something is unsent nothing is read."""
         if self._unsent:
-            return
+            return False
         data = self._read_new(_CHUNK)
-        self._more = len(data) == _CHUNK
-        text = self._decoder.decode(data, final and not self._more)
+        at_end = len(data) < _CHUNK
+        text = self._decoder.decode(data, final and at_end)
         size = len(text.encode())
         if size > self._left:
             # Replacement characters are longer than what they replace; the limit is on what is stored.
@@ -81,6 +112,7 @@ class LogShipper:
             size = self._left
         self._left -= size
         self._unsent = text
+        return at_end
 
     def _send(self) -> bool:
         if not self._unsent:

@@ -7,7 +7,8 @@ loop                runs in                      its jobs run
 `ChildProcessLoop`  the control loop, as a task  in child processes, as many at once as it has slots
 ==================  ===========================  ====================================================
 
-The main thread may be inside a handler for hours, so it cannot claim for the other lane.
+The main thread may be inside a handler for hours, so it cannot claim for the other lane. The thread that reports a
+job of a child process (``gangq-job-*``) claims in the same call for the slot that becomes free.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import Reporter
 from gangq.worker.runner_inline import InlineRunner
 from gangq.worker.session import Session
-from gangq.worker.signals import SignalWatch
+from gangq.worker.signals import Signals
 
 if TYPE_CHECKING:
     from gangq.client.rows import Claim, Outcome
@@ -57,8 +58,6 @@ class Intake:
         self.session = session
         self._drain = drain
         self._sampler = sampler
-        self.taken = 0
-        """How many jobs were claimed."""
 
     @property
     def serving(self) -> bool:
@@ -72,8 +71,9 @@ class Intake:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the driver is late with an answer for a device: no new job begins. Whether the device is broken is
-        known within a minute; running jobs are left alone until then.
+        """Whether the driver is late with an answer for a device: no new job begins. A device that hangs is known
+        after two hangs of one call (a minute), a whole driver after about 90 s. Running jobs are left
+        alone until then.
         """
         return bool(self._sampler.doubtful())
 
@@ -83,7 +83,9 @@ class Intake:
         return self.serving and not self.doubtful
 
     def taking(self, claims: ClaimSource[Any], most: int) -> Steps[list[ActiveJob]]:
-        """Claim up to ``most`` jobs."""
+        """Claim up to ``most`` jobs. A claim whose answer is outstanding is repeated even if no more is to begin,
+        because what it took is this worker's.
+        """
         if not self.claiming and not claims.unsure:
             claims.wait_s = _DOUBT_S
             return []
@@ -94,11 +96,10 @@ class Intake:
         session = self.session
         jobs = [ActiveJob(claim) for claim in rows]
         session.table.add(*jobs)
-        self.taken += len(jobs)
         claims.settled()
         if self._drain.requested.is_set():
             # The claim was in flight when the drain was requested; these jobs have not begun.
-            session.table.each(lambda job: job.tell_stop("drain", 0.0), jobs)
+            session.table.each(lambda job: job.tell_stop(self._drain.reason, 0.0), jobs)
         if session.ended.is_set():
             # Session.end() has lost the jobs that were in the table then; these may not have been.
             session.table.each(lambda job: job.lose("its worker's incarnation has ended"), jobs)
@@ -115,7 +116,7 @@ class MainThreadLoop:
         reporter: Reporter,
         dispatcher: Dispatcher,
         inline: InlineRunner,
-        signals: SignalWatch,
+        signals: Signals,
         waiting: deque[ActiveJob],
         *,
         prefetch: int = 1,
@@ -279,9 +280,12 @@ class ChildProcessLoop:
         try:
             threading.Thread(target=self._run_job, args=(job,), name=name, daemon=True).start()
         except RuntimeError as problem:
+            # This may be the control loop, where no report can be waited for. What is not in the table is handed back
+            # by `LeaseKeeper`.
             log.error("job_not_begun", extra={**job.extra, "error": str(problem)})
-            job.end_work()
-            self._reporter.stopped(job)
+            job.begin_report()
+            self._claims.not_begun(job)
+            self._intake.session.table.remove(job)
 
     def _run_job(self, job: ActiveJob) -> None:
         try:
@@ -328,7 +332,7 @@ class NothingLeft:
         intake = self._intake
         # Read these two before the table: a job that is claimed after this line is seen by the next call.
         idle = self.children is None or self.children.idle
-        taken = intake.taken
+        taken = intake.session.table.added
         if len(intake.session.table):
             return False
         if self._looked_at == taken:

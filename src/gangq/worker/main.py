@@ -17,7 +17,8 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from gangq.app import App
 from gangq.client import Client
 from gangq.commands import COMMAND
 from gangq.errors import GangqError, IncarnationEnded
-from gangq.gpu import SamplerProcess, detect
+from gangq.gpu import SamplerProcess
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
 from gangq.task_options import declared
@@ -43,13 +44,14 @@ from gangq.worker.held import HeldReports
 from gangq.worker.incarnation import Incarnation, ProcessParts
 from gangq.worker.lanes import choose
 from gangq.worker.liveness import Liveness
+from gangq.worker.metrics import MetricsEndpoint, WorkerMetrics
 from gangq.worker.options import WorkerOptions
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import PROCESS_MARK, register
-from gangq.worker.retry import TRANSIENT, backoff, until_answered
+from gangq.worker.repeating import TRANSIENT, backoff, until_answered
 from gangq.worker.schedules import ScheduleStore
 from gangq.worker.session import Session
-from gangq.worker.signals import SignalWatch
+from gangq.worker.signals import Signals, SignalWatch
 
 log = logging.getLogger("gangq.worker")
 
@@ -70,22 +72,32 @@ class Worker:
         *,
         target: str | None = None,
         environ: Mapping[str, str] | None = None,
+        signals: Signals | None = None,
+        on_registered: Callable[[Session], object] = lambda _: None,
+        before_retire: Callable[[Session], object] = lambda _: None,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """``target`` (``module:app``) is where child processes find the app [searched for when needed]."""
+        """``target`` (``module:app``) is where child processes find the app [searched for when needed]. ``pause``
+        waits for a driver that does not answer, and says true once the worker was told to stop.
+
+        ``signals`` stop it [SIGTERM and SIGINT]. The other two are told of each incarnation, in the main thread.
+        """
         self.app = app
         self.options = options.resolved()
-        self._control = Control(client)
+        self._control = Control(client, self.options.name)
         self._target = target
         self._environ = dict(os.environ) if environ is None else dict(environ)
         self._drain = Drain(self.options.drain_timeout_s)
-        self._signals = SignalWatch(self._control, self.stop)
+        self._signals = signals or SignalWatch(self._control, self.stop)
+        self._on_registered = on_registered
+        self._before_retire = before_retire
         self._deadman: Deadman | None = None
         self._liveness = Liveness.of_environment(dump_file=_stderr())
         # Not imported for this: most workers have no private server.
         embedded = sys.modules.get("gangq.embedded")
         for pid in [] if embedded is None else embedded.started_here:
             self._liveness.spare(pid)
-        self._detection = detect(self.options.devices, worker=self.options.name, environ=self._environ)
+        self._detection = fitness.devices_of(self.options, self._environ, pause=pause)
         self.lanes = choose(self.options, len(self._detection.devices), app is not None, self._unreachable)
         """How many jobs run at once, and where."""
         self.client = client
@@ -96,6 +108,9 @@ class Worker:
         for warning in self._detection.warnings:
             log.warning("devices", extra={"advice": warning})
         self._sampler = SamplerProcess(self._detection, self._environ)
+        self._metrics = WorkerMetrics(self.lanes, self._detection, self._sampler, self._drain)
+        address = self.options.metrics
+        self._endpoint = None if address is None else MetricsEndpoint(address, self._metrics)
         self._forks: ForkGuard | None = None
 
     def _unreachable(self) -> str | None:
@@ -125,7 +140,8 @@ class Worker:
         self._drain.request()
 
     def run(self) -> int:
-        """Serve until stopped and return the exit code: 0, or 87 when a process could not be killed.
+        """Serve until stopped and return the exit code: 0; 77 when its directory was removed; 87 when a process could
+        not be killed.
 
         Raises:
             Unfit: this host or worker must not take work; the message says why (exit code 88).
@@ -133,6 +149,15 @@ class Worker:
             WorkerNameTaken: another live worker has this name.
             GangqError: the database is not there or refuses.
         """
+        with self._running() as (directory, surroundings):
+            fitness.check(self.client, self.options, self._detection, self._environ)
+            with self._hooks():
+                code = self._incarnations(directory, self._parts(surroundings))
+        return ExitCode.LOST if code == 0 and self._drain.without_directory else code
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[tuple[Path, Surroundings]]:
+        """With the threads of this process, its private directory, and what its handlers find around them."""
         in_main = threading.current_thread() is threading.main_thread()
         # Light jobs see no device; placed ones in the main thread see all of them.
         devices = self._detection.devices if self.lanes.main == "placed" else ()
@@ -140,6 +165,8 @@ class Worker:
         former = {name: os.environ.get(name) for name in (procfs.MARK_VARIABLE, *shown)}
         directory = _private_directory()
         self._control.start()
+        if self._endpoint is not None:
+            self._endpoint.start(self._control)
         if in_main:
             self._signals.install()
         if self.lanes.main is not None:
@@ -156,10 +183,7 @@ class Worker:
         gc.collect()
         gc.freeze()
         try:
-            fitness.check(self.client, self.options, self._detection, self._environ)
-            with self._hooks():
-                code = self._incarnations(directory, surroundings)
-            return ExitCode.LOST if code == 0 and self._drain.without_directory else code
+            yield directory, surroundings
         finally:
             gc.unfreeze()
             self._liveness.stop()
@@ -167,9 +191,14 @@ class Worker:
             self._ports.close()
             if in_main:
                 self._signals.stop()
+            if self._endpoint is not None:
+                self._endpoint.stop(self._control)
             self._control.stop()
             shutil.rmtree(directory, ignore_errors=True)
             private.reopen(closed)
+            if self._deadman is not None:
+                # An error that came right after a handler has left it set, and this process may live on.
+                self._deadman.disarm()
             if self._forks is not None:
                 self._forks.stop()
             for name, value in former.items():
@@ -195,8 +224,8 @@ class Worker:
 
     # -- incarnations ----------------------------------------------------------------------------------------
 
-    def _incarnations(self, directory: Path, surroundings: Surroundings) -> int:
-        process = ProcessParts(
+    def _parts(self, surroundings: Surroundings) -> ProcessParts:
+        return ProcessParts(
             app=self.app,
             target=self._target,
             options=self.options,
@@ -211,7 +240,10 @@ class Worker:
             surroundings=surroundings,
             schedules=ScheduleStore(self.app, self._target, self.options.name),
             deadman=self._deadman,
+            metrics=self._metrics,
         )
+
+    def _incarnations(self, directory: Path, process: ProcessParts) -> int:
         model: str | None = None
         first = True
         while True:
@@ -220,6 +252,8 @@ class Worker:
                 return 0
             first = False
             session.model = model
+            self._metrics.session = session
+            self._on_registered(session)
             self._liveness.registered(
                 worker=session.name,
                 host=session.host,
@@ -252,7 +286,7 @@ class Worker:
         """A new incarnation. The first one fails at once where there is no database; a worker that has run
         waits for it to come back.
         """
-        waits = backoff(0.1, 5.0)
+        pauses = backoff(0.1, 5.0)
         while True:
             try:
                 return register(
@@ -269,7 +303,7 @@ class Worker:
                 if not patient:
                     raise
                 log.warning("registration_failed", extra={"error": str(problem)})
-                if self._drain.requested.wait(next(waits)):
+                if self._drain.requested.wait(next(pauses)):
                     return None
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -293,6 +327,7 @@ class Worker:
 
     def _retire(self, session: Session) -> bool:
         """Whether the database knows that this incarnation is over; else the supervisor says so."""
+        self._before_retire(session)
         until = boottime() + session.terms.grace_s
         try:
             answered = until_answered(
@@ -330,6 +365,7 @@ def run_worker(
         WorkerNameTaken: two live workers cannot have one name.
         SchemaMismatch: the database's schema is older or newer than this library.
         DatabaseUnreachable: there is no database.
+        DriverUnavailable: a driver did not answer for five minutes.
         InvalidInput: an option that no worker could have.
     """
     chosen = WorkerOptions(**options).resolved()
@@ -346,12 +382,15 @@ def run_worker(
             conninfo,
             timeout_s=_ANSWER_S,
             connect_s=_CONNECTION_S,
-            application_name=f"gangq worker {chosen.name}"[:63],
+            application_name=f"gangq worker {chosen.name[:36]}: main thread",
         )
     try:
         _check_schema(client)
-        worker = Worker(app, chosen, client, target=target)
+        pause = time.sleep if stop_event is None else stop_event.wait
+        worker = Worker(app, chosen, client, target=target, pause=pause)
         if stop_event is not None:
+            if stop_event.is_set():
+                return 0
             threading.Thread(
                 target=_stop_when, args=(stop_event, worker), name="gangq-stop", daemon=True
             ).start()

@@ -14,7 +14,7 @@ import time
 
 from gangq.errors import GangqError
 from gangq.watchdogs import signs
-from gangq.worker.retry import TRANSIENT, backoff
+from gangq.worker.repeating import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.maintenance")
@@ -41,7 +41,7 @@ class Maintenance:
 
     async def run(self) -> None:
         """Tick until cancelled."""
-        waits = backoff()
+        pauses = backoff()
         wait = random.uniform(0.0, 0.1)
         while True:
             with contextlib.suppress(TimeoutError):
@@ -52,15 +52,15 @@ class Maintenance:
             self._asked.clear()
             try:
                 wait = await self._tick(asked)
-                waits = backoff()
+                pauses = backoff()
             except TRANSIENT as problem:
-                wait = next(waits)
+                wait = next(pauses)
                 log.info("tick_failed", extra={"error": str(problem)})
             except GangqError as problem:
                 wait = 10 * self._session.terms.tick_s
                 log.error("tick_refused", extra={"error": str(problem)})
             except Exception:
-                wait = next(waits)
+                wait = next(pauses)
                 log.exception("tick_fault")
             await asyncio.sleep(began_at + PACE_S - time.monotonic())
 
@@ -70,7 +70,9 @@ class Maintenance:
         turn = None if asked else self._turn
         force = asked or self._forced
         row = await self._session.control.client.tick(force=force, turn=turn)
-        self._turn, self._forced = row.next_turn, force and row.next_turn is not None
+        # A step that has done a full batch (again, at once) goes on; what is busy is no reason for a whole tick.
+        more = row.ran and row.again and not row.next_in_s
+        self._turn, self._forced = row.next_turn, more or (force and row.next_turn is not None)
         if self._turn is not None:
             return next(self._busy)
         self._busy = backoff(PACE_S, _BUSY_MOST_S)

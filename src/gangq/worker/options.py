@@ -35,7 +35,8 @@ class WorkerOptions:
     its lease;
     ``connections`` [2] is how many to the database it has: one for claims and reports of the main thread, if that has
     a lane, and one for all else. With 1 the main thread shares that one, and its short jobs take longer. A watchdog
-    that trips opens its own, only then;
+    that trips opens its own, only then; ``metrics`` (``HOST:PORT``, or ``PORT`` of 127.0.0.1) is where it serves
+    numbers about itself for a Prometheus (extra ``gangq[metrics]``);
     ``drain_timeout_s`` [0] is how long running jobs may go on when the worker is told to stop, before they
     are told to stop too; ``commands`` [True] is whether it runs submitted commands; ``once`` ends it when
     nothing is left to claim.
@@ -55,6 +56,7 @@ class WorkerOptions:
     address: str | None = None
     lease_s: float | None = None
     connections: int = 2
+    metrics: str | None = None
     drain_timeout_s: float = 0.0
     commands: bool = True
     once: bool = False

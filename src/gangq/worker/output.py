@@ -13,12 +13,12 @@ import os
 import sys
 import threading
 import weakref
-from pathlib import Path
 from typing import Any, TextIO
 
+from gangq.proc import statefile
 from gangq.proc.bounded_log import BoundedLog
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.logship import EVERY_S, LogShipper, log_sizes
+from gangq.worker.logship import EVERY_S, LogReader, LogShipper, log_sizes
 from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.output")
@@ -64,7 +64,7 @@ class Capture:
         self._tees: dict[str, Tee] = {}
         self._handlers: list[tuple[logging.StreamHandler[Any], TextIO]] = []
         self._job: ActiveJob | None = None
-        self._output: _Output | None = None
+        self._output: Output | None = None
 
     def install(self) -> None:
         """Put the tees in place, for log handlers that hold one of the streams too. Call it where jobs run."""
@@ -102,7 +102,7 @@ class Capture:
         """Its handler is about to run."""
         self._job = job
 
-    def end(self) -> _Output | None:
+    def end(self) -> Output | None:
         """The handler has returned: what it has written, if anything, which is to be finished."""
         with self._lock:
             self._job = None
@@ -122,53 +122,57 @@ class Capture:
             if job is None:
                 return
             if self._output is None:
-                self._output = _Output(self._session, job)
+                self._output = Output(self._session, job)
+                self._output.begin()
             self._output.write(text)
 
 
-class _Output:
+class Output:
     """The log of one job, from its first write."""
 
     def __init__(self, session: Session, job: ActiveJob) -> None:
         self._path = session.directory / f"{job.id}-{job.token}.output"
-        self._offset = 0
         self._ended = threading.Event()
         self._log: BoundedLog | None = None
-        self._shipper = LogShipper(session, job, self._read)
+        self._shipper = LogShipper(session, job, LogReader(self._path).read_new)
         self._thread = threading.Thread(target=self._ship, name="gangq-output", daemon=True)
+        self._session, self._job = session, job
+
+    def begin(self) -> None:
+        """Make its file. If that fails a line of the log says so, which is itself written by the handler's thread: it
+        has to find this output.
+        """
         try:
-            self._log = BoundedLog(str(self._path), *log_sizes(session.terms))
+            self._log = BoundedLog(str(self._path), *log_sizes(self._session.terms))
             self._thread.start()
         except (OSError, RuntimeError) as problem:  # No directory, no space, no more threads.
-            log.warning("output_not_kept", extra={**job.extra, "error": str(problem)})
+            self._not_kept(str(problem))
 
     def write(self, text: str) -> None:
+        """Add it."""
         if self._log is not None:
             self._log.write(text.encode("utf-8", "replace"))
 
     def finish(self) -> None:
-        """Send the rest, and leave no file."""
+        """Send the rest, and leave no file. The job has ended and is not reported yet: no fault of a disk may make it
+        a failed one.
+        """
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
         if self._log is not None:
             self._log.finish()
             self._shipper.finish()
-            Path(self._path).unlink(missing_ok=True)
+            statefile.remove(self._session.directory, self._path.name)
+            if self._log.error is not None:
+                self._not_kept(self._log.error)
+
+    def _not_kept(self, error: str) -> None:
+        log.warning("output_not_kept", extra={**self._job.extra, "error": error})
 
     def _ship(self) -> None:
         while not self._ended.wait(EVERY_S):
             self._shipper.ship()
-
-    def _read(self, limit: int) -> bytes:
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read(limit)
-        except OSError:  # The directory was removed, and the worker is about to stop.
-            return b""
-        self._offset += len(data)
-        return data
 
 
 def stream_handlers() -> list[logging.StreamHandler[Any]]:

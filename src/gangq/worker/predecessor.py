@@ -25,15 +25,13 @@ from gangq.proc.proof import (
     process_identity,
 )
 from gangq.worker import fitness, host_record
-from gangq.worker.report import report_end
+from gangq.worker.death_main import report_end
 
 if TYPE_CHECKING:
     from gangq.client import Client
 
 log = logging.getLogger("gangq.worker.predecessor")
 
-_LET_END_S = 8.0
-"""Longer than the grace that guardians give a command whose worker died (5 s)."""
 _KILL_S = 10.0
 _LOOK_S = 0.3
 
@@ -115,7 +113,7 @@ class Predecessor:
         """Give the guardians time to end their commands, then kill what is left."""
         if self.record is None:
             return confirm_gone(self.mark, [self.process], host=self.host, timeout_s=_LOOK_S)
-        evidence = confirm_gone(self.mark, [self.process], host=self.host, timeout_s=_LET_END_S)
+        evidence = confirm_gone(self.mark, [self.process], host=self.host, timeout_s=procfs.LET_END_S)
         if evidence.survivors:
             evidence = self._kill(_KILL_S)
         if evidence.survivors:

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from gangq.worker import fitness, host_record
 from gangq.worker.lanes import Lanes
 from gangq.worker.options import WorkerOptions
 from gangq.worker.predecessor import Predecessor
-from gangq.worker.retry import backoff
+from gangq.worker.repeating import backoff
 from gangq.worker.service_unit import service_unit
 from gangq.worker.session import Session, Terms
 
@@ -58,15 +58,9 @@ def register(
     mark = PROCESS_MARK + secrets.token_hex(4)
     name = options.name
 
-    def report_dead(incarnation: object, identity: object, exiting: bool = False) -> bool:
-        found = Predecessor.of(name, incarnation, identity, own_mark=PROCESS_MARK, own_directory=directory)
-        return found is not None and found.prove_and_report_dead(client, exiting=exiting)
-
     # What ended by a trip has given up its name already, and was to be gone by now.
-    exiting = client.unproven(worker=name)
-    reported = [report_dead(row.incarnation, row.identity, exiting=True) for row in exiting]
-    if any(reported):
-        fitness.memory_back(client, options, detection, os.environ)
+    exiting = [(row.incarnation, row.identity) for row in client.unproven(worker=name)]
+    _report_dead(client, options, detection, directory, exiting, exiting=True)
     # Before the database knows of it: from then on its next incarnation may have to find what it has started.
     host_record.write(directory, name, mark, process_identity(os.getpid()))
     cgroups = cgroup.home()
@@ -79,14 +73,11 @@ def register(
     try:
         sent_at, row = _ask(client, offer)
     except WorkerNameTaken as taken:
-        if not report_dead(taken.holder.get("incarnation"), taken.holder.get("identity")):
+        holder = [(taken.holder.get("incarnation"), taken.holder.get("identity"))]
+        if not _report_dead(client, options, detection, directory, holder):
             raise
-        fitness.memory_back(client, options, detection, os.environ)
         sent_at, row = _ask(client, offer)
-    if row.withheld:
-        log.warning("devices_withheld", extra={"devices": row.withheld})
-    about = {"slots": lanes.slots, "light": lanes.light, "main_thread": lanes.main, "tasks": tasks}
-    log.info("registered", extra={"worker": name, "incarnation": row.incarnation, **about})
+    _log_registered(row, name, lanes, tasks)
     # What handlers start carries the mark, so that a successor finds it. Not the worker itself: its own
     # environment was fixed when it started; it is found by pid and start time.
     os.environ[procfs.MARK_VARIABLE] = mark
@@ -101,6 +92,36 @@ def register(
         sent_at=sent_at,
         control=control,
     )
+
+
+def _log_registered(row: Registration, name: str, lanes: Lanes, tasks: list[str]) -> None:
+    if row.withheld:
+        log.warning("devices_withheld", extra={"devices": row.withheld})
+    about = {"slots": lanes.slots, "light": lanes.light, "main_thread": lanes.main, "tasks": tasks}
+    log.info("registered", extra={"worker": name, "incarnation": row.incarnation, **about})
+
+
+def _report_dead(
+    client: Client,
+    options: WorkerOptions,
+    detection: Detection,
+    directory: Path,
+    incarnations: Sequence[tuple[object, object]],
+    *,
+    exiting: bool = False,
+) -> bool:
+    """Prove and report dead these incarnations, each with its identity; whether any was. Then the memory of its
+    devices is waited for.
+    """
+    reported = False
+    for incarnation, identity in incarnations:
+        found = Predecessor.of(
+            options.name, incarnation, identity, own_mark=PROCESS_MARK, own_directory=directory
+        )
+        reported |= found is not None and found.prove_and_report_dead(client, exiting=exiting)
+    if reported:
+        fitness.memory_back(client, options, detection, os.environ)
+    return reported
 
 
 def _capacity(options: WorkerOptions, lanes: Lanes, detection: Detection) -> dict[str, Any]:
@@ -146,7 +167,7 @@ def _ask(client: Client, offer: Mapping[str, Any]) -> tuple[float, Registration]
     registered by then.
     """
     lost_at: float | None = None
-    waits = backoff()
+    pauses = backoff()
     while True:
         sent_at = boottime()
         try:
@@ -156,7 +177,7 @@ def _ask(client: Client, offer: Mapping[str, Any]) -> tuple[float, Registration]
             if boottime() - lost_at > _ASK_AGAIN_S:
                 raise
             log.warning("call_repeated", extra={"call": "register_worker", "error": str(problem)})
-            time.sleep(next(waits))
+            time.sleep(next(pauses))
         except WorkerNameTaken as taken:
             if not _is_ours(taken.holder, offer["identity"]["mark"]):
                 raise

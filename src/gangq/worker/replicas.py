@@ -7,6 +7,7 @@ task of the control loop tells the database, again and again until it is answere
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 from gangq.context import ServiceInfo
 from gangq.errors import GangqError, StaleToken
 from gangq.watchdogs import signs
-from gangq.worker.retry import TRANSIENT
+from gangq.worker.repeating import TRANSIENT
 
 if TYPE_CHECKING:
     from gangq.worker.jobs import ActiveJob
@@ -26,7 +27,7 @@ log = logging.getLogger("gangq.worker.replicas")
 _PACE_S = 0.1
 """The least time between two looks: a handler may say how busy it is a million times a second."""
 _POLL_S = 1.0
-"""The least time between two polls of a health URL, and between two reports of a load."""
+"""From one poll of a health URL to the next, and the least time between two reports of a load."""
 _SAME_LOAD_S = 15.0
 """... that is the same as before. The database takes a load that is older than 60 s as unknown."""
 _ANSWER_S = 3.0
@@ -48,7 +49,8 @@ class Replica:
         self.reported: tuple[bool, int | None] | None = None
         self.reported_load: float | None = None
         self.load_at = 0.0
-        self.polled_at = 0.0
+        self.polled = False
+        """A task polls its health URL."""
         self.failures = 0
         self._changed = changed
 
@@ -63,22 +65,6 @@ class Replica:
         self.load_said = True
         self._changed()
 
-    @property
-    def target(self) -> tuple[str, int, str] | None:
-        """Host, port and path of its health URL; None: it has none."""
-        health = self.service.health
-        if health is None:
-            return None
-        if health.startswith("/"):
-            return "127.0.0.1", self.service.port, health
-        parts = urlsplit(health)
-        path = parts.path or "/"
-        return (
-            parts.hostname or "127.0.0.1",
-            parts.port or 80,
-            f"{path}?{parts.query}" if parts.query else path,
-        )
-
 
 class ReplicaWatch:
     """Polls and reports the replicas of a session. A task of the control loop."""
@@ -92,27 +78,29 @@ class ReplicaWatch:
         self._session.control.soon(self._some.set)
 
     async def run(self) -> None:
-        """Report what is said, until cancelled."""
-        while True:
-            signs.alive()
-            self._some.clear()
-            jobs = [
-                job for job in self._session.table.snapshot() if job.replica is not None and not job.must_end
-            ]
-            await asyncio.gather(*(self._look(job, job.replica) for job in jobs if job.replica is not None))
-            await asyncio.sleep(_PACE_S)
-            try:
-                await asyncio.wait_for(self._some.wait(), _POLL_S if jobs else None)
-            except TimeoutError:
-                continue
+        """Poll, and report what is said, until cancelled."""
+        # Each replica is polled by a task of its own: a server that hangs delays no other replica.
+        async with asyncio.TaskGroup() as polls:
+            while True:
+                signs.alive()
+                self._some.clear()
+                found = [
+                    (job, job.replica)
+                    for job in self._session.table.snapshot()
+                    if job.replica is not None and not _over(job)
+                ]
+                for job, replica in found:
+                    if replica.service.health is not None and not replica.polled:
+                        replica.polled = True
+                        polls.create_task(self._poll(job, replica))
+                await asyncio.gather(*(self._look(job, replica) for job, replica in found))
+                await asyncio.sleep(_PACE_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._some.wait(), _POLL_S if found else None)
 
     async def _look(self, job: ActiveJob, replica: Replica) -> None:
-        now = asyncio.get_running_loop().time()
         try:
-            if replica.target is not None and now - replica.polled_at >= _POLL_S:
-                replica.polled_at = now
-                await self._poll(job, replica, *replica.target)
-            await self._report(job, replica, now)
+            await self._report(job, replica, asyncio.get_running_loop().time())
         except TRANSIENT as problem:
             log.warning("replica_not_reported", extra={**job.extra, "error": str(problem)})
         except StaleToken:
@@ -120,27 +108,40 @@ class ReplicaWatch:
         except GangqError as problem:
             log.error("replica_refused", extra={**job.extra, "error": str(problem)})
             replica.reported = replica.said
+        except Exception:
+            # It must not end the task, which reports all other replicas of this worker too.
+            log.exception("replica_fault", extra=job.extra)
 
-    async def _poll(self, job: ActiveJob, replica: Replica, host: str, port: int, path: str) -> None:
+    async def _poll(self, job: ActiveJob, replica: Replica) -> None:
+        """Poll its health URL until it ends. Raises nothing."""
+        loop = asyncio.get_running_loop()
+        while not _over(job):
+            begun = loop.time()
+            await self._poll_once(job, replica)
+            await asyncio.sleep(begun + _POLL_S - loop.time())
+
+    async def _poll_once(self, job: ActiveJob, replica: Replica) -> None:
+        extra = {**job.extra, "service": replica.service.name}
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                status = await get_status(host, port, path)
-            problem = None if 200 <= status < 400 else f"status {status}"
-        except (OSError, ValueError, TimeoutError) as failure:
-            problem = str(failure) or type(failure).__name__
+            port = await healthy_port(replica.service)
+            problem = None
+        except Exception as failure:
+            port, problem = None, str(failure) or type(failure).__name__
+        # Looked at after the answer, in whose time the replica itself may have said something.
         was_ready = replica.said is not None and replica.said[0]
         if problem is None:
             replica.failures = 0
             if not was_ready:
-                log.info("replica_ready", extra={**job.extra, "service": replica.service.name})
-            replica.said = (True, port)
+                log.info("replica_ready", extra=extra)
+            replica.ready(True, port)
             return
         replica.failures += 1
+        extra["error"] = problem
         if was_ready and replica.failures >= _FAILURES:
-            log.warning(
-                "replica_not_ready", extra={**job.extra, "service": replica.service.name, "error": problem}
-            )
-            replica.said = (False, port)
+            log.warning("replica_not_ready", extra=extra)
+            replica.ready(False, None)
+        elif replica.failures == _FAILURES:
+            log.info("replica_not_ready_yet", extra=extra)
 
     async def _report(self, job: ActiveJob, replica: Replica, now: float) -> None:
         client = self._session.control.client
@@ -158,6 +159,33 @@ class ReplicaWatch:
                 replica.load_said = True
                 raise
             replica.reported_load, replica.load_at = load, now
+
+
+def _over(job: ActiveJob) -> bool:
+    """It serves no more."""
+    return job.must_end or job.reporting
+
+
+async def healthy_port(service: ServiceInfo) -> int:
+    """The port of the health URL of a service, which answers. Raises OSError (TimeoutError among them), or ValueError
+    for another status, what is no answer of HTTP, and what is no URL.
+    """
+    host, port, path = target_of(service)
+    async with asyncio.timeout(_ANSWER_S):
+        status = await get_status(host, port, path)
+    if not 200 <= status < 400:
+        raise ValueError(f"status {status}")
+    return port
+
+
+def target_of(service: ServiceInfo) -> tuple[str, int, str]:
+    """Host, port and path of the health URL of a service, which has one. Raises ValueError for what is no URL."""
+    health = service.health or "/"
+    if health.startswith("/"):
+        return "127.0.0.1", service.port, health
+    parts = urlsplit(health)
+    path = parts.path or "/"
+    return parts.hostname or "127.0.0.1", parts.port or 80, f"{path}?{parts.query}" if parts.query else path
 
 
 async def get_status(host: str, port: int, path: str) -> int:

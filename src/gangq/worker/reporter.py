@@ -30,9 +30,9 @@ from gangq.retry import AGAIN, NEVER, Again
 from gangq.watchdogs import signs
 from gangq.watchdogs.verdicts import Trip, error_of
 from gangq.worker.held import HeldReports
-from gangq.worker.jobs import ActiveJob
+from gangq.worker.jobs import ActiveJob, StopReason
+from gangq.worker.repeating import ANSWERS, until_answered
 from gangq.worker.results import note_for
-from gangq.worker.retry import ANSWERS, until_answered
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ class Reporter:
         if not more_follow:
             self._flush(self.complete_and_claim)
         elif not self._called.is_set():
+            if self._thread is None and not self._start():
+                self.flush()
+                return
             self._called.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gangq-results", daemon=True)
-                self._thread.start()
 
     def done_in_child(self, job: ActiveJob, result: Any, complete_and_claim: CompleteAndClaim | None) -> None:
         """A job that ran in a child process is done. For the thread that ran it; waits for the answer."""
@@ -161,10 +161,12 @@ class Reporter:
 
     def _take_outcomes(self, outcomes: Sequence[Outcome], batch: Sequence[ActiveJob]) -> None:
         for outcome in outcomes:
+            if outcome.outcome not in ("stale", "busy"):
+                continue
+            job = next(one for one in batch if one.id == outcome.job_id)
             if outcome.outcome == "stale":
-                log.error("result_stale", extra={"job": outcome.job_id})
-            elif outcome.outcome == "busy":
-                job = next(one for one in batch if one.id == outcome.job_id)
+                log.error("result_stale", extra=job.extra)
+            else:
                 self.held.add(job, partial(self._report, job, "complete", partial(self._complete_held, job)))
 
     def _complete_held(self, job: ActiveJob) -> None:
@@ -276,15 +278,17 @@ class Reporter:
             )
         self.failed(job, error)
 
-    def stopped(self, job: ActiveJob) -> None:
-        """Nothing of it runs any more, because it was told to stop or was never started."""
+    def stopped(self, job: ActiveJob, *, unless_told: StopReason | None = None) -> None:
+        """Nothing of it runs any more, because it was told to stop or was never started. ``unless_told``: why, if it
+        was not told to stop.
+        """
         if job.lost is not None:
             self.forget(job)
         elif job.told_by_server:
             self._ack(job)
         else:
             # Should the database have told it to stop as well by now, it takes this for the ack.
-            self._release(job)
+            self._release(job, job.stop_reason or unless_told)
 
     def _ack(self, job: ActiveJob) -> None:
         self._report_or_hold(
@@ -296,11 +300,12 @@ class Reporter:
             ),
         )
 
-    def _release(self, job: ActiveJob) -> None:
+    def _release(self, job: ActiveJob, stop_reason: StopReason | None) -> None:
         reason = {
             "drain": f"worker {self._session.name} was stopped by its operator",
+            "directory": f"the directory of worker {self._session.name} was removed",
             "lease": f"worker {self._session.name} could not renew its lease",
-        }.get(job.stop_reason or "", "its worker did not start it")
+        }.get(stop_reason or "", "its worker did not start it")
 
         def said(outcomes: Sequence[Outcome] | None) -> None:
             outcome = outcomes[0].outcome if outcomes else None
@@ -348,6 +353,17 @@ class Reporter:
 
     def _gives_up(self) -> bool:
         return self._session.ended.is_set() or self._impatient()
+
+    def _start(self) -> bool:
+        """False: no thread can be started. The next result tries again."""
+        thread = threading.Thread(target=self._run, name="gangq-results", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as problem:
+            log.warning("results_not_batched", extra={"error": str(problem)})
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         while not self._stop.is_set():

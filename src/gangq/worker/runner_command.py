@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -20,28 +19,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq import tracing
 from gangq.context import Checkpoint, GangInfo
-from gangq.errors import CommandStartError, GangqError
+from gangq.errors import CommandStartError, Stopped
 from gangq.gpu import Detection
 from gangq.gpu.memory import container_memory
-from gangq.proc import cgroup, procfs
+from gangq.proc import cgroup, procfs, statefile
 from gangq.proc.proof import HostIdentity
-from gangq.retry import Again
-from gangq.watchdogs import ExitCode, Trip, dumps
+from gangq.watchdogs import dumps
 from gangq.worker import child_main, handler_info
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
+from gangq.worker.command_report import Done, Ended, how, note_out_of_memory, report, report_not_started
 from gangq.worker.drain import Drain
-from gangq.worker.endings import Attempt, Ending, Outcome, ending_of
 from gangq.worker.environment import Surroundings, for_child, for_shared, scrubbed, visible_devices
 from gangq.worker.forkserver import ForkServer
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.logship import LogShipper, log_sizes
 from gangq.worker.ports import PortHolder
-from gangq.worker.reporter import Reporter, clean, describe
-from gangq.worker.results import dumps_result
-from gangq.worker.retry import until_answered
+from gangq.worker.repeating import until_answered
+from gangq.worker.reporter import Reporter, clean
 from gangq.worker.session import Session
 from gangq.worker.shared import SharedJob, SharedProcess, SharedProcesses, SharedTrip
+from gangq.worker.shared_orders import Begin
 from gangq.worker.socket_server import SocketServer
 from gangq.worker.watching import CommandTrip, JobWatch, Watching
 
@@ -53,10 +51,10 @@ log = logging.getLogger("gangq.worker.command")
 _TAIL_BYTES = 8192
 _SLICE_S = 0.5
 _STUCK_SLICE_S = 1.0
-_PORT_TAKEN_WITHIN_S = 120.0
-
-Done = Callable[[ActiveJob, Any], object]
-"""Reports that a job is done, with its result as JSON text or None."""
+_PROOF_S = 40.0
+"""After a fault of this worker, how long to wait for the end of a command before it counts as beyond SIGKILL: longer
+than its guardian waits.
+"""
 
 
 @dataclass(frozen=True)
@@ -182,9 +180,8 @@ class CommandRunner:
             try:
                 directory.mkdir(mode=0o700)
             except FileNotFoundError:
-                self._drain.directory_gone(self._session.directory)
-                job.tell_stop("drain", 0.0)
-                self._not_started(job)
+                self._hand_back_without_directory(job)
+                report_not_started(self._reporter, job)
                 return
             self._run(job, command, directory, done)
         finally:
@@ -193,11 +190,19 @@ class CommandRunner:
                 self._ports.release(port)
             shutil.rmtree(directory, ignore_errors=True)
 
+    def _hand_back_without_directory(self, job: ActiveJob) -> bool:
+        """If this worker's directory is gone, have the job, of which nothing runs, handed back."""
+        if self._session.directory.is_dir():
+            return False
+        self._drain.directory_gone(self._session.directory)
+        job.tell_stop(self._drain.reason, 0.0)
+        return True
+
     def _run(self, job: ActiveJob, command: Command, directory: Path, done: Done) -> None:
         """1. Wait for what it needs to start. 2. Start it. 3. Wait until nothing of it is left. 4. Report it."""
         ready = self._made_ready(job, command, directory)
         if ready is None:
-            self._not_started(job)
+            report_not_started(self._reporter, job)
             return
         spans = tracing.begin(job, self._session.name)
         begun = self._begun(job, command, directory, ready, spans.traceparent)
@@ -207,24 +212,26 @@ class CommandRunner:
         oom_kills = container_memory().oom_kills
         try:
             with begun as (child, tripped):
-                ended = self._wait_for_end(job, child, command, tripped)
-                if ended is None:
+                gone = self._until_gone(job, child, command, tripped)
+                if not gone.tree_dead:
                     return
                 tail = clean(child.log_tail(_TAIL_BYTES).decode("utf-8", "replace"))
         except CommandStartError as problem:
             spans.end(str(problem))
-            self._start_failed(job, problem)
-            return
-        handed_back = job.stop_reason is not None or (job.outcome or {}).get("kind") in ("stopped", "snoozed")
-        spans.end(None if ended.code == 0 or handed_back else _how(ended))
-        if tripped.trip is None and _out_of_memory(ended, oom_kills):
-            tripped.trip = Trip(
-                ExitCode.MEMORY,
-                "OutOfMemory",
-                "the kernel killed a process of it for want of memory",
-                job=job,
+            report_not_started(
+                self._reporter, job, None if self._hand_back_without_directory(job) else problem
             )
-        self._report(job, command, ended, tail, ready.gang, time.monotonic() - started_at, tripped, done)
+            return
+        handed_back = job.stop_reason is not None or (job.work_end or {}).get("kind") in (
+            "stopped",
+            "snoozed",
+        )
+        spans.end(None if gone.code == 0 or handed_back else how(gone))
+        note_out_of_memory(tripped, job, gone, oom_kills)
+        ran_s, is_handler = time.monotonic() - started_at, command.target is not None
+        socket_gone = not self._session.directory.is_dir()
+        ended = Ended(job, gone, tail, ran_s, ready.gang, is_handler, tripped, socket_gone)
+        report(self._reporter, ended, done)
 
     def _made_ready(self, job: ActiveJob, command: Command, directory: Path) -> _Ready | None:
         """Wait for the fork server, the checkpoint and the gang, and announce the job. None: it is not to start."""
@@ -235,7 +242,10 @@ class CommandRunner:
         forked = command.target is not None and self._forks.warm(
             command.target, lambda: job.must_end or session.ended.is_set()
         )
-        checkpoint = None if job.must_end else handler_info.fetch_checkpoint(session, job, directory)
+        try:
+            checkpoint = None if job.must_end else handler_info.fetch_checkpoint(session, job, directory)
+        except Stopped:
+            return None
         gang: GangInfo | None = None
         if job.claim.gang_id is not None:
             gang = wait_for_go(session, job, self._ports)
@@ -271,21 +281,13 @@ class CommandRunner:
         )
         return self._alone(job, command, env, directory, ready.forks)
 
-    def _start_failed(self, job: ActiveJob, problem: CommandStartError) -> None:
-        job.end_work()
-        if problem.stage == "deadline":
-            job.stop_reason = job.stop_reason or "lease"
-            self._reporter.stopped(job)
-        else:
-            self._reporter.failed(job, describe("CommandStartError", str(problem)))
-
     @contextlib.contextmanager
     def _alone(
         self, job: ActiveJob, command: Command, env: dict[str, str], directory: Path, forks: ForkServer | None
     ) -> Iterator[tuple[Child, CommandTrip]]:
         """With a process of its own for the job."""
         child = self._start(job, command, env, directory / "output", forks)
-        with self._known(child), child:
+        with child, self._known(child):
             yield child, CommandTrip(self._watching, job, child)
 
     @contextlib.contextmanager
@@ -304,15 +306,13 @@ class CommandRunner:
                 socket_path=self._server.path,
             )
             log_path = session.directory / f"{process.key}.output"
-            process.closing.callback(log_path.unlink, missing_ok=True)
+            process.closing.callback(statefile.remove, session.directory, log_path.name)
             process.child = self._start(job, command, env, log_path, forks)
             process.closing.enter_context(self._known(process.child))
             process.set_deadline(session.kill_at, session.terms.grace_s)
 
-        sizes = log_sizes(session.terms)
-        with self._shared.joined(
-            job, directory / "output", start, log_sizes=sizes, traceparent=trace
-        ) as shared:
+        begin = Begin(job.key, str(directory / "output"), log_sizes(session.terms), trace)
+        with self._shared.joined(job, begin, start) as shared:
             yield shared, SharedTrip(self._watching, shared)
 
     @contextlib.contextmanager
@@ -324,7 +324,7 @@ class CommandRunner:
                 yield
         finally:
             over()
-            dumps.path_of(self._session.directory, child.pid).unlink(missing_ok=True)
+            statefile.remove(self._session.directory, dumps.path_of(self._session.directory, child.pid).name)
 
     def _start(
         self, job: ActiveJob, command: Command, env: dict[str, str], log_path: Path, forks: ForkServer | None
@@ -342,23 +342,47 @@ class CommandRunner:
             mark=f"{session.mark}/{number}",
             deadline_boottime=session.kill_at,
             grace_s=session.terms.grace_s,
-            orphan_grace_s=min(5.0, session.terms.grace_s),
+            orphan_grace_s=min(procfs.ORPHAN_GRACE_S, session.terms.grace_s),
             log_head=head,
             log_tail=tail,
             group=None if home is None else f"{home}/{cgroup.name(session.mark, job.id, job.token)}",
             forks=forks,
         )
 
-    def _wait_for_end(
+    def _until_gone(
         self, job: ActiveJob, child: Child | SharedJob, command: Command, tripped: CommandTrip
-    ) -> Exit | None:
-        """Watch it until its whole tree is gone; None where it never will be, and this is the main thread."""
+    ) -> Exit:
+        """Watch it, and wait until its whole tree is gone; see :meth:`_tree_gone`.
+
+        After a fault of this worker the tree is killed first, and the fault is raised when that is gone: a job is
+        reported only then.
+        """
+        shipper = LogShipper(self._session, job, child.read_new_output)
+        try:
+            ended = self._watched(job, child, command, tripped, shipper)
+        except Exception as problem:
+            log.error("job_ended_after_fault", extra={**job.extra, "error": repr(problem)})
+            gone = self._tree_gone(job, child, self._killed(job, child))
+            if gone.tree_dead:
+                raise
+            return gone
+        gone = self._tree_gone(job, child, ended)
+        if gone.tree_dead:
+            shipper.finish()
+        return gone
+
+    def _watched(
+        self,
+        job: ActiveJob,
+        child: Child | SharedJob,
+        command: Command,
+        tripped: CommandTrip,
+        shipper: LogShipper,
+    ) -> Exit:
         session = self._session
-        shipper = LogShipper(session, job, child.read_new_output)
-        work = CommandWork(child)
         watch = JobWatch(self._watching, tripped, pids=lambda: [child.pid])
         try:
-            if job.start(work):
+            if job.start(CommandWork(child)):
                 # A renewal between the start and this line went past it.
                 child.set_deadline(session.kill_at, session.terms.grace_s)
                 watch.begin(job, command.watch)
@@ -368,32 +392,65 @@ class CommandRunner:
                 shipper.ship()
         finally:
             watch.close()
-        if not ended.tree_dead:
-            self._unkillable(job, ended)
-        while not ended.tree_dead:
-            # Alive, and beyond SIGKILL: nothing may be said about this job, its devices are not free.
-            if threading.current_thread() is threading.main_thread():
-                return None
-            time.sleep(_STUCK_SLICE_S)
-            ended = child.poll() or ended
-        session.stuck.pop(job.token, None)
-        job.end_work()
-        shipper.finish()
         return ended
 
-    def _unkillable(self, job: ActiveJob, ended: Exit) -> None:
-        """Report it, so that worker and devices are out of service, before this worker begins to end with 87."""
-        session = self._session
-        session.stuck[job.token] = ended.stuck
-        log.critical("command_stuck", extra={**job.extra, "pids": ended.stuck})
-        evidence = {
-            "by": "its worker",
-            "pid": ended.stuck[0],
-            "job": job.id,
-            "boot_id": HostIdentity.here().boot_id,
-            "threads": {str(pid): procfs.threads(pid) for pid in ended.stuck[:8]},
-        }
+    def _killed(self, job: ActiveJob, child: Child | SharedJob) -> Exit:
+        """Kill it, and wait until it has ended or counts as beyond SIGKILL."""
+        told = False
+        stuck_at = time.monotonic() + _PROOF_S
+        while time.monotonic() < stuck_at:
+            with self._end_faults(job):
+                if not told:
+                    child.stop(0.0)
+                    told = True
+                if (ended := child.wait(_SLICE_S)) is not None:
+                    return ended
+        return Exit(None, None, False, (child.pid,), "stuck")
+
+    def _tree_gone(self, job: ActiveJob, child: Child | SharedJob, ended: Exit) -> Exit:
+        """Its end once no process of it is left.
+
+        What is alive and beyond SIGKILL has its worker end with 87, so that its end is proven from outside. Nothing
+        may be said about such a job, because its devices are not free. The main thread has to end then: in it this
+        returns although ``tree_dead`` is False.
+        """
+        while not ended.tree_dead:
+            self._unkillable(job, ended.stuck or (child.pid,))
+            if threading.current_thread() is threading.main_thread():
+                return ended
+            time.sleep(_STUCK_SLICE_S)
+            with self._end_faults(job):
+                ended = child.wait(_SLICE_S) or ended
+        self._session.stuck.pop(job.token, None)
+        job.begin_report()
+        return ended
+
+    @contextlib.contextmanager
+    def _end_faults(self, job: ActiveJob) -> Iterator[None]:
+        """A fault in here is logged: its processes may be alive, and what has failed may work a moment later."""
         try:
+            yield
+        except Exception:
+            log.exception("end_fault", extra=job.extra)
+            time.sleep(_SLICE_S)
+
+    def _unkillable(self, job: ActiveJob, pids: Sequence[int]) -> None:
+        """Report it, so that worker and devices are out of service, before this worker begins to end with 87. A
+        repeat changes nothing.
+        """
+        session = self._session
+        if job.token in session.stuck:
+            return
+        session.stuck[job.token] = tuple(pids)
+        log.critical("command_stuck", extra={**job.extra, "pids": pids})
+        try:
+            evidence = {
+                "by": "its worker",
+                "pid": pids[0],
+                "job": job.id,
+                "boot_id": HostIdentity.here().boot_id,
+                "threads": {str(pid): procfs.threads(pid) for pid in pids[:8]},
+            }
             until_answered(
                 lambda: session.thread_client.report_stuck(
                     worker=session.name, incarnation=session.incarnation, evidence=evidence
@@ -401,97 +458,6 @@ class CommandRunner:
                 "report_stuck",
                 lambda: session.ended.is_set() or session.lapsed(),
             )
-        except GangqError as problem:
+        except Exception as problem:
             log.error("stuck_not_reported", extra={**job.extra, "error": str(problem)})
         self._drain.request()
-
-    def _not_started(self, job: ActiveJob) -> None:
-        job.end_work()
-        self._reporter.stopped(job)
-
-    def _report(
-        self,
-        job: ActiveJob,
-        command: Command,
-        ended: Exit,
-        tail: str,
-        gang: GangInfo | None,
-        ran_s: float,
-        tripped: CommandTrip,
-        done: Done,
-    ) -> None:
-        said = job.outcome or {}
-        # Several jobs of a process may trip at once: it was ended over the first one.
-        trip = tripped.trip if tripped.over is None else None
-        outcome: Outcome | None = said.get("kind")
-        if outcome is None and ended.code == 0 and command.target is None:
-            outcome = "exit 0"
-        ending = ending_of(
-            Attempt(
-                outcome,
-                lost=job.lost is not None,
-                completed=job.completed_by_handler,
-                told_to_stop=job.stop_reason is not None,
-                trip=None if trip is None else trip.code,
-                cause=ended.cause,
-            )
-        )
-        cause = "port_taken" if _port_taken(gang, tail, ran_s) else "error"
-        if ending is Ending.NOTHING:
-            self._reporter.forget(job)
-        elif ending is Ending.COMMITTED_OR_FAILED:
-            self._reporter.completed_by_handler(job, said.get("error"))
-        elif ending is Ending.DONE:
-            result = said.get("result")
-            what = f"the result of task {job.claim.task!r}"
-            done(job, None if result is None else dumps_result(result, what))
-        elif ending is Ending.TRIPPED and trip is not None:
-            self._reporter.tripped(job, trip, {**tripped.evidence, "log_tail": tail})
-        elif ending is Ending.STOPPED:
-            job.stop_reason = job.stop_reason or "lease"
-            self._reporter.stopped(job)
-        elif ending is Ending.SNOOZED:
-            self._reporter.snoozed(job, said["for_s"])
-        elif ending is Ending.ERROR:
-            error = dict(said["error"])
-            described = describe(error.pop("type"), error.pop("message"), **{**error, "log_tail": tail})
-            again = Again(said.get("retryable") is not False, said.get("retry_in_s"))
-            self._reporter.failed(job, described, again=again, cause=cause)
-        elif tripped.over is not None:
-            why = f"its process was ended over job {tripped.over.id}, which ran there too"
-            self._reporter.failed(job, describe("OtherJob", why), cause="other_job")
-        else:
-            described = describe("ExitStatus", _how(ended), exit_status=_status(ended), log_tail=tail)
-            self._reporter.failed(job, described, cause=cause)
-
-
-def _out_of_memory(ended: Exit, oom_kills_before: int | None) -> bool:
-    """Whether it died of the kernel's hunt for memory: a plain SIGKILL looks the same but for the counter."""
-    if ended.signal != signal.SIGKILL or ended.cause != "exit" or oom_kills_before is None:
-        return False
-    return (container_memory().oom_kills or 0) > oom_kills_before
-
-
-def _how(ended: Exit) -> str:
-    if ended.cause == "guardian_lost":
-        return "its guardian process was killed, and the command with it; its exit status is not known"
-    if ended.signal is not None:
-        try:
-            return f"killed by {signal.Signals(ended.signal).name}"
-        except ValueError:
-            return f"killed by signal {ended.signal}"
-    if ended.code == 0:
-        return "exited with 0 without having said how its handler ended"
-    return f"exited with {ended.code}"
-
-
-def _status(ended: Exit) -> int | None:
-    """As a shell would put it."""
-    return 128 + ended.signal if ended.signal is not None else ended.code
-
-
-def _port_taken(gang: GangInfo | None, tail: str, ran_s: float) -> bool:
-    """Whether rank 0 ended because another program had taken its rendezvous port, which is no fault of the job."""
-    if gang is None or gang.rank != 0 or ran_s > _PORT_TAKEN_WITHIN_S:
-        return False
-    return str(gang.master_port) in tail and ("EADDRINUSE" in tail or "Address already in use" in tail)

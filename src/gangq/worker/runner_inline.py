@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,10 +31,10 @@ from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
-from gangq.worker.endings import Attempt, Ending, Outcome, ending_of
+from gangq.worker.endings import Attempt, Ending, WorkEnd, ending_of
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.liveness import Liveness
-from gangq.worker.output import Capture
+from gangq.worker.output import Capture, Output
 from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, clean, describe
 from gangq.worker.results import dumps_result
@@ -49,6 +50,8 @@ _EVIDENCE_S = 1.0
 CANCELLED_S = 1.0
 """How long a coroutine that is cancelled at the end of its grace may go on."""
 _STACKS_S = 0.2
+_TRIP_S = 0.05
+"""How often to see whether a trip was called off."""
 
 
 class HardExit:
@@ -69,7 +72,8 @@ class HardExit:
     def __call__(self, code: int, why: str, job: ActiveJob) -> None:
         """Write down where every thread stands, hand back what was never started, exit with ``code``.
 
-        Unless a watchdog is at it already: then the process ends within seconds, with the watchdog's code.
+        Returns, without having done anything, only while a watchdog is about to end this process with a code of its
+        own, unless the trip is called off: ask again until then. No job may begin until it returns.
         """
         if self._session.tripping:
             return
@@ -81,6 +85,11 @@ class HardExit:
         work.start()
         work.join(_EVIDENCE_S)
         logqueue.flush()
+        if self._session.tripping:
+            # This trip began within that second. It has a timer of its own, and its code counts.
+            self._deadman.arm(max(self._session.kill_at, boottime()), code)
+            while self._session.tripping:
+                time.sleep(_TRIP_S)
         self._leave(code)
 
     def _write_evidence_and_release(self, job: ActiveJob) -> None:
@@ -92,7 +101,8 @@ class HardExit:
             log.info("no_stack_dump")
         try:
             self._reporter.flush()
-            # The other jobs of its lane have not begun; those of the other lane run in children until those are gone.
+            # The other jobs of its lane have not begun, and the main thread begins none of them: it waits in
+            # InlineWork.end(). Those of the other lane run in children until those are gone.
             # What has ended and is still here is held by an open transaction: to hand it back would wait for that.
             others = [
                 one
@@ -118,13 +128,14 @@ class InlineWork:
         self._exit = hard_exit
         self._lock = threading.Lock()
         self._active = False
+        self._leaving = False
         self._kill_at = session.kill_at
         self._stop_by: float | None = None
         self._timer: threading.Timer | None = None
         self._interrupt: Interrupt | None = None
 
     def begin(self) -> None:
-        """The handler is about to run: from here on this process dies with its lease."""
+        """The handler is about to run: from here on orders are obeyed, and this process dies with its lease."""
         with self._lock:
             self._active = True
             self._arm()
@@ -134,11 +145,19 @@ class InlineWork:
         self._interrupt = interrupt
 
     def end(self) -> None:
-        """The handler has returned. The switch stays on: see :meth:`InlineRunner.rest`."""
-        with self._lock:
-            self._active = False
-            if self._timer is not None:
-                self._timer.cancel()
+        """The handler has returned. The switch stays on: see :meth:`InlineRunner.rest`.
+
+        Where this process is about to exit, this returns only if a trip holds the exit up: the exit hands back the
+        jobs that have not begun, so none may begin meanwhile.
+        """
+        while True:
+            with self._lock:
+                if not self._leaving:
+                    self._active = False
+                    if self._timer is not None:
+                        self._timer.cancel()
+                    return
+            time.sleep(_TRIP_S)
 
     def stop(self, reason: StopReason, grace_s: float) -> None:
         """``ctx.stopping`` is up already; see to it that the handler is gone when the grace is over."""
@@ -160,9 +179,13 @@ class InlineWork:
             if not self._active:
                 return
         # Not in this thread: it may be the control loop's, through which the exit hands back what has not begun.
-        threading.Thread(
-            target=self._exit, args=(ExitCode.LOST, reason, self._job), name="gangq-exit", daemon=True
-        ).start()
+        exit_thread = threading.Thread(
+            target=self._end_process, args=(ExitCode.LOST, reason), name="gangq-exit", daemon=True
+        )
+        try:
+            exit_thread.start()
+        except (RuntimeError, MemoryError) as problem:
+            self._end_by_timer(reason, problem)
 
     def extend(self, kill_at: float, grace_s: float) -> None:
         """The lease was renewed."""
@@ -189,12 +212,39 @@ class InlineWork:
         self._unstopped()
 
     def _unstopped(self) -> None:
+        self._end_process(ExitCode.UNSTOPPED, "it was told to stop and did not stop within its grace")
+
+    def _end_process(self, code: int, why: str) -> None:
+        """End this process unless the handler returns first. For a thread of its own."""
+        while True:
+            with self._lock:
+                if not self._active or self._leaving:
+                    return
+                self._leaving = True
+            # If this raises, the timer that it has set ends the process.
+            self._exit(code, why, self._job)
+            with self._lock:
+                self._leaving = False
+            time.sleep(_TRIP_S)
+
+    def _end_by_timer(self, why: str, problem: Exception) -> None:
+        """No thread can be started: have the kernel end this process. The lease may still be renewed, but from now on
+        nothing moves the timer.
+        """
         with self._lock:
-            if not self._active:
+            if not self._active or self._leaving:
                 return
-        self._exit(ExitCode.UNSTOPPED, "it was told to stop and did not stop within its grace", self._job)
+            self._leaving = True
+            # Where a watchdog is about to end this process, it has that long to do so with its own code.
+            self._deadman.arm(
+                min(boottime() + 2 * _EVIDENCE_S, self._kill_at), ExitCode.LOST, dump_before_s=_STACKS_S
+            )
+        extra = {**self._job.extra, "code": int(ExitCode.LOST), "reason": why, "error": str(problem)}
+        log.critical("hard_exit", extra=extra)
 
     def _arm(self) -> None:
+        if self._leaving:
+            return  # The exit has set the timer.
         # The timer thread comes first and leaves evidence; the switch is for when no Python runs.
         hardest = None if self._stop_by is None else self._stop_by + 2 * _EVIDENCE_S
         if hardest is not None and hardest < self._kill_at:
@@ -231,7 +281,7 @@ class InlineRunner:
         """No handler runs, and what comes next may take its time: this process need not die with its lease.
 
         Between two handlers of one batch the switch stays on, because setting it costs more than a small job
-        does. Between them the timer is not moved ahead, so nothing that may wait is done before a rest.
+        does. Between them the timer is not moved ahead: call this before anything that may wait.
         """
         self._deadman.disarm()
 
@@ -245,51 +295,72 @@ class InlineRunner:
     ) -> None:
         """Run one job to its end and report it. Whatever it does, this returns or the process ends.
 
-        1. A member of a gang waits for the others. From ``job.start`` on, orders reach the job through `InlineWork`.
-        2. What may end this process over the job is switched on: its timer, then the watchdogs.
+        1. A member of a gang waits for the others. Then its timer is switched on, and orders reach the job.
+        2. The watchdogs are switched on.
         3. The handler is called.
-        4. The same is switched off, the watchdogs first. Where one was about to end the process, this never returns.
+        4. The capture of its output ends, then the watchdogs, then the rest. Where a watchdog was about to end the
+           process, this never returns.
         5. The job is reported.
 
         ``options``: how patient its task wants the watchdogs to be. With ``more_follow`` another job comes at
         once, or a :meth:`rest`.
         """
-        session, claim = self._session, job.claim
-        gang: GangInfo | None = None
-        if session.lapsing():
-            job.tell_stop("lease", 0.0)
-        if claim.gang_id is not None:
+        work = self._admitted(job)
+        if work is None:
             self.rest()
-            gang = wait_for_go(session, job, self._ports)
-            for port in job.ports:
-                self._ports.release(port)
-        work = InlineWork(session, job, self._deadman, self._hard_exit)
-        if (claim.gang_id is not None and gang is None) or not job.start(work):
-            self._not_started(job)
+            job.begin_report()
+            self._reporter.stopped(job)
             return
-        context = InlineContext(session, job)
-        if claim.model is not None:
-            session.model = claim.model
-        work.begin()
-        self._liveness.job(job.id, job.token)
-        self._watch.begin(job, options)
-        set_current(context)
-        self._capture.begin(job)
-        # Where its spans are sent at once, that may wait: it counts as the handler's time.
-        spans = tracing.begin(job, session.name)
-        with spans.active():
-            result, problem, again = self._call(handler, context, job, work)
-        spans.end(problem)
-        set_current(None)
-        output = self._capture.end()
-        self._watch.end()
-        self._liveness.job(0, 0)
-        job.end_work()
-        work.end()
+        try:
+            context = InlineContext(self._session, job)
+            self._switch_on(job, options)
+            set_current(context)
+            # Where its spans are sent at once, that may wait: it counts as the handler's time.
+            spans = tracing.begin(job, self._session.name)
+            with spans.active():
+                result, problem, again = self._call(handler, context, job, work)
+            spans.end(problem)
+        finally:
+            set_current(None)
+            output = self._switch_off(job, work)
         if output is not None:
             self.rest()
             output.finish()
         self._report(job, context, result, problem, again, more_follow)
+
+    def _admitted(self, job: ActiveJob) -> InlineWork | None:
+        """What orders reach it through from now on, once its gang is complete; None: it must not start any more."""
+        session = self._session
+        if session.lapsing():
+            job.tell_stop("lease", 0.0)
+        if job.claim.gang_id is not None:
+            self.rest()
+            gang = wait_for_go(session, job, self._ports)
+            for port in job.ports:
+                self._ports.release(port)
+            if gang is None:
+                return None
+        work = InlineWork(session, job, self._deadman, self._hard_exit)
+        work.begin()  # First: an order that reached it before would be lost, because none is given twice.
+        return work if job.start(work) else None
+
+    def _switch_on(self, job: ActiveJob, options: WatchOptions | None) -> None:
+        if job.claim.model is not None:
+            self._session.model = job.claim.model
+        self._liveness.job(job.id, job.token)
+        self._watch.begin(job, options)
+        self._capture.begin(job)
+
+    def _switch_off(self, job: ActiveJob, work: InlineWork) -> Output | None:
+        """After a fault in between too: what is left on would end this process over a job that is over. Returns what
+        the job has printed.
+        """
+        output = self._capture.end()
+        self._watch.end()
+        self._liveness.job(0, 0)
+        job.begin_report()
+        work.end()
+        return output
 
     def _call(
         self, handler: Callable[..., Any], context: InlineContext, job: ActiveJob, work: InlineWork
@@ -322,11 +393,6 @@ class InlineRunner:
             hooks.ended(context, result, problem, again)
         return result, problem, again
 
-    def _not_started(self, job: ActiveJob) -> None:
-        self.rest()
-        job.end_work()
-        self._reporter.stopped(job)
-
     def _report(
         self,
         job: ActiveJob,
@@ -341,16 +407,16 @@ class InlineRunner:
             return
         self.rest()
         told_to_stop = job.stop_reason is not None
-        outcome: Outcome = "result"
+        work_end: WorkEnd = "result"
         if told_to_stop and (problem is not None or (context.stop_seen and result is None)):
-            outcome = "stopped"
+            work_end = "stopped"
         elif isinstance(problem, Snoozed):
-            outcome = "snoozed"
+            work_end = "snoozed"
         elif problem is not None:
-            outcome = "error"
+            work_end = "error"
         lost = job.lost is not None
         ending = ending_of(
-            Attempt(outcome, lost=lost, completed=job.completed_by_handler, told_to_stop=told_to_stop)
+            Attempt(work_end, lost=lost, completed=job.completed_by_handler, told_to_stop=told_to_stop)
         )
         if ending is Ending.NOTHING:
             self._reporter.forget(job)

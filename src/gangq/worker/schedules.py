@@ -12,7 +12,7 @@ from gangq.app import App
 from gangq.client.verb import Steps
 from gangq.errors import GangqError, NotAllowed
 from gangq.worker.child_main import app_target
-from gangq.worker.retry import TRANSIENT, backoff
+from gangq.worker.repeating import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.schedules")
@@ -48,14 +48,14 @@ class ScheduleStore:
         self._app = None
 
     async def _store(self, session: Session, what: str, declared: Collection[str], store: Store) -> None:
-        waits = backoff(0.1, 5.0)
+        pauses = backoff(0.1, 5.0)
         while True:
             try:
                 refused, undeclared = await session.control.client.execute(store())
                 break
             except TRANSIENT as problem:
                 log.info(f"{what}s_wait", extra={"error": str(problem)})
-                await asyncio.sleep(next(waits))
+                await asyncio.sleep(next(pauses))
             except NotAllowed as problem:
                 log.warning(
                     f"{what}s_not_stored",

@@ -3,11 +3,12 @@
 Who writes which state; all threads read it:
 
 - ``kill_at``: the control loop, when a heartbeat was answered.
-- ``table``: main thread and control loop add the jobs they claim; the thread that reports a job removes it.
+- ``table``: main thread, control loop and ``gangq-job-*`` add the jobs they claim; the thread that reports a job
+  removes it.
 - ``ended``: the thread whose call was answered "this incarnation has ended", mostly the control loop.
 - ``closing``: the main thread, when it is done with the incarnation.
 - ``stuck``: the thread that waits for the job's process.
-- ``tripping``: the watchdog's thread that begins to end this process, and takes it back if the trip is called off.
+- ``tripping``: a watchdog's thread that begins to end this process, and takes it back if the trip is called off.
 - ``model``: the main thread.
 - ``on_replica``: the main thread, before any job runs.
 - notes on disk: the control loop ``lapsed`` (which it takes back) and ``drained``; ``gangq-exit-work`` ``exited``.
@@ -19,9 +20,10 @@ the two that belongs to the calling thread. Tasks of the control loop await ``co
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -39,8 +41,11 @@ log = logging.getLogger("gangq.worker.session")
 
 
 CleanStop = Literal["lapsed", "drained", "exited"]
-"""Why a process ended work that had done nothing wrong: it could not renew its lease, its operator stopped it, or
-the handler in its main thread was told to stop, or lost its claim, and only the end of the process could end it.
+"""Why a process ended work that had done nothing wrong.
+
+- ``lapsed``: no renewal in time.
+- ``drained``: its operator stopped it.
+- ``exited``: `HardExit` ended a handler that nothing else could end.
 """
 
 
@@ -125,8 +130,10 @@ class Session:
         """Set once the worker is done with this incarnation: its threads stop."""
         self.stuck: dict[int, tuple[int, ...]] = {}
         """By token, the pids of jobs that survived SIGKILL."""
-        self.tripping = False
-        """A watchdog is about to end this process; its exit code counts, and no other thread may exit first."""
+        self.tripping = 0
+        """How many watchdogs are about to end this process. The exit code of one of them counts, and no other thread
+        may exit first.
+        """
         self.model: str | None = None
         """The model this process has loaded, for the next claim."""
         self._lock = threading.Lock()
@@ -148,6 +155,11 @@ class Session:
     def kill_at(self) -> float:
         """When its work has to be dead unless the lease is renewed, in seconds of CLOCK_BOOTTIME."""
         return self._kill_at
+
+    @property
+    def renewed_at(self) -> float:
+        """When the last renewal that was accepted was sent, in seconds of CLOCK_BOOTTIME."""
+        return self._kill_at - self.terms.lease_s + self.terms.margin_s
 
     def renewed(self, sent_at: float) -> None:
         """A heartbeat sent at this instant was answered: the lease runs from then, not from the answer."""
@@ -188,6 +200,17 @@ class Session:
     def lapsed(self) -> bool:
         """Whether everything of this incarnation has to be dead."""
         return boottime() >= self.kill_at
+
+    @contextlib.contextmanager
+    def trip_in_progress(self) -> Iterator[None]:
+        """With one more watchdog about to end this process."""
+        with self._lock:
+            self.tripping += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.tripping -= 1
 
     def end(self, why: str) -> None:
         """The database has ended this incarnation. A repeat is harmless."""

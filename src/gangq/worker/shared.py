@@ -1,24 +1,21 @@
 """The worker's side of a process in which the async jobs of one task run together, in one event loop.
 
-The process is a :class:`gangq.worker.child.Child`, as that of any handler. Over the worker's socket it asks for
-orders (``next``): begin a job, stop it, say which job holds the event loop. A job in it is a :class:`SharedJob`,
-which its runner handles as it does a child. If the process is killed over one job, the others go back uncharged.
+The process is a :class:`gangq.worker.child.Child`, as that of any handler. It gets its orders as
+:mod:`gangq.worker.shared_orders` says. A job in it is a :class:`SharedJob`, which its runner handles as it does a
+child. If the process is killed over one job, the others go back uncharged.
 
 A process without jobs is kept for the next one until the lease ends that was last renewed for a job of it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangq.proc import bounded_log
@@ -26,7 +23,9 @@ from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode, Trip
 from gangq.worker.child import Exit
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.logship import LogReader
 from gangq.worker.runner_inline import CANCELLED_S
+from gangq.worker.shared_orders import Begin, Orders, Stop
 from gangq.worker.watching import CommandTrip, Watching
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ log = logging.getLogger("gangq.worker.shared")
 
 _MOST_JOBS = 1000
 """After so many jobs a process is replaced, so that what its handlers leak does not grow for ever."""
-_NEXT_S = 30.0
-"""After so long without an order, the answer to ``next`` is that there is none."""
 _HOLDER_S = 3.0
 _SPARE_S = 2.0
 """A process that its guardian ends this soon gets no further job."""
@@ -58,13 +55,9 @@ class SharedProcess:
         self.taken = 0
         self.child: Child
         self.closing = contextlib.ExitStack()
-        self._control = control
+        self.orders = Orders(control)
         self._lock = threading.Lock()
         self._stop_at = float("inf")
-        self._orders: deque[dict[str, Any]] = deque()
-        self._some = asyncio.Event()
-        self._holder: str | None = None
-        self._answered = threading.Event()
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -94,7 +87,7 @@ class SharedProcess:
         with self._lock:
             if self.over is None:
                 self.over = over
-                log.error("shared_process_killed", extra={**self.extra, "job": over.id, "token": over.token})
+                log.error("shared_process_killed", extra={**self.extra, **over.extra})
         self.child.kill()
 
     def end(self) -> None:
@@ -104,43 +97,25 @@ class SharedProcess:
         self.child.close()
         self.closing.close()
 
-    # -- what it asks ----------------------------------------------------------------------------------------
-
-    def order(self, op: str, key: str = "", **fields: Any) -> None:
-        """Have it do something, about the job with this key."""
-        self._orders.append({"op": op, "key": key, **fields})
-        self._control.soon(self._some.set)
-
-    async def next_orders(self) -> list[dict[str, Any]]:
-        """The orders it has not been given yet; waits for one. For the control loop."""
-        if not self._orders:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._some.wait(), _NEXT_S)
-        self._some.clear()
-        return [self._orders.popleft() for _ in range(len(self._orders))]
-
-    def holder_is(self, key: str | None) -> None:
-        """Its answer: the job with this key holds the event loop; None: the loop runs, or no job holds it."""
-        self._holder = key
-        self._answered.set()
-
     def holder(self) -> SharedJob | None:
         """Ask which of its jobs holds its event loop, if the loop does not run."""
-        self._answered.clear()
-        self.order("holder")
-        return self.jobs.get(self._holder or "") if self._answered.wait(_HOLDER_S) else None
+        try:
+            key = self.orders.who_holds().result(_HOLDER_S)
+        except TimeoutError:
+            return None
+        return self.jobs.get(key or "")
 
 
 class SharedJob:
     """One job in such a process. As much of a :class:`gangq.worker.child.Child` as its runner uses of one."""
 
-    def __init__(self, process: SharedProcess, job: ActiveJob, log_path: Path) -> None:
+    def __init__(self, process: SharedProcess, job: ActiveJob, log_path: str) -> None:
         self.process = process
         self.job = job
         self.pid = process.child.pid
         self.trip: SharedTrip | None = None
         self._log_path = log_path
-        self._log_offset = 0
+        self._log = LogReader(log_path)
         self._kill_at = float("inf")
 
     def set_deadline(self, at: float, grace_s: float) -> None:
@@ -149,7 +124,7 @@ class SharedJob:
 
     def stop(self, grace_s: float) -> None:
         """Tell it to stop, and cancel it after the grace. A second later the process is killed over it."""
-        self.process.order("stop", self.job.key, grace_s=grace_s)
+        self.process.orders.give(Stop(self.job.key, grace_s))
         self._kill_at = min(self._kill_at, boottime() + grace_s + CANCELLED_S)
 
     def kill(self) -> None:
@@ -158,8 +133,8 @@ class SharedJob:
 
     def poll(self) -> Exit | None:
         """How it ended, or None while it runs. Never waits."""
-        if self.job.outcome is not None:
-            return Exit(int(self.job.outcome["kind"] == "error"), None, True)
+        if (end := self.job.work_end) is not None:
+            return Exit(int(end["kind"] == "error"), None, True)
         return self.process.child.poll()
 
     def wait(self, timeout: float) -> Exit | None:
@@ -168,9 +143,9 @@ class SharedJob:
         while True:
             self.job.wake.clear()
             if (ended := self.poll()) is not None:
-                if self.job.outcome is None and ended.tree_dead:
+                if self.job.work_end is None and ended.tree_dead:
                     with contextlib.suppress(OSError):
-                        bounded_log.unroll(str(self._log_path))
+                        bounded_log.unroll(self._log_path)
                 return ended
             if boottime() >= self._kill_at:
                 self.kill()
@@ -180,19 +155,12 @@ class SharedJob:
 
     def read_new_output(self, limit: int) -> bytes:
         """What it has printed since the last call."""
-        try:
-            with open(self._log_path, "rb") as file:
-                file.seek(self._log_offset)
-                data = file.read(limit)
-        except FileNotFoundError:  # It has printed nothing.
-            return b""
-        self._log_offset += len(data)
-        return data
+        return self._log.read_new(limit)
 
     def log_tail(self, count: int) -> bytes:
         """The last of its output. If its process has ended, then also what that said outside of any job."""
-        found = bounded_log.last_bytes(str(self._log_path), count)
-        if self.job.outcome is None and self.process.child.poll() is not None:
+        found = self._log.last(count)
+        if self.job.work_end is None and self.process.child.poll() is not None:
             found += self.process.child.log_tail(count)
         return found[-count:]
 
@@ -238,10 +206,10 @@ class SharedProcesses:
 
     @contextlib.contextmanager
     def joined(
-        self, job: ActiveJob, log_path: Path, start: Callable[[SharedProcess], object], **fields: Any
+        self, job: ActiveJob, begin: Begin, start: Callable[[SharedProcess], object]
     ) -> Iterator[SharedJob]:
-        """With the job begun, as ``fields`` say, in the process of its task. If there is none, ``start()`` sets its
-        child and its deadline, and has ``closing`` undo what has to be undone.
+        """With the job begun in the process of its task. If there is none, ``start()`` sets its child and its
+        deadline, and has ``closing`` undo what has to be undone.
 
         Raises:
             CommandStartError: it cannot run.
@@ -254,8 +222,8 @@ class SharedProcesses:
                     process.end()
                 process = self._processes[task] = self._started(start)
             process.taken += 1
-            shared = process.jobs[job.key] = SharedJob(process, job, log_path)
-        process.order("begin", job.key, log=str(log_path), **fields)
+            shared = process.jobs[job.key] = SharedJob(process, job, begin.log)
+        process.orders.give(begin)
         try:
             yield shared
         finally:

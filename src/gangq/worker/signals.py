@@ -18,7 +18,7 @@ import os
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from gangq.worker.control import Control
 from gangq.worker.forks import restore_signals
@@ -29,6 +29,19 @@ _WATCHED = (signal.SIGTERM, signal.SIGINT)
 _NUMBERS = tuple(map(int, _WATCHED))
 _getsignal, _set_wakeup_fd = _signal.getsignal, _signal.set_wakeup_fd
 _FROM_PYTHON = 0x80
+
+
+class Signals(Protocol):
+    """What has signals stop a worker."""
+
+    def install(self) -> None:
+        """Take them over. Called in the main thread."""
+
+    def renew(self) -> None:
+        """Take them back from whatever a handler has installed. Called after every job, in any thread."""
+
+    def stop(self) -> None:
+        """Give them back. Called in the main thread."""
 
 
 class SignalWatch:

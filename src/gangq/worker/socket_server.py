@@ -17,15 +17,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gangq import logqueue
 from gangq.client.encoding import dumps
 from gangq.durations import seconds
 from gangq.errors import GangqError, InvalidInput, WrongState
 from gangq.worker.context_impl import no_snooze, submit_child
+from gangq.worker.endings import WORK_ENDS
 from gangq.worker.handler_info import checkpoint_as_wire, fetch_checkpoint, fetch_inputs, store_checkpoint
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.repeating import until_answered
 from gangq.worker.replicas import Replica
 from gangq.worker.reporter import clean
-from gangq.worker.retry import until_answered
 from gangq.worker.session import Session
 from gangq.worker.shared import SharedProcess
 
@@ -180,11 +182,12 @@ class SocketServer:
 
     @staticmethod
     async def _of_process(process: SharedProcess, request: dict[str, Any]) -> dict[str, Any]:
-        if request["op"] == "next":
-            return {"ok": True, "orders": await process.next_orders()}
-        if request["op"] == "holder":
-            process.holder_is(request.get("by"))
-            return {"ok": True}
+        try:
+            answer = await process.orders.answer(request)
+        except (KeyError, TypeError, ValueError) as problem:
+            return _refusal(_malformed(request["op"], problem))
+        if answer is not None:
+            return {"ok": True, **answer}
         return _refusal(
             GangqError(
                 "this process runs several jobs, and this is about none of them: use the ctx of the handler, or "
@@ -197,11 +200,12 @@ class SocketServer:
         try:
             if op not in self._ops:
                 raise InvalidInput(f"unknown request {op!r}; known: {', '.join(sorted(self._ops))}")
-            answer = {"ok": True, **self._ops[op](job, request)}
+            with logqueue.lines_about(job):
+                answer = {"ok": True, **self._ops[op](job, request)}
         except GangqError as problem:
             answer = _refusal(problem)
         except (KeyError, TypeError, ValueError) as problem:
-            answer = _refusal(InvalidInput(f"request {op!r} is incomplete or malformed: {problem!r}"))
+            answer = _refusal(_malformed(op, problem))
         return _encoded(answer)
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -218,7 +222,7 @@ class SocketServer:
         return {"checkpoint": checkpoint_as_wire(fetch_checkpoint(self._session, job, directory))}
 
     def _completed(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
-        job.completed_by_handler = True
+        job.say_completed()
         return {}
 
     def _describe(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
@@ -252,29 +256,26 @@ class SocketServer:
         }
 
     def _outcome(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
-        if request["kind"] not in ("result", "error", "stopped", "snoozed"):
-            raise InvalidInput(f"unknown outcome {request['kind']!r}")
+        kind = request["kind"]
+        if kind not in WORK_ENDS:
+            raise InvalidInput(f"unknown outcome {kind!r}")
         names = ("kind", "result", "error", "retryable", "retry_in_s", "for_s")
-        outcome = {name: request.get(name) for name in names}
-        if request["kind"] == "snoozed":
-            outcome["for_s"] = seconds(request["for_s"], "for_s", most=1e7)
+        work_end = {name: request.get(name) for name in names}
+        if kind == "snoozed":
+            work_end["for_s"] = seconds(request["for_s"], "for_s", most=1e7)
             if job.claim.gang_id is not None:
                 raise no_snooze(job.id, job.claim.gang_id)
-        if request["kind"] == "error":
+        if kind == "error":
             try:
-                outcome["error"] = _error(request.get("error"))
-                if outcome["retry_in_s"] is not None:
-                    outcome["retry_in_s"] = seconds(outcome["retry_in_s"], "retry_in_s", most=1e7)
+                work_end["error"] = _error(request.get("error"))
+                if work_end["retry_in_s"] is not None:
+                    work_end["retry_in_s"] = seconds(work_end["retry_in_s"], "retry_in_s", most=1e7)
             except GangqError as problem:
                 # A report that the database refuses would be made again and again, and with it the job.
-                job.outcome = {
-                    "kind": "error",
-                    "error": {"type": "MalformedOutcome", "message": f"its process sent no error: {problem}"},
-                    "retryable": True,
-                }
+                error = {"type": "MalformedOutcome", "message": f"its process sent no error: {problem}"}
+                job.say_end({"kind": "error", "error": error, "retryable": True})
                 raise
-        job.outcome = outcome
-        job.wake.set()
+        job.say_end(work_end)
         return {}
 
     def _submit(self, job: ActiveJob, request: dict[str, Any]) -> dict[str, Any]:
@@ -318,6 +319,10 @@ def _error(said: object) -> dict[str, Any]:
     error = {key: clean(value) if isinstance(value, str) else value for key, value in said.items()}
     dumps(error, "the error")
     return error
+
+
+def _malformed(op: object, problem: Exception) -> InvalidInput:
+    return InvalidInput(f"request {op!r} is incomplete or malformed: {problem!r}")
 
 
 def _encoded(answer: dict[str, Any]) -> bytes:

@@ -19,6 +19,7 @@ from gangq.errors import GangqError
 from gangq.gpu import Detection, DeviceSampler
 from gangq.proc import statefile
 from gangq.proc.clock import boottime
+from gangq.proc.within import within
 from gangq.watchdogs import (
     Calibration,
     GpuHealthWatchdog,
@@ -32,7 +33,6 @@ from gangq.watchdogs import (
     collect,
     waits,
 )
-from gangq.watchdogs.trip import within
 from gangq.worker.limits import Limits, LimitsTable
 
 if TYPE_CHECKING:
@@ -54,8 +54,16 @@ _NEVER_S = 1e9
 class Watching:
     """What the watchdogs of one incarnation share: limits, the sampler, and the session."""
 
-    def __init__(self, session: Session, detection: Detection, sampler: DeviceSampler) -> None:
+    def __init__(
+        self,
+        session: Session,
+        detection: Detection,
+        sampler: DeviceSampler,
+        tripped: Callable[[str, str], object] = lambda _cls, _outcome: None,
+    ) -> None:
+        """``tripped(class, outcome)`` is called for each trip that does not end this process."""
         self.session = session
+        self.tripped = tripped
         self.sampler = sampler
         self.limits = LimitsTable(session)
         self.calibration = Calibration()
@@ -88,7 +96,7 @@ class Watching:
         return next((self._models.get(uuid, "") for uuid in self.uuids(job)), "")
 
     def limits_of(self, job: ActiveJob, options: WatchOptions | None) -> Limits:
-        """What the watchdogs allow it."""
+        """What the watchdogs allow it, as far as that is known: never waits."""
         return self.limits.of(job.claim, options, self.device_class(job))
 
     def suspect(self, suspicion: Suspicion, *, notify: bool = False, tripping: bool = False) -> str | None:
@@ -122,6 +130,7 @@ class Watching:
         if trip.cls not in self.limits_of(job, None).notify_only:
             return False
         self.suspect(suspicion_of(trip, evidence), notify=True)
+        self.tripped(trip.cls, "notify")
         return True
 
     def readings(self) -> list[dict[str, Any]] | None:
@@ -187,7 +196,7 @@ class JobWatch:
         )
 
     def _suspect(self, suspicion: Suspicion) -> None:
-        """Put it on record with what the job waits in: that tells the members of a gang apart that hangs."""
+        """Put it on record with what the job waits in: it says which member of a hung gang stopped first."""
         if self._pids is None:
             seen = waits.of_handler()
         else:
@@ -203,9 +212,8 @@ class JobWatch:
         watching = self._watching
         self._job, self._options = job, options
         if job.claim.devices:
-            uuids = watching.uuids(job)
-            limits = watching.limits_of(job, options)
-            self._sensors = self._sensors_of(uuids)
+            limits = watching.limits.ask_for(job.claim, options, watching.device_class(job))
+            self._sensors = self._sensors_of(watching.uuids(job))
             self._health.start(
                 # A replica without requests leaves its devices idle.
                 window_s=limits.health_window_s if job.replica is None else _NEVER_S,
@@ -215,14 +223,14 @@ class JobWatch:
                 job=job,
             )
         else:
-            limits = watching.limits.of(job.claim, options, "")
+            limits = watching.limits.ask_for(job.claim, options, "")
             self._sensors = self._without_devices
         own = job.claim.budget_s
         self._budget.start(budget_s=limits.budget_s if own is None else own, job=job)
-        job.on_beat = self._first_beat
-        if job.last_beat is not None:
+        beat = job.follow_beats(self._first_beat)
+        if beat is not None:
             # A command beats as soon as it runs, which may have been before this.
-            self._first_beat(job.last_beat)
+            self._first_beat(beat)
 
     def _first_beat(self, beat: dict[str, Any]) -> None:
         job = self._job
@@ -239,7 +247,7 @@ class JobWatch:
                     sensors=self._sensors,
                     job=job,
                 )
-                job.on_beat = self._on_beat
+                job.follow_beats(self._on_beat)
         self._on_beat(beat)
 
     def _on_beat(self, beat: dict[str, Any]) -> None:
@@ -253,7 +261,7 @@ class JobWatch:
             job, self._job = self._job, None
         if job is None:
             return
-        job.on_beat = None
+        job.follow_beats(None)
         self._budget.stop()
         if job.claim.devices:
             self._health.stop()
@@ -305,9 +313,11 @@ class CommandTrip:
             return False
         suspicion = suspicion_of(trip, evidence)
         if trip.code.may_be_held and watching.suspect(suspicion, tripping=True) == "held":
+            watching.tripped(trip.cls, "held")
             return False
         self.trip, self.evidence = trip, evidence
         self._child.kill()
+        watching.tripped(trip.cls, "trip")
         log.critical("command_tripped", extra={**job.extra, "code": int(trip.code), "reason": trip.message})
         return True
 
@@ -347,11 +357,8 @@ class ProcessTrip:
             return False
         # The statement ends the incarnation. A heartbeat that is answered so must not exit first, with another code.
         session = self._watching.session
-        session.tripping = True
-        try:
+        with session.trip_in_progress():
             ended = self._path(trip, job_id=job.id, token=job.token)
-        finally:
-            session.tripping = False
         if not ended:
-            job.lose_again()
+            self._watching.tripped(trip.cls, "held")
         return ended

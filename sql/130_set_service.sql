@@ -1,0 +1,213 @@
+-- set_service makes a service or changes it. What its replicas run is a revision: one that differs
+-- is a new row of service_revisions, and the tick replaces the gangs (133).
+-- Locks: the row of the service, before all others but schedules.
+
+-- The options of set_service. surge: so many gangs more than wanted while one replaces another (1);
+-- with 0 an old one stops first. ready_within_s: a replica that is not ready for so long is
+-- replaced (600). linger_s: how long a gang goes on between leaving the endpoints and being told to
+-- stop (5). health: a path at the port of each replica, or a URL, that its worker polls: it is
+-- ready while that answers with a status below 400; none: the replica says so itself. version: a
+-- text that makes a new revision where nothing else has changed. stopped: no replica is wanted.
+-- source: the program that declares the service: then replicas counts only where it is another
+-- number than source declared before, so that what was scaled by hand stays. The others scale it,
+-- see 132_scaling.sql; max_replicas 0: not any more.
+create type gangq.service_options as (
+  surge gangq.up_to_1000, ready_within_s gangq.seconds, linger_s gangq.delay, health gangq.health,
+  version gangq.name, stopped boolean, source gangq.name, min_replicas gangq.members,
+  max_replicas gangq.count, target_load gangq.weight, target_depth gangq.weight,
+  depth_of gangq.name, up_after_s gangq.delay, down_after_s gangq.delay
+);
+
+-- Internal. Checks what a service is to run. Raises GQ001, GQ002, GQ007.
+create function gangq.check_revision(r gangq.service_revisions) returns void
+language plpgsql as $$
+declare
+  w record := gangq.read_work(r.work || jsonb_build_object('size', r.gang_size), 'service');
+  o gangq.gang_options := gangq.read_options('set_service', w.options, null::gangq.gang_options);
+begin
+  perform gangq.refuse('GQ001', x.what, x.hint) from (values
+    (num_nonnulls(o.roles::text, o.min_size::text, o.payloads::text, o.completion) > 0,
+      'the replicas of a service are all alike, and all its members serve',
+      'Leave out roles, min_size, payloads and completion.'),
+    (o.failure_policy = 'shrink', 'the gangs of a service do not shrink',
+      'Take restart_gang (the default), restart_member or fail.'),
+    (o.timeout_style = 'soft', 'the members of a service do not run as single jobs',
+      'Take timeout_style requeue (the default) or hard.'),
+    -- The host may be an IPv6 address, in brackets. There may be a user before it.
+    (r.health like 'http:%' and (r.health !~ ('^http://([^/?#@]*@)?'
+        '([^]/?#@:[[:space:]]+|\[[0-9A-Za-z:.%]+\])(:[0-9]+)?([/?#]|$)')
+      or substring(r.health from '^http://[^/?#]*:([0-9]+)([/?#]|$)')::numeric
+        not between 1 and 65535),
+      format('health is %s', r.health),
+      'A URL is http://HOST[:PORT][/PATH], with a port from 1 to 65535. A path, as /healthz, is at '
+      'the port of the replica.')
+  ) as x(wrong, what, hint)
+  where x.wrong;
+  perform gangq.check_stored('service', r.payload, r.work);
+end $$;
+
+-- Internal. Stores a new revision of a service, whose row is locked, and returns its number. Raises
+-- what check_revision raises.
+create function gangq.add_revision(r gangq.service_revisions, old integer, t timestamptz)
+returns integer language plpgsql as $$
+begin
+  perform gangq.check_revision(r);
+  r.revision := 1 + coalesce((
+    select max(x.revision) from gangq.service_revisions x where x.service = r.service), 0);
+  r.set_at := t;
+  r.good_at := null;
+  insert into gangq.service_revisions values (r.*);
+  -- The tenth last is not needed by any gang, as long as none of so old a revision is left.
+  delete from gangq.service_revisions x
+  where x.service = r.service and x.revision <= r.revision - 10 and x.revision <> old
+    and not exists (
+      select from gangq.services_table s
+      where s.name = x.service and s.good_revision = x.revision)
+    and not exists (
+      select from gangq.service_gangs_table g
+      where g.service = x.service and g.revision = x.revision);
+  return r.revision;
+end $$;
+
+-- Internal. Locks the service of this name, or makes it, of revision 0. Raises GQ001, GQ007, 55P03.
+create function gangq.service_to_set(name text, task text, t timestamptz)
+returns gangq.services_table language plpgsql as $$
+declare
+  s gangq.services_table;
+begin
+  loop
+    select x.* into s from gangq.services_table x where x.name = service_to_set.name for update;
+    exit when found;
+    perform gangq.refuse('GQ001', format('service %L is new and has no task', name),
+      'Say what its replicas run: gangq.set_service(''chat'', ''serve'').') where task is null;
+    perform gangq.check_new('service');
+    insert into gangq.services_table (name, replicas, stopped, revision, surge, ready_within_s,
+      linger_s, submitter, login, set_at)
+    values (service_to_set.name, 1, false, 0, 1, 600, 5, gangq.caller(), session_user, t)
+    on conflict do nothing returning * into s;
+    exit when found;
+  end loop;
+  return s;
+end $$;
+
+-- Internal. A revision, with what is given of another one. Of what a program declares nothing stays
+-- that it does not say any more.
+create function gangq.revised(
+  old gangq.service_revisions, given gangq.service_revisions, o gangq.service_options
+) returns gangq.service_revisions language plpgsql immutable as $$
+declare
+  kept gangq.service_revisions;
+  r gangq.service_revisions := old;
+begin
+  if o.source is null then
+    kept := old;
+  end if;
+  r.service := given.service;
+  r.task := coalesce(given.task, r.task);
+  r.payload := coalesce(nullif(given.payload, 'null'), r.payload, '{}');
+  r.gang_size := coalesce(given.gang_size, r.gang_size, 1);
+  r.work := coalesce((
+    select jsonb_object_agg(e.key, e.value)
+    from jsonb_each(coalesce(kept.work, '{}') || coalesce(given.work, '{}')) e
+    where e.value <> 'null'), '{}');
+  r.health := nullif(coalesce(o.health, kept.health), 'none');
+  r.version := coalesce(o.version, kept.version);
+  return r;
+end $$;
+
+-- Internal. A service as these options and this number of replicas leave it. Raises GQ001.
+create function gangq.service_as_set(
+  s gangq.services_table, size integer, replicas integer, o gangq.service_options
+) returns gangq.services_table language plpgsql immutable as $$
+begin
+  perform gangq.refuse('GQ001', format('replicas is %s', replicas),
+    'It is from 1 to 100000, rounded up to whole gangs. To want none, stop it: '
+    'gangq.stop_service, or the option stopped.')
+  where replicas < 1 or replicas > 100000;
+  if o.source is null or s.declared_replicas is distinct from replicas then
+    s.replicas := coalesce(replicas, case when s.revision = 0 then size end, s.replicas);
+  end if;
+  s.replicas := gangq.whole_gangs(s.replicas, size);
+  -- What a program declares does not start again what was stopped by hand.
+  s.stopped := coalesce(o.stopped, case when o.source is not null then s.stopped end, false);
+  s.deleting := s.deleting and o.source is not null;
+  s.surge := coalesce(o.surge, s.surge);
+  s.ready_within_s := coalesce(o.ready_within_s, s.ready_within_s);
+  s.linger_s := coalesce(o.linger_s, s.linger_s);
+  s.source := coalesce(o.source, s.source);
+  s.declared_replicas := case when o.source is null then s.declared_replicas else replicas end;
+  return s;
+end $$;
+
+-- Makes a service, or changes what is given of it: set_service('chat', 'serve', replicas => 4, gang
+-- => 2). replicas of the task, with this payload, are kept running, in gangs of so many members
+-- (1): replicas are rounded up to whole gangs, one gang at least. work: what else submit_gang is
+-- given by name, {"gpus": 1, "priority": 5}: a key that is left out stays, one that is null is
+-- taken away. Its members have no budget and one attempt unless it says so. options: surge,
+-- ready_within_s, linger_s, health, version, stopped; min_replicas, max_replicas, target_load,
+-- target_depth, depth_of, up_after_s and down_after_s scale it; see \dT+ gangq.service_options.
+-- Another task, payload, gang, work, health or version is a new revision: its gangs replace the old
+-- ones, one after the other, each once it is ready. Gangs are submitted by the tick, with the
+-- rights of who stored the service last. Also starts a service that was stopped. Returns made,
+-- changed or same. Raises GQ001, GQ002 (no such queue), GQ007, 42501 (another login stored it),
+-- 55P03.
+create function gangq.set_service(
+  name text, task text default null, payload jsonb default null, replicas integer default null,
+  gang integer default null, work jsonb default null, options jsonb default '{}'
+) returns text language plpgsql as $$
+declare
+  t timestamptz := gangq.now();
+  o gangq.service_options;
+  s gangq.services_table;
+  old gangq.services_table;
+  given gangq.service_revisions;
+  r gangq.service_revisions;
+  before gangq.service_revisions;
+  x gangq.scaling_table;
+  scaled gangq.scaling_table;
+begin
+  o := gangq.read_options('set_service', coalesce(options, '{}'), o);
+  perform gangq.read_options('set_service', jsonb_strip_nulls(jsonb_build_object('name', name,
+    'task', task, 'gang', gang, 'work', work)), null::gangq.other_arguments);
+  perform gangq.refuse('GQ001', 'a service has a name',
+    'Call gangq.set_service(''chat'', ''serve'').') where name is null;
+  old := gangq.service_to_set(name, task, t);
+  select y.* into before from gangq.service_revisions y
+  where y.service = old.name and y.revision = old.revision;
+  given.service := name;
+  given.task := task;
+  given.payload := payload;
+  given.gang_size := gang;
+  given.work := nullif(work, 'null');
+  r := gangq.revised(before, given, o);
+  s := gangq.service_as_set(old, r.gang_size, replicas, o);
+  select y.* into scaled from gangq.scaling_table y where y.service = old.name;
+  x := gangq.scaling_as_set(scaled, name, o);
+  s.replicas := gangq.within_limits(s.replicas, x, r.gang_size);
+  if s is not distinct from old and r is not distinct from before
+    and (x is not distinct from scaled or num_nonnulls(x.service, scaled.service) = 0)
+    -- Workers of several logins may declare one service: as in set_schedule.
+    and (old.login = session_user or gangq.may_act_as('gangq_worker'))
+    and gangq.may_submit(old.submitter, old.login)
+  then
+    return 'same';
+  end if;
+  if old.revision > 0 then
+    perform gangq.check_own('change', format('service %L', old.name), old.submitter, old.login,
+      gangq.service_queue(old));
+  end if;
+  if r is distinct from before then
+    s.revision := gangq.add_revision(r, old.revision, t);
+    s := gangq.try_again(s);
+  end if;
+  s.submitter := gangq.caller();
+  s.login := session_user;
+  s.set_at := t;
+  perform gangq.keep_service(s);
+  delete from gangq.scaling_table y where y.service = s.name;
+  insert into gangq.scaling_table select x.* where x.service is not null;
+  perform gangq.log_event(t, 'set_service', data => jsonb_build_object('service', s.name,
+    'replicas', s.replicas, 'revision', s.revision, 'stopped', s.stopped));
+  perform gangq.wake_tick(true);
+  return case when old.revision = 0 then 'made' else 'changed' end;
+end $$;

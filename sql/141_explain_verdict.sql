@@ -1,0 +1,152 @@
+-- Why is it not running (142): of placed work the answer repeats what the last pass found
+-- (gangq.verdicts), and how long ago. Takes no locks.
+
+-- Internal. Whole seconds from t to this moment, rounded up.
+create function gangq.in_s(at timestamptz, t timestamptz) returns numeric
+language sql immutable
+return ceil(extract(epoch from at) - extract(epoch from t));
+
+-- Internal. So many seconds, short: 12 s, 3m05s, 2h10m, 3d04h. Any role may call it: what is more
+-- than 10^12, infinity and NaN count as that.
+create function gangq.in_short(seconds numeric) returns text language sql immutable
+return (
+  select case
+    when seconds is null then null
+    when n.s < 60 then n.s || ' s'
+    when n.s < 3600 then format('%sm%ss', n.s / 60, lpad((n.s % 60)::text, 2, '0'))
+    when n.s < 172800 then format('%sh%sm', n.s / 3600, lpad((n.s / 60 % 60)::text, 2, '0'))
+    else format('%sd%sh', n.s / 86400, lpad((n.s / 3600 % 24)::text, 2, '0')) end
+  from (select least(greatest(0, ceil(in_short.seconds)), 1e12)::bigint as s) n
+);
+
+-- Internal. What explain and the view waiting say of a pending job that nothing holds.
+create function gangq.waits_for_worker() returns text language sql immutable
+return 'waits for a free worker';
+
+-- Internal. In how long this moment of a verdict comes, in_short; null: it has none.
+create function gangq.said_in(numbers jsonb, key text, t timestamptz) returns text
+language sql immutable as $$
+  select gangq.in_short(gangq.in_s(gangq.moment_said(numbers, key), t))
+$$;
+
+-- Internal. The verdict of the last pass on this ask; without one, that on the first ask of its
+-- kind.
+create function gangq.verdict_of(kind_id integer, ask text) returns gangq.verdicts
+language sql stable as $$
+  select v from gangq.verdicts v
+  where v.kind_id = verdict_of.kind_id and v.ask in (verdict_of.ask, '')
+  order by v.ask desc limit 1
+$$;
+
+-- Internal. A verdict in words, with its age. v null: there is none. since: when it could first
+-- have been judged. Passes are made only while something waits, so an old one alone is no alarm.
+create function gangq.explain_verdict(v gangq.verdicts, since timestamptz, t timestamptz)
+returns setof gangq.reason language sql stable as $$
+  select coalesce((v).gate, 'verdict'), (v).gate is null and n.fresh,
+    case
+      when n.judged then coalesce(
+        case when (v).gate = 'paused' and (v).numbers ->> 'of' = 'task'
+          then gangq.pause_in_words((v).numbers ->> 'where') end,
+        (v).why, (v).gate, 'the last pass found nothing against it')
+      when (v).gate is not null
+        then 'of those of its kind before it: ' || coalesce((v).why, (v).gate)
+      when n.fresh then 'no pass has judged it yet'
+      else 'no pass has judged it' end
+    || case (v).gate
+      when 'rate' then coalesce('; in ' || n.at || ' it may start', '')
+      when 'planned_start' then coalesce(', in ' || n.at, '')
+      else '' end
+    || case
+      when n.fresh and not n.judged and (v).gate is null then ''
+      when n.fresh then format(' (decided %s s ago)', round(n.ago_s, 1))
+      else format(' (nobody has decided %s: is a worker or gangq tick running?)',
+        coalesce('for ' || gangq.in_short(n.ago_s), 'yet')) end,
+    -- `gangq explain --now` knows the verdict by `decided_at` and replaces it.
+    coalesce((v).numbers, '{}')
+      || jsonb_build_object('decided_at', n.decided_at, 'since', (v).since)
+  from (
+    select d.decided_at, extract(epoch from t - d.decided_at) as ago_s,
+      coalesce(d.decided_at >= explain_verdict.since, false) as judged,
+      t - greatest(d.decided_at, explain_verdict.since) <= interval '10 s' as fresh,
+      gangq.said_in((v).numbers, 'at', t) as at
+    from gangq.decider d) n
+$$;
+
+-- Internal. For ends that are estimates: from how many runs they come, and how old these are.
+create function gangq.told_by_history(ends jsonb, t timestamptz) returns text
+language sql stable as $$
+  select string_agg(format('; %s: 90%% of %s of task %s took %s at most, learned %s ago',
+    x.unit, gangq.counted(r.samples, 'run'), s.task, gangq.in_short(r.p90_s::numeric),
+    gangq.in_short(extract(epoch from t - r.updated_at))), '' order by x.unit)
+  from (
+    select distinct u.unit #>> '{}' as unit
+    from jsonb_path_query(ends,
+      '$[*] ? (@.by == "history").unit ? (@ like_regex "^[gj][0-9]{1,18}$")') as u(unit)) x
+  join gangq.live_jobs j on case left(x.unit, 1)
+    when 'g' then j.gang_id = substr(x.unit, 2)::bigint and j.rank = 0
+    else j.id = substr(x.unit, 2)::bigint end
+  join gangq.shapes s on s.id = j.shape_id
+  join gangq.runtimes r on r.queue = s.queue and r.task = s.task
+$$;
+
+-- Internal. When it is planned to start, which ends that depends on, and what would help.
+create function gangq.explain_start(v gangq.verdicts, ask text, t timestamptz)
+returns setof gangq.reason language sql stable as $$
+  select 'start', true, case
+      when p.starts_at is not null
+        then format('planned in %s, at %s%s', gangq.in_short(n.in_s),
+          date_trunc('second', p.starts_at), ', ' || n.follows)
+      when (v).gate = 'stopping' then 'as soon as what was told to stop for it has stopped'
+      when (v).gate = 'rate' then coalesce(
+        'not planned: its rate holds it for ' || n.at || ' more at least',
+        'not planned: its rate never lets so many start at once')
+      when (v).gate is null then 'the next pass may start it'
+      else format('not planned: the first %s that wait and could start get a planned start',
+        c.reservations) end,
+    case when p.starts_at is not null then jsonb_build_object('starts_at', p.starts_at,
+      'in_s', n.in_s, 'place', p.place,
+      'after', coalesce((v).numbers -> 'after', '[]'), 'follows', n.follows) end
+  from gangq.settings c
+  left join gangq.plans p on p.ask = explain_start.ask and not p.kept
+  cross join lateral (
+    select gangq.in_s(p.starts_at, t) as in_s, gangq.said_in((v).numbers, 'at', t) as at,
+      (v).follows || coalesce(gangq.told_by_history((v).numbers -> 'after', t), '') as follows) n
+  union all
+  select 'unblock', true, coalesce((v).unblocks || coalesce(
+      ' (in ' || gangq.said_in((v).numbers, 'may_stop_at', t) || ')', ''), 'the next pass'), null
+$$;
+
+-- Internal. The place of a gang in the order of its queue, among the gangs that could start now.
+create function gangq.explain_line(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
+language sql stable as $$
+  with line as materialized (
+    select x.id, q.name, q.policy
+    from gangq.gang_kinds mine
+    join gangq.queues_table q on q.name = mine.queue
+    left join lateral (
+      select z.id, z.order_key
+      from gangq.gang_kinds k join gangq.live_gangs z on z.kind_id = k.id
+      where k.queue = mine.queue and z.state = 'blocked' and z.id <> (g).id
+        and (z.not_before is null or z.not_before <= t)
+        and case q.policy
+          when 'fifo' then gangq.pos_of(z.order_key) < gangq.pos_of((g).order_key)
+          when 'fair' then z.submitter = (g).submitter and z.order_key < (g).order_key
+          when 'largest_first'
+            then (-z.priority, -z.size, z.order_key) < (-(g).priority, -(g).size, (g).order_key)
+          else z.order_key < (g).order_key end
+      limit 10001) x on true
+    where mine.id = (g).kind_id
+  )
+  select 'line', true, case count(l.id)
+      when 0 then format('first in queue %s', l.name)
+      else format('place %s in queue %s: %s before it (%s%s)', case
+          when count(l.id) > 10000 then 'more than 10000'
+          else (count(l.id) + 1)::text end, l.name, gangq.counted(count(l.id), 'gang'), (
+          select string_agg('g' || f.id, ', ' order by f.id)
+          from (select z.id from line z order by z.id limit 5) f),
+        case when count(l.id) > 5 then ', ...' else '' end) end
+    || format(', by %s', l.policy)
+    || case l.policy when 'fair' then ' between submitters, of its own' else '' end,
+    jsonb_build_object('place', count(l.id) + 1, 'policy', l.policy)
+  from line l group by l.name, l.policy
+$$;

@@ -1,0 +1,15 @@
+-- Comments on columns whose first words need others. A released migration is never changed, so what
+-- it says of a column is corrected here, after it.
+-- Takes no locks.
+
+-- max_trips, in the words of queues_table and live_jobs.
+comment on column gangq.task_options.max_trips
+  is 'So many trips of a job are sent back; the next one ends it';
+comment on column gangq.live_gangs.max_trips
+  is 'So many trips are sent back; the next one ends the gang';
+comment on column gangq.gang_history.max_trips
+  is 'So many trips are sent back; the next one ended the gang';
+comment on column gangq.queues.max_trips
+  is 'So many trips of a job are sent back; the next one ends it';
+comment on column gangq.jobs.max_trips
+  is 'So many trips are sent back; the next one ends the job';

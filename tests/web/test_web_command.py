@@ -1,0 +1,31 @@
+"""gangq web as a program: where it listens."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import psutil
+
+
+def test_it_listens_on_this_machine_only(dsn: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "gangq", "web", "--port", str(port)]
+    with subprocess.Popen(words, env={**os.environ, "GANGQ_DSN": dsn}, stderr=subprocess.DEVNULL) as web:
+        try:
+            began, found = time.monotonic(), list[tuple[str, int]]()
+            while not found:
+                assert web.poll() is None
+                assert time.monotonic() < began + 30
+                time.sleep(0.1)
+                sockets = psutil.Process(web.pid).net_connections()
+                found = [tuple(one.laddr) for one in sockets if one.status == psutil.CONN_LISTEN]
+            assert found == [("127.0.0.1", port)]
+            assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
+        finally:
+            web.terminate()
