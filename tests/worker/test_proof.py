@@ -9,14 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from gangq.proc import procfs
+from gangq.proc import procfs, proof
 from gangq.proc.proof import (
     HostIdentity,
     ProcessIdentity,
@@ -25,7 +28,7 @@ from gangq.proc.proof import (
     process_identity,
     survivors,
 )
-from gangq.worker.child import Child
+from gangq.worker.child import Child, Exit
 from worker.worker_process import eventually
 
 Run = Callable[..., "subprocess.Popen[bytes]"]
@@ -162,22 +165,45 @@ def test_survivors_are_no_proof_until_they_are_gone(run: Run, mark: str) -> None
     assert as_json["survivors"][0]["why"] == "recorded"
 
 
-def test_work_under_a_guardian_is_killed_before_the_guardian(mark: str, tmp_path: Path) -> None:
-    child = Child.start(
-        ["sh", "-c", "env -i setsid sleep 1000 & sleep 1000"],
-        dict(os.environ),
-        cwd=tmp_path,
-        log_path=tmp_path / "log",
-        mark=f"{mark}/1",
-    )
+@pytest.fixture
+def guarded(mark: str, tmp_path: Path) -> Iterator[Child]:
+    command = ["sh", "-c", "env -i setsid sleep 1000 & sleep 1000"]
+    with Child.start(
+        command, dict(os.environ), cwd=tmp_path, log_path=tmp_path / "log", mark=f"{mark}/1"
+    ) as child:
+        yield child
+
+
+def killed(mark: str, child: Child) -> Exit:
     identities = [process_identity(child.guardian_pid), process_identity(child.pid)]
-    evidence = confirm_gone(mark, identities, host=HostIdentity.here(), kill=True)
-    assert evidence.proves_death
+    assert confirm_gone(mark, identities, host=HostIdentity.here(), kill=True).proves_death
     ended = child.wait(10)
-    # The guardian lived to tell: had it been struck first, the end would be "guardian_lost".
     assert ended is not None
+    return ended
+
+
+def test_work_under_a_guardian_is_killed_before_the_guardian(mark: str, guarded: Child) -> None:
+    ended = killed(mark, guarded)
+    # The guardian lived to tell: had it been struck first, the end would be "guardian_lost".
     assert (ended.signal, ended.tree_dead, ended.cause) == (signal.SIGKILL, True, "exit")
-    child.close()
+
+
+def test_a_guardian_that_is_slow_to_tell_is_awaited(
+    mark: str, guarded: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "_GUARDIAN_S", 5.0)  # However slow this machine is.
+    os.kill(guarded.guardian_pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as beside:
+        ended = beside.submit(killed, mark, guarded)
+        eventually(lambda: psutil.Process(guarded.pid).status() == psutil.STATUS_ZOMBIE, "it is killed")
+        time.sleep(0.2)  # Some more looks, at the guardian alone.
+        os.kill(guarded.guardian_pid, signal.SIGCONT)
+        assert ended.result(10).cause == "exit"
+
+
+def test_a_guardian_that_is_frozen_is_killed_too(mark: str, guarded: Child) -> None:
+    os.kill(guarded.guardian_pid, signal.SIGSTOP)
+    assert killed(mark, guarded).cause == "guardian_lost"
 
 
 def test_another_boot_of_this_machine_is_proof_at_once(run: Run, mark: str) -> None:

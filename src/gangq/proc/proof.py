@@ -37,6 +37,8 @@ from typing import Any, TypeGuard
 from gangq.proc import cgroup, procfs
 
 _PAUSE_S = 0.05
+_GUARDIAN_S = 0.5
+"""How long a guardian whose work was killed may take to tell its worker and end, before it is killed too."""
 _MOST_PIDS = 1 << 22
 
 
@@ -199,9 +201,10 @@ def confirm_gone(
     """Wait up to ``timeout_s`` for the work of a dead incarnation to be gone, and say what was found.
 
     ``host`` is what that incarnation recorded of itself. With ``kill`` every survivor gets SIGKILL, guardians
-    last: as long as a guardian lives, nothing below it can slip away. ``only``: no processes but those of these
-    users, where the mark is not known to be that worker's. Without ``kill``, work that has a guardian
-    ends by itself soon (its orphan grace). Never raises for what it finds; ask :attr:`Evidence.proves_death`.
+    last: as long as a guardian lives, nothing below it can slip away, and with its work gone it tells how that
+    ended and ends by itself. ``only``: no processes but those of these users, where the mark is not known to be
+    that worker's. Without ``kill``, work that has a guardian ends by itself soon (its orphan grace). Never raises
+    for what it finds; ask :attr:`Evidence.proves_death`.
     """
     here = HostIdentity.here()
     boot_id_matches = host.boot_id is not None and host.boot_id == here.boot_id
@@ -215,6 +218,7 @@ def confirm_gone(
         return verdict
     until = time.monotonic() + timeout_s
     clean = 0
+    alone_since: float | None = None
     while True:
         found = _look(mark, identities, uids={host.uid, os.getuid()})
         clean = 0 if found.survivors or found.unreadable else clean + 1
@@ -227,19 +231,17 @@ def confirm_gone(
                 complete=not found.unreadable,
             )
         if kill and found.survivors:
-            _kill([found.stats[survivor.pid] for survivor in found.survivors], mark, only)
+            doomed = [found.stats[survivor.pid] for survivor in found.survivors]
+            if only is not None:
+                doomed = [entry for entry in doomed if procfs.user_ids(entry.pid) <= set(only)]
+            work = [entry for entry in doomed if not _guards(entry)]
+            now = time.monotonic()
+            alone_since = None if work else alone_since or now
+            procfs.strike(doomed if alone_since is not None and now - alone_since >= _GUARDIAN_S else work)
+            for group in cgroup.left_by(mark):
+                if only is None or _owner(group) in only:
+                    cgroup.kill(group)
         time.sleep(_PAUSE_S)
-
-
-def _kill(left: list[procfs.Stat], mark: str, only: Collection[int] | None) -> None:
-    """Kill these processes, guardians last, and the control groups of the mark."""
-    groups = cgroup.left_by(mark)
-    if only is not None:
-        left = [entry for entry in left if procfs.user_ids(entry.pid) <= set(only)]
-        groups = [group for group in groups if _owner(group) in only]
-    procfs.strike([entry for entry in left if not _guards(entry)] or left)
-    for group in groups:
-        cgroup.kill(group)
 
 
 def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pass:
@@ -308,7 +310,7 @@ def _found_by(entry: procfs.Stat, mark: str, led: Mapping[int, int], leaders: se
 
 
 def _guards(entry: procfs.Stat) -> bool:
-    """Whether it is a guardian by its name and command line. A process that pretends to be one is killed a few ms
+    """Whether it is a guardian by its name and command line. A process that pretends to be one is killed a little
     later.
     """
     if not procfs.names_work(entry):
