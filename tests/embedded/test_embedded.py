@@ -652,6 +652,19 @@ def test_a_throwaway_server_leaves_nothing_even_when_its_block_fails(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_throwaway_server_without_binaries_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> list[Binaries]:
+        raise EmbeddedError("no PostgreSQL here")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(server_module, "find_binaries", none)
+    with pytest.raises(EmbeddedError, match="no PostgreSQL here"), Server.temporary():
+        raise AssertionError
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_throwaway_server_whose_owner_was_killed_is_swept_and_a_living_ones_is_not(
     script: Callable[..., subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import gangq
 from gangq import App, Context, Job
 from gangq.errors import InvalidInput, NotSerializable, ResultNotStored, Stopped
+from gangq.hooks import Outcome
 from gangq.testing import FakeContext, run
 
 app = App("postgresql://nowhere.invalid/none")
@@ -191,3 +192,19 @@ def test_a_task_of_which_only_the_name_is_known_cannot_be_run() -> None:
 def test_no_database_was_asked() -> None:
     assert isinstance(app.job(1), Job)
     assert app._clients.made is None or app._clients.made._pool is None
+
+
+def test_a_handler_that_cannot_run_has_no_further_attempt_as_in_a_worker() -> None:
+    app = App()
+    ended: list[Outcome] = []
+    app.on_end(lambda ctx, outcome: ended.append(outcome))
+
+    async def later() -> None: ...
+
+    @app.task
+    def coroutine(ctx: Context) -> Any:
+        return later()
+
+    with pytest.raises(TypeError, match="runs nothing when it is called"):
+        run(coroutine)
+    assert [outcome.final for outcome in ended] == [True]

@@ -39,6 +39,20 @@ def time_is_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
+def test_a_handler_that_snoozes_has_run(app: App) -> None:
+    seen: list[int] = []
+
+    @app.task
+    def snoozes(ctx: Context) -> None:
+        seen.append(ctx.attempt)
+        if len(seen) == 1:
+            ctx.snooze(0)
+
+    snoozes.submit()
+    assert str(drain(app)) == "1 done"
+    assert len(seen) == 2
+
+
 def test_async_handlers_run_here_too(app: App) -> None:
     @app.task
     async def doubles(ctx: Context, n: int) -> tuple[int, int]:

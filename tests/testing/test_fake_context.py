@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gangq
-from gangq import App, Checkpoint, Context, DeviceInfo, GangInfo, Role, ServiceInfo
+from gangq import App, Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Role, ServiceInfo
 from gangq.errors import GangqError, InvalidInput, RetryLater, StaleToken, Stopped, TooLarge
 from gangq.testing import FakeContext, drain, run
 
@@ -117,12 +117,53 @@ def test_checkpoints_go_round() -> None:
     assert not path.exists()
 
 
+def test_a_beat_is_kept_as_it_was_then_and_any_step_may_be_said() -> None:
+    ctx = FakeContext(stop_at=2)
+    fields = {"a": 1}
+    ctx.beat(shape=(1, 2), m=fields)
+    fields["a"] = 99
+    assert (ctx.beats[0]["shape"], ctx.beats[0]["m"]) == ([1, 2], {"a": 1})
+    ctx.beat(step="3")  # type: ignore[arg-type]
+    assert not ctx.stopping
+
+
+def test_a_record_below_the_level_of_logging_is_kept_and_goes_nowhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ctx = FakeContext()
+    with caplog.at_level(logging.WARNING):
+        ctx.log.debug("little")
+        ctx.log.warning("much")
+    assert [record.getMessage() for record in ctx.logs] == ["little", "much"]
+    assert caplog.messages == ["much"]
+
+
+def test_facts_that_the_test_gives_win_over_those_that_the_task_declares() -> None:
+    app = App()
+
+    @app.task(max_attempts=5)
+    def attempts(ctx: Context) -> int:
+        return ctx.job.max_attempts
+
+    assert run(attempts) == 5
+    assert run(attempts, context=FakeContext(attempt=2)) == 5
+    job = JobInfo(7, 101, 1, 1, "default", "task")
+    assert run(attempts, context=FakeContext(job=job)) == 1
+
+
+def test_all_ranks_see_the_same_gang() -> None:
+    ranks = [FakeContext(gang=(rank, 3)) for rank in range(3)]
+    assert [[peer.job_id for peer in ctx.gang.peers] for ctx in ranks if ctx.gang] == [[1, 2, 3]] * 3
+    assert [ctx.job.id for ctx in ranks] == [1, 2, 3]
+    assert ranks[0].submit_child("submit", {"task": "a"})["job_ids"] == [4]
+
+
 def test_a_gang_is_told_who_it_is() -> None:
     gang = FakeContext(gang=(2, 4)).gang
     assert isinstance(gang, GangInfo)
     assert (gang.rank, gang.world_size, gang.local_rank, gang.node_rank, gang.epoch) == (2, 4, 2, 0, 1)
     assert [peer.rank for peer in gang.peers] == [0, 1, 2, 3]
-    assert gang.peers[2].job_id == 1
+    assert gang.peers[2].job_id == 3
     given = GangInfo(7, 3, 0, 1, 0, 0, 1, (), "h", 1)
     assert FakeContext(gang=given).gang is given
     assert FakeContext().gang is None
@@ -169,6 +210,7 @@ def test_a_lost_claim_is_stale_for_all_that_needs_it() -> None:
         lambda: ctx.save_checkpoint(1, b""),
         lambda: ctx.complete(None),
         lambda: ctx.submit_child("submit", {"task": "a"}),
+        lambda: ctx.inputs,
     ):
         with pytest.raises(StaleToken, match="token 101 is not the present claim of job 1"):
             call()

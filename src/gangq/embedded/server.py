@@ -142,7 +142,11 @@ class Server:
                 home.chmod(0o711)  # ours and new; the server may have to run as nobody
             if copy_of is not None:
                 subprocess.run(["cp", "-a", "--", str(copy_of), str(home / "pg")], check=True)
-            server = cls(home / "pg", binaries=binaries, port=port, settings=settings, durable=durable)
+            try:
+                server = cls(home / "pg", binaries=binaries, port=port, settings=settings, durable=durable)
+            except EmbeddedError:
+                shutil.rmtree(home)
+                raise
             try:
                 yield server.start()
             finally:

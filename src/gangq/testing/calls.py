@@ -13,11 +13,12 @@ from gangq.client.encoding import dumps
 from gangq.context import find_current, runs_handler, set_current
 from gangq.coroutines import run_to_end
 from gangq.errors import InvalidInput, ResultNotStored, Stopped
-from gangq.retry import Retry, after
+from gangq.retry import Retry
 from gangq.signatures import by_name, misfit, unfinished
 from gangq.task_options import TaskOptions
 from gangq.testing.context import FakeContext
 from gangq.worker.results import dumps_result
+from gangq.worker.runner_inline import HandlerUnfit, what_follows
 
 if TYPE_CHECKING:
     from gangq.app import App
@@ -87,12 +88,12 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
             if inspect.iscoroutinefunction(function):
                 result = run_to_end(result)
             if (why := unfinished(result)) is not None:
-                raise TypeError(why)
+                raise HandlerUnfit(why)
         except BaseException as raised:
             problem = raised
             raise
         finally:
-            again = None if problem is None else after(task.retry, problem, context.attempt)
+            again = None if problem is None else what_follows(problem, task, payload, context.attempt)
             hooks.ended(context, result, problem, again)
     found: R = _stored(task.name, context, result)
     return found

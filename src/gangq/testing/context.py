@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gangq.client.encoding import dumps
 from gangq.client.inside import ROWS
 from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer, ServiceInfo
 from gangq.errors import InvalidInput, StaleToken, TooLarge
@@ -36,7 +37,7 @@ _MASTER_PORT = 29500
 class Submission:
     """One job that a handler submitted: a single one, or a member of gang `gang_id`.
 
-    `options`: whatever else was said of it, such as priority, gpus or after.
+    `options`: the other options of the submission, such as priority, gpus or after.
     """
 
     job_id: int
@@ -84,7 +85,8 @@ class FakeContext(Said, HandlerContext):
     - `devices`: "2x24GiB" declares them as `gangq worker --devices` does; or `DeviceInfo` objects.
     - `service`: the service that it is a replica of. None: it is none.
     - `attempt`: from 1. `index`: its place in its batch.
-    - `job`: all facts of the job at once; `run` replaces its task and payload.
+    - `job`: all facts of the job at once; `run` replaces its task and payload. Without it the facts are those that
+      the task declares.
     - `stop_at`: it is told to stop once it has beaten, or saved a checkpoint, at this step or a later one.
       :meth:`stop` tells it at once.
     - `checkpoint_bytes`: the limit of a checkpoint [1 MiB].
@@ -108,9 +110,11 @@ class FakeContext(Said, HandlerContext):
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
         super().__init__()
-        # The token of a later attempt is larger.
+        self._facts_given = job is not None
+        # Each member of a gang has an id of its own, and the token of a later attempt is larger.
+        rank = gang[0] if isinstance(gang, tuple) else 0
         self._info = job or JobInfo(
-            1, 100 + attempt, attempt, max(attempt, 3), "default", "task", index=index
+            1 + rank, 100 + attempt, attempt, max(attempt, 3), "default", "task", index=index
         )
         self._gang = _gang_info(gang, self._info.id, epoch=1)
         self._given_inputs = dict(inputs or {})
@@ -120,7 +124,8 @@ class FakeContext(Said, HandlerContext):
         self._checkpoint_bytes = checkpoint_bytes
         self._told = threading.Event()
         self._lost = False
-        self._ids = itertools.count(self._info.id + 1)
+        peers = () if self._gang is None else self._gang.peers
+        self._ids = itertools.count(max([self._info.id, *(peer.job_id for peer in peers)]) + 1)
         self._keys: dict[tuple[object, ...], list[Submission]] = {}
         self._directory: Path | None = None
         self._given = self._as_file(checkpoint)
@@ -173,11 +178,12 @@ class FakeContext(Said, HandlerContext):
 
     def is_for(self, task: str, options: TaskOptions, payload: Mapping[str, Any]) -> None:
         """For `run`: this is the job of that task with this payload."""
-        info, needs = self._info, declared(options)
+        self._info = info = replace(self._info, task=task, payload=payload)
+        if self._facts_given:
+            return
+        needs = declared(options)
         self._info = replace(
             info,
-            task=task,
-            payload=payload,
             queue=needs.get("queue", info.queue),
             priority=needs.get("priority", info.priority),
             max_attempts=needs.get("max_attempts", info.max_attempts),
@@ -209,17 +215,16 @@ class FakeContext(Said, HandlerContext):
         return self._given
 
     def _load_inputs(self) -> dict[int, Any]:
+        self._require_claim()
         return self._given_inputs
 
     @property
     def log(self) -> Logger:
-        """See `Context.log`. Records are kept in `logs`, and go on to the handlers of logging."""
+        """See `Context.log`. Every record is kept in `logs`; those of the level that logging is set to go on to its
+        handlers.
+        """
         adapter = job_log(self._info, self._gang)
-        # A logger of its own: one that logging keeps would carry the handler into the next test.
-        own = logging.Logger(adapter.logger.name, logging.DEBUG)
-        own.parent = adapter.logger
-        own.addHandler(_Kept(self.logs))
-        adapter.logger = own
+        adapter.logger = _KeepingLogger(adapter.logger, self.logs)
         return adapter
 
     # -- what the handler says -------------------------------------------------------------------------------
@@ -227,8 +232,8 @@ class FakeContext(Said, HandlerContext):
     def _send_beat(self, data: dict[str, Any]) -> None:
         stored, _ = as_progress(data, BEAT_BYTES)
         with self._lock:
-            self.beats.append(stored)
-        self._reached(data.get("step"))
+            self.beats.append(json.loads(dumps(stored, "a beat")))
+        self._reached(stored.get("step"))
 
     @property
     def service(self) -> ServiceInfo | None:
@@ -295,12 +300,13 @@ class FakeContext(Said, HandlerContext):
         options |= json.loads(options.pop("options", None) or "{}")
         for name in ("request_id", "wake"):
             options.pop(name, None)
-        key, _, replaces = (options.pop(name, None) for name in ("unique_key", "keep_s", "replaces"))
+        options.pop("keep_s", None)
+        key, replaces = options.pop("unique_key", None), options.pop("replaces", None)
         # As in `gangq.hold_key` (sql/036_unique.sql): a key is one of a task in a queue, for a gang of its own task,
         # which it need not have. Here is one login, and the queue is the one that was given: a task has no settings.
         of_key = None if key is None else (key, options.get("queue"), options.get("task"))
         members = _members(verb, options)
-        made, existed = self._kept(of_key, bool(replaces), members, options, gang=verb.endswith("gang"))
+        made, existed = self._keep(of_key, bool(replaces), members, options, gang=verb.endswith("gang"))
         ids = [one.job_id for one in made]
         if verb == "submit":
             return {"job_ids": ids}
@@ -310,7 +316,7 @@ class FakeContext(Said, HandlerContext):
 
     # ------------------------------------------------------------------------------------------------------
 
-    def _kept(
+    def _keep(
         self,
         of_key: tuple[object, ...] | None,
         replaces: bool,
@@ -351,8 +357,8 @@ class FakeContext(Said, HandlerContext):
                 "(lease ended, cancelled, drained) or is over. Stop the work and report nothing."
             )
 
-    def _reached(self, step: int | None) -> None:
-        if self._stop_at is not None and step is not None and step >= self._stop_at:
+    def _reached(self, step: object) -> None:
+        if self._stop_at is not None and isinstance(step, int | float) and step >= self._stop_at:
             self.stop()
 
     def _latest(self) -> Checkpoint | None:
@@ -374,15 +380,18 @@ class FakeContext(Said, HandlerContext):
         return Checkpoint(step, data, path)
 
 
-class _Kept(logging.Handler):
-    """Appends records to a list."""
+class _KeepingLogger(logging.Logger):
+    """Keeps each record in a list, and hands those to `logger` that it is enabled for."""
 
-    def __init__(self, records: list[logging.LogRecord]) -> None:
-        super().__init__()
+    def __init__(self, logger: logging.Logger, records: list[logging.LogRecord]) -> None:
+        super().__init__(logger.name, logging.DEBUG)
+        self._logger = logger
         self._records = records
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def callHandlers(self, record: logging.LogRecord) -> None:
         self._records.append(record)
+        if self._logger.isEnabledFor(record.levelno):
+            self._logger.handle(record)
 
 
 def _declared(spec: str) -> list[DeviceInfo]:

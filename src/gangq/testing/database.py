@@ -104,7 +104,10 @@ class Clock:
         Raises `InvalidInput` for what is no length of time, or a negative one.
         """
         found = parse_seconds(by) if isinstance(by, str) else by
-        length = found if isinstance(found, timedelta | None) else timedelta(seconds=found)
+        try:
+            length = found if isinstance(found, timedelta | None) else timedelta(seconds=found)
+        except (ValueError, OverflowError):
+            length = None
         if length is None or length < timedelta(0):
             raise InvalidInput(
                 f"{by!r} is no length of time: seconds, a timedelta, or a text such as 90s, 2h, 1d"

@@ -233,7 +233,7 @@ def _which(row: WaitingRow) -> object:
 
 def _spent(job: JobRow) -> tuple[object, ...]:
     """What changes with every attempt that has ended."""
-    return job.id, job.state, job.attempts, job.crashes, job.trips, job.stops
+    return job.id, job.state, job.attempts, job.crashes, job.trips, job.stops, job.snoozes
 
 
 def _declared(jobs: Sequence[JobRow]) -> str:
@@ -304,7 +304,7 @@ class _Run:
         """End the run if it goes on at `until`, in these steps:
 
         1. The worker is stopped: it takes no more jobs, and tells its handlers to stop.
-        2. While a handler runs here, it has until all its jobs must end, and a look (`_TOLD_S`) more.
+        2. A handler that runs here gets one look of `_TOLD_S` after all jobs must end.
         3. Then it is interrupted, again at each look, because it may catch that.
         4. Where no handler runs here, what is left are child processes: the worker is stopped once more, which ends
            them without a grace.
@@ -316,15 +316,15 @@ class _Run:
         names = ", ".join(f"job {job.id} (task {job.claim.task!r})" for job in running)
         self.timed_out = f"{names or 'no job'} ran then"
         self.worker.stop()
-        told = False
+        had_notice = False
         while not ended.wait(_TOLD_S):
             if not runs_handler():
                 self.worker.stop()  # The second call ends child processes without a grace.
-            elif told:
+            elif had_notice:
                 self.timed_out = f"{names} ran then, and was interrupted"
                 self._interrupt_handler()
             else:
-                told = all(job.must_end for job in running)
+                had_notice = all(job.must_end for job in running)
 
     def _interrupt_handler(self) -> None:
         if self._thread == threading.main_thread().ident:

@@ -448,12 +448,11 @@ class HandlerUnfit(TypeError):
 
 
 def what_follows(
-    problem: BaseException,
-    handler: Callable[..., Any] | None,
-    payload: Mapping[str, Any] | None,
-    attempt: int,
+    problem: BaseException, handler: Any, payload: Mapping[str, Any] | None, attempt: int
 ) -> Again:
-    """What follows from what a handler raised. No further attempt where the payload does not fit its parameters."""
+    """What follows from what a handler raised: a function, the task that declares one, or None where none was found.
+    No further attempt where the payload does not fit its parameters.
+    """
     if isinstance(problem, HandlerUnfit):
         return NEVER
     if isinstance(problem, TypeError) and handler is not None:
