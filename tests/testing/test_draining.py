@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from gangq import App, Context
@@ -134,6 +135,62 @@ def test_placed_jobs_find_what_they_ask_for_here(app: App, monkeypatch: pytest.M
     ]
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     assert app.client.violations() == []
+
+
+def test_each_single_job_finds_the_cpus_that_it_asks_for(app: App) -> None:
+    @app.task
+    def works(ctx: Context) -> None: ...
+
+    app.client.set_queue(name="paused", paused=True)
+    works.options(cpus=512).submit()
+    works.options(queue="paused", cpus=1).submit()
+    assert str(drain(app)) == "1 done; 1 of works pending: its queue is paused"
+
+
+def test_a_debugger_may_hold_the_process_for_long(app: App, dsn: str) -> None:
+    leases: list[object] = []
+
+    @app.task
+    def works(ctx: Context) -> None:
+        with psycopg.connect(dsn) as connection:
+            leases.extend(connection.execute("select lease_s from gangq.leases"))
+
+    works.submit()
+    assert str(drain(app)) == "1 done"
+    assert leases == [(3600.0,)]
+
+
+def test_a_database_that_cannot_do_what_is_due_ends_it_when_the_time_is_up(
+    app: App, time_is_up: threading.Event, dsn: str
+) -> None:
+    with psycopg.connect(dsn) as holder:
+        holder.execute("select from gangq.lock_rows where name = 'tick' for update")
+        timers = [threading.Timer(0.3, time_is_up.set), threading.Timer(5, holder.rollback)]
+        for timer in timers:
+            timer.start()
+        with pytest.raises(WaitTimeout, match=r"drain has not ended within 60 s$"):
+            drain(app)
+        timers[1].cancel()
+
+
+def test_ctrl_c_is_heard_after_a_handler_that_took_it_for_itself(app: App) -> None:
+    @app.task
+    def takes(ctx: Context) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    @app.task
+    def interrupted(ctx: Context) -> None:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        time.sleep(5)
+
+    before = signal.getsignal(signal.SIGINT)
+    takes.submit()
+    interrupted.submit()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            drain(app)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_cannot_run_is_left_with_its_reason(app: App) -> None:

@@ -117,6 +117,29 @@ def test_checkpoints_go_round() -> None:
     assert not path.exists()
 
 
+def test_a_later_attempt_knows_what_the_first_was_given_and_what_it_submitted() -> None:
+    first = FakeContext(inputs={7: "seven"}, checkpoint_bytes=3)
+    once = {"task": "t", "queue": "q", "unique_key": "once"}
+    child = first.submit_child("submit_unique", once)["job_id"]
+    second = first.next_attempt()
+    assert second.inputs == {7: "seven"}
+    with pytest.raises(TooLarge, match="the limit is 3"):
+        second.save_checkpoint(1, b"four")
+    assert second.submit_child("submit_unique", once)["job_id"] == child
+    assert second.submitted == []
+    assert second.submit_child("submit", {"task": "t"})["job_ids"] != [child]
+
+
+def test_a_checkpoint_that_was_handed_out_keeps_its_bytes() -> None:
+    ctx = FakeContext(gang=(0, 2), checkpoint=(1, b"old"))
+    before = ctx.checkpoint
+    ctx.save_checkpoint(1, b"new")
+    ctx.change_gang((0, 2))
+    assert before is not None
+    assert ctx.checkpoint is not None
+    assert (before.path.read_bytes(), ctx.checkpoint.path.read_bytes()) == (b"old", b"new")
+
+
 def test_a_beat_is_kept_as_it_was_then_and_any_step_may_be_said() -> None:
     ctx = FakeContext(stop_at=2)
     fields = {"a": 1}

@@ -156,11 +156,14 @@ class FakeContext(Said, HandlerContext):
         self._gang_changed(changed)
 
     def next_attempt(self) -> FakeContext:
-        """Return the context of the next attempt: a new token, in a gang a new epoch, and the latest checkpoint."""
+        """Return the context of the next attempt: a new token, in a gang a new epoch, and the latest checkpoint.
+
+        What this attempt submitted exists: its ids are taken, and its unique keys stand for it.
+        """
         info = self._info
         attempt = replace(info, attempt=info.attempt + 1, token=info.token + 1)
         gang = None if self._gang is None else replace(self._gang, epoch=self._gang.epoch + 1)
-        return FakeContext(
+        following = FakeContext(
             gang=gang,
             checkpoint=self._latest(),
             inputs=self._given_inputs,
@@ -169,6 +172,8 @@ class FakeContext(Said, HandlerContext):
             job=attempt,
             checkpoint_bytes=self._checkpoint_bytes,
         )
+        following._ids, following._keys = self._ids, self._keys
+        return following
 
     @property
     def phases(self) -> list[str]:
@@ -375,9 +380,11 @@ class FakeContext(Said, HandlerContext):
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="gangq-fake-"))
             weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
-        path = self._directory / f"checkpoint-{step}"
-        path.write_bytes(data)
-        return Checkpoint(step, data, path)
+        with tempfile.NamedTemporaryFile(
+            prefix=f"checkpoint-{step}-", dir=self._directory, delete=False
+        ) as file:
+            file.write(data)
+        return Checkpoint(step, data, Path(file.name))
 
 
 class _KeepingLogger(logging.Logger):

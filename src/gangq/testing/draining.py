@@ -86,7 +86,7 @@ def drain(
     Then all of it again, for what has been submitted meanwhile. What is due later is left: move the clock.
 
     - `timeout`: how long everything may take: seconds, "90s" or a timedelta. A handler that still runs is told to
-      stop, and after a second interrupted by an exception; its job is handed back.
+      stop, and two seconds later interrupted by an exception; its job is handed back.
     - `devices`: what placed work finds in place of what it asks for, "2x24GiB" or "none". A job that holds some of
       several devices runs in a child process.
     - `labels` and `taints` of the workers, beside the labels that jobs ask for.
@@ -150,7 +150,8 @@ class _Drain:
             turn = report.next_turn
             if report.ran and not report.again:
                 return
-            self._require_time()
+            if _now() >= self._until:
+                raise WaitTimeout(f"drain has not ended within {self._timeout:g} s")
             time.sleep(min(report.next_in_s or 0.0, 0.1))
 
     def _jobs(self, *states: str) -> list[JobRow]:
@@ -180,13 +181,8 @@ class _Drain:
                 f"Or call the handler of one member: run(task, context=FakeContext(gang=(0, {size})))"
             ) from None
 
-    def _require_time(self) -> None:
-        if _now() >= self._until:
-            raise WaitTimeout(f"drain has not ended within {self._timeout:g} s")
-
     def _serve(self, held: Sequence[JobRow], queues: Set[str], *, slots: int, light: int) -> None:
         """Have one worker run what it can; it has room for the jobs of `held` at once."""
-        self._require_time()
         devices = _declared(held) if self._devices is None else self._devices
         options = WorkerOptions(
             queues=sorted(queues),
