@@ -43,7 +43,7 @@ $$;
 create function gangq.movable_at(
   state text, stops integer, max_stops integer, preemptible boolean, began timestamptz,
   min_run_s real
-) returns timestamptz language sql immutable as $$
+) returns timestamptz language sql stable as $$
   select case when state = 'running' and stops < max_stops and preemptible
     then began + make_interval(secs => min_run_s) end
 $$;
