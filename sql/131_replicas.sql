@@ -80,12 +80,20 @@ begin
   set load = excluded.load, load_at = excluded.load_at where r.token = excluded.token;
 end $$;
 
--- What the tick knows of a gang of a service. state null: it has ended. ready: all its members are.
--- late: why it is replaced, if a member has not been ready for too long. outdated: another gang is
--- to take its place.
+-- What the tick knows of a gang of a service:
+--   size        its members
+--   made_at     when it was submitted
+--   ready_at    when all its members were first ready; null: they were not yet
+--   stop_at     it has left the endpoints and is told to stop then; null: it has not
+--   state       as in live_gangs; null: it has ended
+--   cancelling  it has been told to stop
+--   ready       all its members are ready now
+--   late        why it has failed, if a member has not been ready for too long; else null
+--   replaced    why another gang is to take its place; null: none is
+--   load        the mean of what its members have said within 60 s; null: none has said anything
 create type gangq.service_fact as (
   gang_id bigint, revision integer, size integer, made_at timestamptz, ready_at timestamptz,
-  stop_at timestamptz, state text, cancelling boolean, ready boolean, late text, outdated boolean,
+  stop_at timestamptz, state text, cancelling boolean, ready boolean, late text, replaced text,
   load real
 );
 
@@ -95,13 +103,18 @@ returns setof gangq.service_fact language plpgsql stable
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   outage timestamptz := (select x.outage_ended_at from gangq.tick_state x);
-  made_of integer := case when (s).halted is null then (s).revision end;
 begin
   return query
   select k.gang_id, k.revision, k.size, k.made_at, k.ready_at, k.stop_at, g.state,
     coalesce(g.cancelling, false), coalesce(m.ready and g.missing_since is null, false),
     case when g.state = 'running' and g.missing_since is null then m.late end,
-    coalesce(m.drained and (s).surge > 0, false) or coalesce(k.revision <> made_of, false), m.load
+    case
+      -- After an update has halted, gangs of either revision stay.
+      when k.revision <> (s).revision and (s).halted is null
+        then format('revision %s replaces %s', (s).revision, k.revision)
+      -- With surge 0 no other gang could be made first.
+      when m.drained and (s).surge > 0 then 'its host is drained' end,
+    m.load
   from gangq.service_gangs_table k
   left join gangq.live_gangs g on g.id = k.gang_id
   cross join lateral (
@@ -125,33 +138,49 @@ begin
   where k.service = (s).name;
 end $$;
 
--- Replicas of a service, counted. want: how many there should be now. made_of: the revision that
--- gangs are made of now, one_gang: the size of those. existing: of all gangs; present: of those
--- that are to stay; ready: that take requests and have not left; starting, waiting, outdated,
--- leaving: whether there is such a gang.
+-- The gangs of a service, counted. The first six numbers are replicas. A gang stays if it has not
+-- left and no other gang is to take its place.
+--   want               how many there should be now
+--   one_gang           the size of a gang that would be made now
+--   existing           of all gangs
+--   present            of those that stay
+--   ready              that take requests
+--   ready_of_revision  ... and are of the wanted revision
+--   largest_replaced   the size of the largest gang that does not stay; 0: all stay
+--   starting           a gang that stays is placed and not ready
+--   waiting            a gang that stays waits to be placed
+--   replacing          a gang has not left and is to be replaced
+--   leaving            a gang has left and has not ended
 create type gangq.service_counts as (
-  want integer, made_of integer, one_gang integer, existing bigint, present bigint, ready bigint,
-  ready_of_revision bigint, starting boolean, waiting boolean, outdated boolean, leaving boolean
+  want integer, one_gang integer, existing bigint, present bigint, ready bigint,
+  ready_of_revision bigint, largest_replaced integer, starting boolean, waiting boolean,
+  replacing boolean, leaving boolean
 );
+
+-- Internal. The revision of a gang that would be made now: after an update has halted the last good
+-- one.
+create function gangq.revision_to_make(s gangq.services_table) returns integer
+language sql immutable as $$
+  select case when (s).halted is null then (s).revision else (s).good_revision end
+$$;
 
 -- Internal. The counts of a service that has these gangs.
 create function gangq.count_gangs(s gangq.services_table, f gangq.service_fact[])
 returns gangq.service_counts language sql stable as $$
-  select case when (s).stopped or (s).deleting then 0 else (s).replicas end, m.made_of, (
+  select case when (s).stopped or (s).deleting then 0 else (s).replicas end, (
       select r.gang_size from gangq.service_revisions r
-      where r.service = (s).name and r.revision = m.made_of),
+      where r.service = (s).name and r.revision = gangq.revision_to_make(s)),
     coalesce(sum(x.size), 0),
-    coalesce(sum(x.size) filter (where x.stop_at is null and not x.outdated), 0),
+    coalesce(sum(x.size) filter (where x.stays), 0),
     coalesce(sum(x.size) filter (where x.stop_at is null and x.ready), 0),
     coalesce(sum(x.size) filter (
       where x.stop_at is null and x.ready and x.revision = (s).revision), 0),
-    coalesce(bool_or(x.stop_at is null and not x.outdated and not x.ready
-      and x.state in ('reserved', 'running', 'draining')), false),
-    coalesce(bool_or(x.stop_at is null and not x.outdated and x.state = 'blocked'), false),
-    coalesce(bool_or(x.stop_at is null and x.outdated), false),
+    coalesce(max(x.size) filter (where not x.stays), 0),
+    coalesce(bool_or(
+      x.stays and not x.ready and x.state in ('reserved', 'running', 'draining')), false),
+    coalesce(bool_or(x.stays and x.state = 'blocked'), false),
+    coalesce(bool_or(x.stop_at is null and x.replaced is not null), false),
     coalesce(bool_or(x.stop_at is not null), false)
   from (
-    select case when (s).halted is null then (s).revision else (s).good_revision end as made_of) m
-  left join unnest(f) x on true
-  group by m.made_of
+    select y.*, y.stop_at is null and y.replaced is null as stays from unnest(f) y) x
 $$;

@@ -15,12 +15,18 @@
 --  9. steady: all have been ready for a minute, so earlier failures are forgotten.
 -- 10. gone: a deleted service has no gang any more.
 -- So an update, a move and a change of the number are one rule, 7 and 8. With surge 0 a drained
--- host is no reason here: the pass moves the gang, which stays the same (055). Its invariants,
--- where one size is that of a gang of the wanted revision:
---    a gang is made only if all replicas, leaving ones included, <= wanted + (surge - 1) * size
---    a ready gang leaves only if the ready replicas that stay >= wanted
--- With surge 0 one that is replaced leaves if those that stay >= wanted - size, or if the gang that
--- is to replace it waits for room; and only while no other gang starts or leaves.
+-- host is no reason here: the pass moves the gang, which stays the same (055).
+--
+-- Its invariants. size: of a gang of the wanted revision; old: of the largest gang that is replaced
+-- or leaves; existing replicas are those of all gangs, leaving ones included.
+--    surge > 0: a gang is made only if existing < wanted + surge * old
+--               a ready gang leaves only if the ready replicas that stay >= wanted
+--    surge = 0: a gang is made only if existing + size <= wanted, or no gang is replaced or leaves
+--               a ready gang leaves so, or if it is replaced and no other gang could be made before
+--               it, and only while no other gang starts or leaves
+-- So an update ends whatever the two sizes are: if no old gang may leave, a new one may be made.
+-- If both sizes are the same, at most surge gangs more than wanted exist, and with surge 0 at most
+-- one gang less than wanted is ready.
 --
 -- If a gang of a new revision fails before it was ever ready, and an older revision was good, the
 -- update halts: what is ready of either stays, and what is lacking is made of the older one.
@@ -31,29 +37,30 @@
 -- Locks: rows of services, before all others but schedules, with skip locked; then gangs and jobs
 -- as every step of the tick does, with skip locked, and what submit_gang locks, for 100 ms at most.
 
--- Internal. The gangs that are to leave, and why. place: first what is not placed, then what is not
--- ready, then what has the least to do. A gang without a load sorts last: it may be the busiest.
+-- Internal. The gangs that are to leave, and why. place: first what is replaced, then what is not
+-- placed, what is not ready, and what has the least to do. A gang without a load is the last: it
+-- may be the busiest.
 create function gangq.gangs_to_leave(
   s gangq.services_table, f gangq.service_fact[], n gangq.service_counts
 ) returns table (gang_id bigint, why text, place integer) language sql stable as $$
   select x.gang_id, case
       when n.want = 0 then 'the service is stopped'
-      when x.revision <> n.made_of then format('revision %s replaces %s', n.made_of, x.revision)
-      when x.outdated then 'its host is drained'
-      else format('%s are wanted', gangq.counted(n.want, 'replica')) end,
-    row_number() over (order by x.outdated desc, x.state in ('waiting', 'blocked') desc,
+      else coalesce(x.replaced, format('%s are wanted', gangq.counted(n.want, 'replica'))) end,
+    row_number() over (order by x.replaced is null, x.state in ('waiting', 'blocked') desc,
       x.ready, x.load, x.made_at desc, x.gang_id desc)::integer
   from unnest(f) x
   where x.state is not null and x.stop_at is null and (
     -- The service is stopped.
     n.want = 0
     -- The gang is replaced or one too many. If it is ready, enough others are ready.
-    or (x.outdated or n.present - x.size >= n.want)
-      and (not x.ready or n.ready - x.size >= n.want)
+    or (
+      (x.replaced is not null or n.present - x.size >= n.want)
+      and (not x.ready or n.ready - x.size >= n.want))
     -- With surge 0 a replaced gang leaves before another is ready, but one at a time: if the next
-    -- one waits for room, or if only one gang of ready replicas is then lacking.
-    or x.outdated and (s).surge = 0 and not n.starting and not n.leaving
-      and (n.waiting or n.ready - x.size >= n.want - n.one_gang))
+    -- gang waits for room, or would be one too many beside it.
+    or (
+      x.replaced is not null and (s).surge = 0 and not n.starting and not n.leaving
+      and (n.waiting or n.existing + n.one_gang > n.want)))
 $$;
 
 -- Internal. What the tick does next for a service; action null: nothing. busy: gangs that another
@@ -83,7 +90,7 @@ begin
     union all
     select 5, 'good', null, null, 0
     where (s).good_revision is distinct from (s).revision and (s).halted is null and n.want > 0
-      and n.ready_of_revision >= n.want and not n.outdated
+      and n.ready_of_revision >= n.want and not n.replacing
     union all
     select 6, 'scale', null, null, 0
     where n.want > 0 and gangq.scales(gangq.scaled(s, n.one_gang, f, t), t)
@@ -91,8 +98,10 @@ begin
     select 7, 'leave', l.gang_id, l.why, l.place from gangq.gangs_to_leave(s, f, n) l
     union all
     select 8, 'make', null, null, 0
-    where n.present < n.want and n.existing + n.one_gang <= n.want + (s).surge * n.one_gang
-      and ((s).next_try_at <= t) is not false
+    where n.present < n.want and ((s).next_try_at <= t) is not false and case
+      when (s).surge > 0 then n.existing < n.want + (s).surge * n.largest_replaced
+      -- After an update has halted, a gang of the good revision may be larger than what is wanted.
+      else n.existing + n.one_gang <= n.want or n.existing = n.present end
     union all
     select 9, 'steady', null, null, 0
     where (s).problem is not null and (s).halted is null and n.ready_of_revision >= n.want
@@ -150,8 +159,7 @@ declare
   k gangq.service_gangs_table;
 begin
   select x.* into r from gangq.service_revisions x
-  where x.service = s.name
-    and x.revision = case when s.halted is null then s.revision else s.good_revision end;
+  where x.service = s.name and x.revision = gangq.revision_to_make(s);
   k.revision := r.revision;
   perform gangq.check_may_submit('service', s.submitter, s.login);
   w := gangq.read_work(r.work || jsonb_build_object('size', r.gang_size), 'service');
