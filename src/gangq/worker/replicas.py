@@ -34,6 +34,9 @@ _ANSWER_S = 3.0
 _FAILURES = 3
 """So many polls in a row that fail make a replica that was ready one that is not."""
 
+Said = tuple[bool, int | None]
+"""Whether a replica is ready, and the port it listens at; None: at none."""
+
 
 class Replica:
     """What one replica has said, and what of it has been reported. The handler's threads write the first two."""
@@ -41,12 +44,12 @@ class Replica:
     def __init__(self, service: ServiceInfo, changed: Callable[[], None]) -> None:
         """`changed` is called, from any thread, when there is something to report."""
         self.service = service
-        self.said: tuple[bool, int | None] | None = None
-        """Whether it is ready, and the port it listens at; None: it has said nothing yet."""
-        self.load: float | None = None
+        self.said: Said | None = None
+        """None: it has said nothing yet."""
+        self.load = 0.0
         self.load_said = False
-        """It was said again since it was last reported."""
-        self.reported: tuple[bool, int | None] | None = None
+        """The load was said, perhaps again, since it was last reported."""
+        self.reported: Said | None = None
         self.reported_load: float | None = None
         self.load_at = 0.0
         self.polled = False
@@ -61,6 +64,7 @@ class Replica:
 
     def busy(self, load: float) -> None:
         """It is so busy."""
+        # In this order: `_report` clears `load_said` before it reads `load`, so it misses none.
         self.load = float(load)
         self.load_said = True
         self._changed()
@@ -99,15 +103,16 @@ class ReplicaWatch:
                     await asyncio.wait_for(self._some.wait(), _POLL_S if found else None)
 
     async def _look(self, job: ActiveJob, replica: Replica) -> None:
+        said = replica.said  # What is said during the call is for the next one.
         try:
-            await self._report(job, replica, asyncio.get_running_loop().time())
+            await self._report(job, replica, said, asyncio.get_running_loop().time())
         except TRANSIENT as problem:
             log.warning("replica_not_reported", extra={**job.extra, "error": str(problem)})
         except StaleToken:
             pass  # It was told to stop, or lost: its next heartbeat says so.
         except GangqError as problem:
             log.error("replica_refused", extra={**job.extra, "error": str(problem)})
-            replica.reported = replica.said
+            replica.reported = said
         except Exception:
             # It must not end the task, which reports all other replicas of this worker too.
             log.exception("replica_fault", extra=job.extra)
@@ -127,7 +132,7 @@ class ReplicaWatch:
             problem = None
         except Exception as failure:
             port, problem = None, str(failure) or type(failure).__name__
-        # Looked at after the answer, in whose time the replica itself may have said something.
+        # Read after the poll, during which the replica itself may have said something.
         was_ready = replica.said is not None and replica.said[0]
         if problem is None:
             replica.failures = 0
@@ -143,16 +148,15 @@ class ReplicaWatch:
         elif replica.failures == _FAILURES:
             log.info("replica_not_ready_yet", extra=extra)
 
-    async def _report(self, job: ActiveJob, replica: Replica, now: float) -> None:
+    async def _report(self, job: ActiveJob, replica: Replica, said: Said | None, now: float) -> None:
         client = self._session.control.client
-        said = replica.said
         if said is not None and said != replica.reported:
             await client.report_ready(job_id=job.id, token=job.token, ready=said[0], port=said[1])
             replica.reported = said
-        load = replica.load
-        pace_s = _SAME_LOAD_S if load == replica.reported_load else _POLL_S
-        if load is not None and replica.load_said and now - replica.load_at >= pace_s:
-            replica.load_said = False  # Before the call: what the handler says meanwhile is for the next one.
+        pace_s = _SAME_LOAD_S if replica.load == replica.reported_load else _POLL_S
+        if replica.load_said and now - replica.load_at >= pace_s:
+            replica.load_said = False
+            load = replica.load
             try:
                 await client.report_load(job_id=job.id, token=job.token, load=load)
             except TRANSIENT:
@@ -192,7 +196,8 @@ async def get_status(host: str, port: int, path: str) -> int:
     """The status of a GET over HTTP. Raises OSError, or ValueError for what is no answer of HTTP."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+        name = f"[{host}]" if ":" in host else host  # An IPv6 address is in brackets there.
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n".encode())
         await writer.drain()
         line = await reader.readline()
         words = line.split()
