@@ -32,6 +32,8 @@ begin
       case when fulfilled then 'what it is for is done'
         else 'a replica of a service has returned, and its gang restarts as a whole' end, t);
   else
+    -- In the other case drain notifies.
+    perform gangq.endpoints_changed(array[wind_up.gang_id]) where serves;
     perform gangq.end_gang(gang_id, 'done', null, t);
   end if;
   return true;

@@ -52,9 +52,9 @@ begin
   insert into gangq.replicas as r (job_id, token, gang_id, ready, since, port)
   values (j.id, j.token, j.gang_id, coalesce(report_ready.ready, true), t, report_ready.port)
   on conflict on constraint replicas_pkey do update
-  set ready = excluded.ready, since = excluded.since, port = coalesce(excluded.port, r.port)
+  set ready = excluded.ready, since = excluded.since, port = excluded.port
   where r.token = excluded.token
-    and (r.ready <> excluded.ready or r.port is distinct from coalesce(excluded.port, r.port));
+    and (r.ready, r.port) is distinct from (excluded.ready, excluded.port);
   if found then
     perform gangq.endpoints_changed(array[j.gang_id]);
     perform gangq.wake_tick(true);

@@ -127,7 +127,8 @@ begin
   asked := nullif(asked, s.replicas);
 end $$;
 
--- Internal. The scaling of a service as this look leaves it; null: it has none.
+-- Internal. The scaling of a service as this look leaves it; null: it has none. A service that is
+-- stopped is asked for nothing.
 create function gangq.scaled(
   s gangq.services_table, size integer, f gangq.service_fact[], t timestamptz
 ) returns gangq.scaling_table language plpgsql stable as $$
@@ -142,7 +143,7 @@ begin
   end if;
   a := gangq.asked_for(s, x, size, array(
     select g.load from unnest(f) g where g.ready and g.stop_at is null));
-  if a.asked is null then
+  if (s).stopped or (s).deleting or a.asked is null then
     x.wants := null;
     x.since := null;
     x.due_at := null;

@@ -93,7 +93,7 @@ begin
       and n.ready_of_revision >= n.want and not n.replacing
     union all
     select 6, 'scale', null, null, 0
-    where n.want > 0 and gangq.scales(gangq.scaled(s, n.one_gang, f, t), t)
+    where gangq.scales(gangq.scaled(s, n.one_gang, f, t), t)
     union all
     select 7, 'leave', l.gang_id, l.why, l.place from gangq.gangs_to_leave(s, f, n) l
     union all

@@ -270,6 +270,27 @@ def test_stopped_it_is_not_scaled(q: Q, fleet: Replicas) -> None:
     assert q.events("service_scales") == []
 
 
+@pytest.mark.parametrize("how", ["stop", "set", "delete"])
+def test_stopped_it_is_asked_for_nothing_any_more_and_no_tick_is_due_for_it(
+    q: Q, fleet: Replicas, how: str
+) -> None:
+    put(q, target_load=0.5, **MORE)
+    go_on(fleet, 10, 1.0)
+    assert scaling(q)["wants"] == 4
+    if how == "set":
+        put(q, task=None, stopped=True)
+    else:
+        q.call(f"{how}_service", name="chat")
+    q.tick()
+    told = scaling(q)
+    assert (told["wants"], told["since"], told["due_at"], told["why"]) == (None, None, None, None)
+    fleet.stops = False
+    q.later(100)
+    fleet.turn()
+    steps = q.sql("select name from gangq.tick_steps(gangq.now()) where due")
+    assert "keep_services" not in [row["name"] for row in steps]
+
+
 def test_what_is_due_for_a_service_waits_for_no_safety_tick(q: Q, fleet: Replicas) -> None:
     """A tick that comes soon after another does what is due and nothing else."""
     put(q)

@@ -192,6 +192,16 @@ def test_a_replica_without_a_port_has_no_endpoint_and_its_gang_is_whole_all_the_
     assert [(e["rank"], e["port"]) for e in endpoints(q)] == [(0, 8000)]
 
 
+def test_a_replica_that_leaves_its_port_out_has_no_endpoint_any_more(q: Q, fleet: Replicas) -> None:
+    put(q)
+    fleet.turn()
+    (claim,) = fleet.claims.values()
+    assert len(endpoints(q)) == 1
+    q.call("report_ready", job_id=claim.job_id, token=claim.token)
+    assert endpoints(q) == []
+    assert gangs(q)[0]["serves"]
+
+
 def test_one_that_takes_no_requests_any_more_takes_its_gang_out(q: Q, fleet: Replicas) -> None:
     put(q, replicas=4, gang=2)
     fleet.turn()
@@ -840,6 +850,19 @@ def test_who_follows_the_endpoints_is_told_of_every_change(q: Q, fleet: Replicas
         silent = fleet.workers[1]
         q.live_on(35, *(w for w in fleet.workers if w is not silent))
         assert heard(listener)[-1:] == ["chat"], "a worker was flagged"
+
+
+def test_who_follows_the_endpoints_is_told_of_the_last_replica_that_returns(
+    q: Q, fleet: Replicas, dsn: str
+) -> None:
+    put(q)
+    fleet.turn()
+    (claim,) = fleet.claims.values()
+    with psycopg.connect(dsn, autocommit=True) as listener:
+        listener.execute("listen gangq_endpoints")
+        claim.complete()
+        assert heard(listener) == ["chat"]
+    fleet.claims.clear()
 
 
 def test_services_are_gangs_like_all_others_where_work_is_shown(q: Q, fleet: Replicas) -> None:
