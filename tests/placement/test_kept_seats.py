@@ -11,7 +11,7 @@ from gangq.placement import Board, decide
 from gangq.placement.board import Device, Hold, Kept
 from gangq.placement.displace import _shares
 from gangq.placement.free import Taken
-from placement.drawn_boards import Picture
+from placement.drawn_boards import Picture, after
 
 
 def with_kept_seats(board: Board) -> tuple[Board, str] | None:
@@ -64,3 +64,32 @@ def test_what_is_left_of_two_that_stop_is_shared_as_they_hold_it() -> None:
         "g1": [Taken(0, (b,), 2, 8, 0)],
         "g2": [Taken(0, (c,), 0, 4, 0), Taken(1, (), 1, 0, 0)],
     }
+
+
+def test_what_a_single_job_starts_on_comes_free_once() -> None:
+    """Its seat was kept for it. At 100 it gives one slot back, and the gang needs two."""
+    board = Picture("plans=1\nh0 b.\nb ends=1000\nx*1 1 prio=5 ends=100\nY 2 cpu").board
+    job = board.asks[0].id
+    starts, waits = decide(replace(board, kept=(Kept(job, (Hold(0, (1,)),), board.now + 30),)))
+    assert (starts.ask, starts.action) == (job, "start")
+    assert (waits.action, waits.starts_at) == ("plan", board.now + 1000)
+    assert [end.unit for end in waits.after] == ["j98", job]
+
+
+def test_a_planned_start_names_each_of_several_that_were_told_to_stop() -> None:
+    board = Picture("plans=1\nh0 AB\nh1 CC\nA leaving\nB leaving\nX 2 kept=/CC\nY 2").board
+    board = replace(board, kept=(Kept("g9", (Hold(1, (100,)), Hold(1, (101,))), board.now + 30),))
+    planned = decide(board)[0]
+    assert [(end.unit, end.by) for end in planned.after] == [("g66", "stop"), ("g65", "stop")]
+
+
+def test_what_is_kept_apart_from_one_of_several_that_stop_starts_once_that_is_gone() -> None:
+    text = "plans=1\nh0 AB\nh1 ..\nA leaving apart=db\nB leaving\nX 1 prio=5 kept=../X\nY 2 apart=db"
+    assert after(text).splitlines()[-1] == "Y starts in 30 on h0"
+
+
+def test_a_gang_that_starts_again_elsewhere_leaves_what_it_holds_now() -> None:
+    board = Picture("plans=1\nh0 AA\nh1 ..\nA leaving ends=20\nX 2").board
+    kept = Kept("g65", (Hold(1, (100,)), Hold(1, (101,))), board.now + 30)
+    (planned,) = decide(replace(board, kept=(kept,)))
+    assert (planned.starts_at, [seat.worker for seat in planned.planned]) == (board.now + 30, [0, 0])

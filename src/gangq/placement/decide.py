@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gangq.placement import gates
 from gangq.placement.board import Ask, Board, Hold, Kind, Place, Unit
-from gangq.placement.decisions import HOLDERS, Decision, Refused, Seat
+from gangq.placement.decisions import HOLDERS, Decision, End, Refused, Seat
 from gangq.placement.displace import Displacer, swap
 from gangq.placement.fit import Search
 from gangq.placement.free import Free, Taken, by_worker
@@ -228,11 +228,11 @@ class Pass:
         kept = self._kept.get(ask.id)
         if kept is None:
             return self.counted_seat(ask) or self.search.seats(ask, counts, self.layer(ask))
-        self.free.give(kept.taken, kept.ends_at)
+        self._give_back(ask.id, kept)
         first = frozenset(seat.worker for seat in kept.seats)
         found = self.search.seats(ask, counts, self.layer(ask), first=first)
         if isinstance(found, Refused):
-            self.free.take(kept.taken, kept.ends_at)
+            self._reserve(ask.id, kept)
         else:
             del self._kept[ask.id]
         return found
@@ -300,7 +300,7 @@ class Pass:
         self.free.take(held, ends_at)
         self.why_not.note_given(ask.id, held)
         name = f"{ask.id}#{len(decision.seats)}" if ask.single else ask.id
-        self.timeline.add(name, ends_at, held)
+        self.timeline.add(name, ends_at, held, End(ask.id, "plan"))
         if apart := self.kinds[ask.kind].apart:
             self.search.keep_apart(apart, name, (seat.worker for seat in seats))
 
@@ -405,16 +405,23 @@ class Pass:
         """Seats stay free for an ask: what of them is free now is taken, the rest comes from the victims."""
         held = [taken for unit in victims for taken in self.displacer.holds(unit)]
         more, left = swap(held, seats)
-        ends_at = starts_at + estimate_s
-        self.free.take(more, ends_at)
         if seats:
-            self._kept[ask] = KeptSeats(seats, more, ends_at)
+            self._kept[ask] = KeptSeats(seats, more, starts_at + estimate_s)
+            self._reserve(ask, self._kept[ask])
         self.why_not.note_given(ask, seats)
         self.displacer.left_over(victims, left)
         for unit in victims:
-            self.timeline.remove(unit)
-        self.timeline.add(" ".join(victims), starts_at, left, "stop")
-        self.timeline.add(ask, ends_at, seats)
+            self.timeline.add(unit, starts_at, self.displacer.holds(unit), End(unit, "stop"))
+
+    def _reserve(self, ask: str, kept: KeptSeats) -> None:
+        """Nobody else gets these seats, until the ask has run on them."""
+        self.free.take(kept.taken, kept.ends_at)
+        self.timeline.add(_kept_for(ask), kept.ends_at, kept.seats, End(ask, "plan"))
+
+    def _give_back(self, ask: str, kept: KeptSeats) -> None:
+        """Undo :meth:`_reserve`."""
+        self.free.give(kept.taken, kept.ends_at)
+        self.timeline.remove(_kept_for(ask))
 
     def _seats(self, ask: Ask, counts: Sequence[int], seats: list[Taken]) -> list[Seat]:
         roles = [n for n, count in enumerate(counts) for _ in range(count)]
@@ -429,3 +436,8 @@ class Pass:
                     self.free.needed_at(taken, layer) if ask.single else None,
                 )
         return [made[one] for one in zip(seats, roles, strict=True)]
+
+
+def _kept_for(ask: str) -> str:
+    """The name of seats that are kept for an ask: a gang that stops itself to start again is a unit besides."""
+    return f"kept for {ask}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Sequence
-from itertools import islice
 from operator import itemgetter
 
 from gangq.placement.board import Ask, Board, Role
@@ -13,7 +12,7 @@ from gangq.placement.fit import Search
 from gangq.placement.free import Free, PlannedStart, Taken, by_worker
 
 Moment = tuple[float, str, list[Taken]]
-"""(when, which unit ends then, what it gives back)"""
+"""(when, the name of what ends then, what it gives back)"""
 _when = itemgetter(0, 1)
 
 
@@ -22,10 +21,11 @@ class Timeline:
 
     def __init__(self, board: Board, free: Free) -> None:
         self._ends = {unit.id: (unit.ends_at, free.held[unit.id]) for unit in board.units}
-        self._by = {unit.id: unit.ends_by for unit in board.units}
-        """What the end of each rests on."""
+        """By name, when it ends and what it gives back then."""
+        self._told = {unit.id: End(unit.id, unit.ends_by) for unit in board.units}
+        """By name, how that end is told to people."""
         self._moments: list[Moment] = []
-        """The same in order; empty: to be sorted again."""
+        """``_ends`` in order; empty: to be sorted again."""
         self._empty: Free | None = None
         """What is free once everything has ended."""
         self._feasible: set[int] = set()
@@ -33,15 +33,15 @@ class Timeline:
         self._not_before: dict[int, float] = {}
         """Of each kind the planned start it has: a later ask of that kind starts no sooner."""
 
-    def add(self, unit: str, ends_at: float, seats: list[Taken], by: str = "plan") -> None:
-        """A unit ends then, or another time than was known."""
-        self._ends[unit] = (ends_at, list(by_worker(seats).values()))
-        self._by[unit] = by
+    def add(self, name: str, ends_at: float, seats: list[Taken], told: End) -> None:
+        """What has this name gives these seats back then, whatever was known of it before."""
+        self._ends[name] = (ends_at, list(by_worker(seats).values()))
+        self._told[name] = told
         self._moments = []
 
-    def remove(self, unit: str) -> None:
-        """A unit is accounted for in another way."""
-        self._ends.pop(unit, None)
+    def remove(self, name: str) -> None:
+        """What has this name gives nothing back."""
+        self._ends.pop(name, None)
         self._moments = []
 
     def find(self, search: Search, ask: Ask, counts: Sequence[int]) -> tuple[PlannedStart, Free] | None:
@@ -70,19 +70,23 @@ class Timeline:
         self._not_before[ask.kind] = starts_at
         start = PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats)
         then.take(start.held, 0)
-        workers = {seat.worker for seat in start.held}
-        after = (
-            End(name, self._by.get(unit, "plan"))
-            for _, unit, held in reversed(moments[:ended])
-            if any(seat.worker in workers for seat in held)
-            for name in unit.split()
-        )
-        start.after = tuple(islice(after, HOLDERS))
+        start.after = self._waits_for(start, moments[:ended])
         return start, then
+
+    def _waits_for(self, start: PlannedStart, ended: Sequence[Moment]) -> tuple[End, ...]:
+        """What ends last on the workers of a planned start before it, the last of all first."""
+        workers = {seat.worker for seat in start.held}
+        found: dict[End, None] = {}
+        for _, name, held in reversed(ended):
+            if any(seat.worker in workers for seat in held):
+                found[self._told.get(name) or End(name, "plan")] = None
+                if len(found) == HOLDERS:
+                    break
+        return tuple(found)
 
     def _in_order(self) -> list[Moment]:
         if not self._moments:
-            self._moments = sorted([(at, unit, seats) for unit, (at, seats) in self._ends.items()], key=_when)
+            self._moments = sorted([(at, name, seats) for name, (at, seats) in self._ends.items()], key=_when)
         return self._moments
 
 
