@@ -169,6 +169,9 @@ class Pass:
         """By ask."""
         self._refused: dict[int, Before] = {}
         """By kind."""
+        self._apart = {unit.id: unit.apart for unit in board.units}
+        self._apart |= {ask.id: self.kinds[ask.kind].apart for ask in board.asks}
+        """By unit and ask, the key by which it is kept apart from others."""
         self._never: set[int] = set()
         """Kinds that will not fit even when all has ended."""
         self.rivals = Rivals(self.kinds)
@@ -301,8 +304,7 @@ class Pass:
         self.why_not.note_given(ask.id, held)
         name = f"{ask.id}#{len(decision.seats)}" if ask.single else ask.id
         self.timeline.add(name, ends_at, held, End(ask.id, "plan"))
-        if apart := self.kinds[ask.kind].apart:
-            self.search.keep_apart(apart, name, (seat.worker for seat in seats))
+        self.search.keep_apart(self.kinds[ask.kind].apart, name, name, held)
 
     def stop(self, ask: Ask, counts: Sequence[int], victims: tuple[str, ...], seats: list[Taken]) -> None:
         """These units are told to stop, and what they give back is kept for the ask."""
@@ -385,6 +387,7 @@ class Pass:
         if isinstance(seats, Refused):
             return
         self.free.take(swap(held, seats)[0], INFINITY)
+        self.search.keep_apart(kind.apart, unit.id, unit.id, seats)
         planned = tuple(self._seats(ask, counts, seats))
         self.decisions[unit.id] = Decision(unit.id, planned=planned, stop=(unit.id,), lost_s=(unit.lost_s,))
 
@@ -417,11 +420,13 @@ class Pass:
         """Nobody else gets these seats, until the ask has run on them."""
         self.free.take(kept.taken, kept.ends_at)
         self.timeline.add(_kept_for(ask), kept.ends_at, kept.seats, End(ask, "plan"))
+        self.search.keep_apart(self._apart.get(ask, ""), _kept_for(ask), ask, kept.seats)
 
     def _give_back(self, ask: str, kept: KeptSeats) -> None:
         """Undo :meth:`_reserve`."""
         self.free.give(kept.taken, kept.ends_at)
         self.timeline.remove(_kept_for(ask))
+        self.search.forget(self._apart.get(ask, ""), _kept_for(ask))
 
     def _seats(self, ask: Ask, counts: Sequence[int], seats: list[Taken]) -> list[Seat]:
         roles = [n for n, count in enumerate(counts) for _ in range(count)]

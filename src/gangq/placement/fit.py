@@ -21,11 +21,12 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf as INFINITY
+from typing import NamedTuple
 
 from gangq.placement import gates
 from gangq.placement.board import Ask, Board, Device, Kind, Role
 from gangq.placement.decisions import HOLDERS, Refused
-from gangq.placement.free import Free, Taken
+from gangq.placement.free import Free, PlannedStart, Taken
 from gangq.placement.room import Rooms, link_groups, parts
 from gangq.placement.strategies import STRATEGIES
 
@@ -40,6 +41,14 @@ class Wish:
     """Workers that are looked at; None: all."""
 
 
+class Placed(NamedTuple):
+    """What is on some hosts, and keeps others of its key away from them."""
+
+    owner: str
+    """The gang that it belongs to: itself, or the gang of a member that is a unit of its own."""
+    hosts: set[int]
+
+
 class Search:
     """Looks for seats on what is free."""
 
@@ -49,14 +58,12 @@ class Search:
         self.kinds = {kind.id: kind for kind in board.kinds}
         self._domains: dict[tuple[str, str], dict[str, frozenset[int]]] = {}
         self._paths: dict[int, list[tuple[int, str]]] = {}
-        self._apart: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self._apart: dict[str, dict[str, Placed]] = defaultdict(dict)
+        """By key and name, what is placed or has seats kept for it."""
+        self._planned: Sequence[PlannedStart] = ()
+        """Planned starts that count as placed."""
         for unit in board.units:
-            if unit.apart:
-                self.keep_apart(
-                    unit.apart,
-                    unit.id,
-                    (free.number[h.worker] for h in unit.holds if h.worker in free.number),
-                )
+            self.keep_apart(unit.apart, unit.id, unit.part_of or unit.id, free.held[unit.id])
         doubtful = {free.host_of[n] for n, worker in enumerate(free.workers) if worker.doubtful}
         self._doubtful = frozenset(doubtful)
         self._open_classes = frozenset(worker.class_id for worker in free.workers if worker.open)
@@ -66,38 +73,50 @@ class Search:
             for model in worker.warm:
                 self._warm[model].add(n)
 
-    def on(self, free: Free) -> Search:
-        """The same search on another state of the same workers."""
+    def on(self, free: Free, planned: Sequence[PlannedStart] = ()) -> Search:
+        """The same search on another state of the same workers, where these planned starts count as placed."""
         # Shared with this one, because they are of workers and not of what is free: _domains, _paths and _warm. And
         # _apart, which keep_apart changes for all: what has started is on its hosts in every state.
         twin = copy.copy(self)
         twin.free = free
+        twin._planned = planned
         return twin
 
-    def keep_apart(self, key: str, unit: str, workers: Iterable[int]) -> None:
-        """A unit is on these workers: what has the same key takes no host of them."""
-        self._apart[key][unit].update(self.free.host_of[worker] for worker in workers)
+    def keep_apart(self, key: str, name: str, owner: str, seats: Iterable[Taken]) -> None:
+        """What has this name is here, too: what has the same key, but for its owner, takes none of these hosts."""
+        if key:
+            there = self._apart[key].setdefault(name, Placed(owner, set()))
+            there.hosts.update(self.free.host_of[seat.worker] for seat in seats)
 
-    def hosts_of_others(self, ask: Ask, leaving: Container[str] = ()) -> frozenset[int]:
-        """Hosts from which an ask is to be kept apart; units that are ``leaving`` will be gone."""
+    def forget(self, key: str, name: str) -> None:
+        """What has this name keeps nothing apart any more."""
+        self._apart[key].pop(name, None)
+
+    def hosts_of_others(self, ask: Ask, layer: int = 0, leaving: Container[str] = ()) -> frozenset[int]:
+        """Hosts from which an ask is to be kept apart: of what is placed, and of the planned starts that it meets.
+        What is ``leaving`` will be gone.
+        """
         key = self.kinds[ask.kind].apart
         if not key:
             return frozenset()
-        return frozenset(
-            host
-            for unit, hosts in self._apart[key].items()
-            if unit != ask.id and unit not in leaving
-            for host in hosts
-        )
+        hosts: set[int] = set()
+        for name, other in self._apart[key].items():
+            if other.owner != ask.id and name not in leaving:
+                hosts |= other.hosts
+        for start in (*self._planned, *self.free.starts[:layer]):
+            if start.apart == key and start.ask not in leaving:
+                hosts.update(self.free.host_of[seat.worker] for seat in start.held)
+        return frozenset(hosts)
 
     def kept_apart(self, ask: Ask, counts: Sequence[int], layer: int) -> Refused | None:
-        """The refusal of what would fit, were it not to be kept apart from others."""
+        """The refusal of what would fit, were it not to be kept apart from what is placed."""
         if not self.hosts_of_others(ask) or isinstance(self._gang(ask, counts, layer, Wish()), Refused):
             return None
         key = self.kinds[ask.kind].apart
-        others = [unit for unit, hosts in self._apart[key].items() if unit != ask.id and hosts]
+        others = dict.fromkeys(other.owner for other in self._apart[key].values() if other.hosts)
+        others.pop(ask.id, None)
         return Refused(
-            gates.APART, need=sum(counts), of="members", where=key, holders=tuple(others[:HOLDERS])
+            gates.APART, need=sum(counts), of="members", where=key, holders=tuple(others)[:HOLDERS]
         )
 
     def warm_room(self, kind: Kind, layer: int) -> bool:
@@ -131,10 +150,10 @@ class Search:
             ask: what is to be seated.
             counts: its members, by role.
             layer: how many planned starts it would still run at.
-            leaving: units that keep it apart from nothing, because they will be gone.
+            leaving: names of what keeps it apart from nothing, because it will be gone.
             first: workers that are kept for it.
         """
-        apart = self.hosts_of_others(ask, leaving)
+        apart = self.hosts_of_others(ask, layer, leaving)
         failed = frozenset(self._host[host] for host in ask.avoid_hosts if host in self._host)
         wishes = [Wish(apart)]
         if failed or self._doubtful:

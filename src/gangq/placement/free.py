@@ -35,8 +35,12 @@ class Taken(NamedTuple):
 class PlannedStart:
     """Seats that will be free at a moment, and what they leave to others on the same workers then."""
 
-    def __init__(self, ask: str, starts_at: float, ends_at: float, seats: Sequence[Taken]) -> None:
+    def __init__(
+        self, ask: str, starts_at: float, ends_at: float, seats: Sequence[Taken], apart: str = ""
+    ) -> None:
         self.ask = ask
+        self.apart = apart
+        """The key by which it is kept apart from others; empty: from none."""
         self.starts_at = starts_at
         self.ends_at = ends_at
         self.seats = seats

@@ -63,12 +63,13 @@ class Timeline:
             then.take(start.held, 0)
             insort(moments, (start.ends_at, start.ask, start.held), key=_when)
         earliest = self._not_before.get(ask.kind, 0.0)
-        fit = first_fit(search.on(then), ask, counts, 0, moments, earliest)
+        fit = first_fit(search.on(then, search.free.starts), ask, counts, 0, moments, earliest)
         if fit is None:
             return None
         starts_at, ended, seats = fit
         self._not_before[ask.kind] = starts_at
-        start = PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats)
+        apart = search.kinds[ask.kind].apart
+        start = PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats, apart)
         then.take(start.held, 0)
         start.after = self._waits_for(start, moments[:ended])
         return start, then
@@ -100,31 +101,31 @@ def first_fit(
     leaving: Sequence[str] = (),
     together: bool = True,
 ) -> tuple[float, int, list[Taken]] | None:
-    """Give back one unit after another until an ask fits.
+    """Let one after another end until an ask fits.
 
     Args:
         search: on what is free before; afterwards all that ended until then is free there.
         ask: what is to fit.
         counts: its members, by role.
         layer: how many of the planned starts of ``search.free`` it meets.
-        moments: (when, which unit, what it gives back), in order.
+        moments: in order.
         earliest: no sooner than this.
-        leaving: units that have gone before.
+        leaving: names of what has gone before.
         together: what ends at one moment ends together, and not one after the other.
 
     Returns:
-        The moment, how many units had to end, and the seats; None: it does not fit when all have ended.
+        When, how many of the moments had come then, and the seats; None: it does not fit when all have ended.
     """
     free, kind = search.free, search.kinds[ask.kind]
     roles = [(role, count) for role, count in zip(kind.roles, counts, strict=True) if count]
     room: list[int] = []
     """Room in all for each role. Empty: not counted yet, because it is too early or slots alone do not suffice."""
     gone = {*leaving}
-    for n, (at, unit, seats) in enumerate(moments):
+    for n, (at, name, seats) in enumerate(moments):
         workers = {seat.worker for seat in seats if free.workers[seat.worker].open} if room else ()
         before = _room_on(free, workers, roles, layer)
         free.end(seats, at)
-        gone.add(unit)
+        gone.add(name)
         after = _room_on(free, workers, roles, layer)
         if room:
             room = [have - less + more for have, less, more in zip(room, before, after, strict=True)]
