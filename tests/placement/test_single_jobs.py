@@ -160,6 +160,21 @@ def test_single_jobs(picture: str) -> None:
     assert sorted(after(before).splitlines()) == sorted(drawn(expected).splitlines())
 
 
+def test_where_one_starts_and_the_next_must_displace_nobody_is_told_before_the_next_pass() -> None:
+    """A decision is carried out as one action. What would stop is not locked, and its room is given to nobody."""
+    board = Picture("victims=8\nh0 ...\nh1 AA..\nx*2 1x3 prio=5\nY 2").board
+    jobs, gang = decide(board)
+    assert (jobs.action, jobs.stop, jobs.planned, jobs.starts_at) == ("start", (), (), None)
+    assert [seat.worker for seat in jobs.seats] == [0]
+    assert jobs.refused is not None
+    assert (jobs.refused.gate, jobs.refused.holders) == ("stopping", ())
+    assert gang.action == "wait"
+    (jobs, gang) = decide(
+        replace(board, asks=(replace(board.asks[0], count=1), board.asks[1]), workers=board.workers[1:])
+    )
+    assert (jobs.action, jobs.stop, gang.action) == ("stop", ("g65",), "wait")
+
+
 # A stream of small ones -------------------------------------------------------------------------------------
 
 SMALL, LARGE = (

@@ -308,14 +308,20 @@ class Pass:
 
     def stop(self, ask: Ask, counts: Sequence[int], victims: tuple[str, ...], seats: list[Taken]) -> None:
         """These units are told to stop, and what they give back is kept for the ask."""
-        decision = self._decision(ask)
-        decision.stop, decision.starts_at = victims, self.board.now + self.board.grace_s
-        decision.lost_s = tuple(self.displacer.units[unit].lost_s for unit in victims)
-        decision.planned = tuple(self._seats(ask, counts, seats))
+        decision, starts_at = self._decision(ask), self.board.now + self.board.grace_s
         decision.refused = Refused(gates.STOPPING, need=len(seats), of="members", holders=victims)
+        if decision.seats:
+            # A decision is carried out as one action, and some of these single jobs start. So the next pass tells the
+            # units to stop, and in this one nobody else gets what of the seats is free.
+            decision.refused = replace(decision.refused, holders=())
+            seats, victims = self._beyond(victims, seats)[0], ()
+        else:
+            decision.stop, decision.starts_at = victims, starts_at
+            decision.lost_s = tuple(self.displacer.units[unit].lost_s for unit in victims)
+            decision.planned = tuple(self._seats(ask, counts, seats))
         self._use(ask, counts)
         self.usage.count_starts(self.kinds[ask.kind], sum(counts))
-        self._keep(ask.id, ask.estimate_s, victims, seats, decision.starts_at)
+        self._keep(ask.id, ask.estimate_s, victims, seats, starts_at)
         self.rivals.add(ask)
 
     def plan(self, ask: Ask, counts: Sequence[int], refused: Refused) -> bool:
@@ -406,8 +412,7 @@ class Pass:
         self, ask: str, estimate_s: float, victims: Sequence[str], seats: list[Taken], starts_at: float
     ) -> None:
         """Seats stay free for an ask: what of them is free now is taken, the rest comes from the victims."""
-        held = [taken for unit in victims for taken in self.displacer.holds(unit)]
-        more, left = swap(held, seats)
+        more, left = self._beyond(victims, seats)
         if seats:
             self._kept[ask] = KeptSeats(seats, more, starts_at + estimate_s)
             self._reserve(ask, self._kept[ask])
@@ -415,6 +420,10 @@ class Pass:
         self.displacer.left_over(victims, left)
         for unit in victims:
             self.timeline.add(unit, starts_at, self.displacer.holds(unit), End(unit, "stop"))
+
+    def _beyond(self, victims: Sequence[str], seats: list[Taken]) -> tuple[list[Taken], list[Taken]]:
+        """What seats take beyond what these units hold, and what they leave of that: :func:`swap`."""
+        return swap([taken for unit in victims for taken in self.displacer.holds(unit)], seats)
 
     def _reserve(self, ask: str, kept: KeptSeats) -> None:
         """Nobody else gets these seats, until the ask has run on them."""

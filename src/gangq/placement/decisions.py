@@ -89,7 +89,10 @@ class Refill:
 
 @dataclass(slots=True)
 class Decision:
-    """What becomes of one ask. Seats now, or a planned start, or units told to stop, and why the rest waits."""
+    """What becomes of one ask: seats now, or units told to stop, or a planned start; and why the rest waits.
+
+    Of single jobs some may have seats and the first of the others a planned start.
+    """
 
     ask: str
     seats: tuple[Seat, ...] = ()
