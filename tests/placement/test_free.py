@@ -61,6 +61,11 @@ class Books:
             assert state[1:4] == tuple(left)
             assert len(state.vrams) == len(free._devices[number])
         assert free.slots == slots
+        self.check_layers()
+
+    def check_layers(self) -> None:
+        """Each layer says of every host what is free there beside its planned starts."""
+        free = self.free
         free._settle()
         for host, workers in enumerate(free.workers_of):
             for layer in range(len(free.starts) + 1):
@@ -102,6 +107,23 @@ def test_the_books_balance(seed: int, dice: random.Random) -> None:
             "a copy shares nothing that changes",
         )
         assert books.free.starts == [] or books.free.starts[0] is not twin.free.starts[0]
+
+
+def test_each_layer_is_what_is_free_beside_its_planned_starts() -> None:
+    """As computed anew, whatever the order and the moments in which starts are planned."""
+    dice = random.Random(5)
+    for _ in range(200):
+        books = Books(random_board(dice))
+        free = books.free
+        for n in range(dice.randint(1, 4)):
+            seats = [Taken(dice.randrange(len(free.workers)), (), dice.randint(1, 2), 8, 0)]
+            then = free.copy(starts=False)
+            then.take(seats, 0)
+            starts_at = dice.choice([30.0, 60.0, 90.0])
+            free.plan(PlannedStart(f"g{n}", starts_at, starts_at + dice.choice([20.0, 60.0]), seats), then)
+            books.check_layers()
+            if dice.random() < 0.5:
+                books.step(dice)
 
 
 def test_what_is_given_back_restores_what_is_free_beside_planned_starts() -> None:

@@ -50,6 +50,15 @@ class OneAHost(Strategy):
         return [(host, 1) for host in first] if len(first) == size else None
 
 
+class TwoAHost(Strategy):
+    """Two members on a host, or none."""
+
+    def hosts(self, size: int, rooms: Rooms) -> Takes | None:
+        """The tightest with room for two."""
+        hosts = [host for _, host in rooms.ascending(2)][: size // 2]
+        return None if size % 2 or len(hosts) < size // 2 else [(host, 2) for host in hosts]
+
+
 class SmallestFirst(Policy):
     """What needs few members goes first."""
 
@@ -78,6 +87,16 @@ def test_a_new_strategy_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -
     hosts = "h0 ...\nh1 .A.\nh2 AAA\nh3 A.."
     assert drawn_with(f"{hosts}\nX 2", "one_a_host") == "h0 X..\nh1 XA.\nh2 AAA\nh3 A.."
     assert drawn_with(f"{hosts}\nX 4", "one_a_host") == f"{hosts}\nX waits: hosts 3 of 4"
+
+
+def test_what_a_new_strategy_cannot_spread_is_told_as_the_room_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is room for five, but for two of four as this strategy spreads them: nothing of one host is told."""
+    monkeypatch.setitem(STRATEGIES, "two_a_host", TwoAHost())
+    hosts = "h0 AAA.\nh1 AAA.\nh2 A..."
+    assert drawn_with(f"{hosts}\nX 2", "two_a_host") == "h0 AAA.\nh1 AAA.\nh2 AXX."
+    assert drawn_with(f"{hosts}\nX 4", "two_a_host") == f"{hosts}\nX waits: fragmented 2 of 4"
 
 
 def test_a_strategy_may_choose_devices_for_all_members_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

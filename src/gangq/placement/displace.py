@@ -139,7 +139,8 @@ class Displacer:
             if not isinstance(found, Refused):
                 used = {seat.worker for seat in found}
                 needed = [u for _, u in young[: n + 1] if any(h.worker in used for h in self._holds[u])]
-                return tuple(needed[:HOLDERS]), at
+                # None of them: those that may stop now would do, if as many may be told in one pass.
+                return (tuple(needed[:HOLDERS]), at) if needed else None
         self._searches -= 1
         return None
 

@@ -239,22 +239,25 @@ class Search:
         if role.require:
             return self._not_in_one(replace(kind, roles=(role,)), [count], layer, wish, role.require)
         rooms = self.free.rooms(role, layer, without=wish.without, inside=wish.only)
-        total = rooms.total
-        found = self._spread_out(role, count, layer, wish, rooms) if total >= count else None
+        found = self._spread_out(role, count, layer, wish, rooms) if rooms.total >= count else None
         if found is not None:
             return found
+        return self._no_way(role, count, rooms)
+
+    def _no_way(self, role: Role, count: int, rooms: Rooms) -> Refused:
+        """The refusal of members that the strategy of their role cannot seat on hosts with this room."""
+        strategy, total = STRATEGIES[role.strategy], rooms.total
         best = next(rooms.descending(), None)
         where = self.free.hosts[best[1]] if best else ""
-        strategy = STRATEGIES[role.strategy]
-        anywhere = not (strategy.own_hosts or strategy.one_host) or count == 1
-        if total < count and (anywhere or not total):
-            return Refused(gates.ROOM, need=count, have=total, of=role.name or "members", where=where)
-        if strategy.own_hosts:
-            hosts = sum(1 for _ in rooms.ascending())
-            return Refused(gates.HOSTS, need=count, have=hosts, of="hosts")
-        return Refused(
-            gates.ONE_HOST, need=count, have=best[0] if best else 0, of=role.name or "members", where=where
-        )
+        if strategy.own_hosts and count > 1 and total:
+            return Refused(gates.HOSTS, need=count, have=sum(1 for _ in rooms.ascending()), of="hosts")
+        gate, have = gates.ROOM, total
+        if strategy.one_host and count > 1 and best:
+            gate, have = gates.ONE_HOST, best[0]
+        elif total >= count:
+            # There is room, but not as it spreads them: as many as it would seat.
+            have = next((n for n in range(count - 1, 0, -1) if strategy.hosts(n, rooms) is not None), 0)
+        return Refused(gate, need=count, have=have, of=role.name or "members", where=where)
 
     def _spread_out(
         self, role: Role, count: int, layer: int, wish: Wish, rooms: Rooms | None = None

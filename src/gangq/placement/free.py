@@ -216,7 +216,8 @@ class Free:
         self._settle()
         place = bisect_right(self.starts, start.starts_at, key=lambda s: s.starts_at)
         self.starts = [*self.starts[:place], start, *self.starts[place:]]
-        self._rebuild(place)
+        # Those of the same moment leave less now, too.
+        self._rebuild(self.layer(start.starts_at))
 
     def copy(self, *, starts: bool) -> Free:
         """The same workers and what is free on them; ``starts``: with the planned starts."""
