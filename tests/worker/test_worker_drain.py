@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from gangq.errors import DatabaseUnreachable
 from gangq.worker.drain import Drain
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import Reporter
+from gangq.worker.runner_command import CommandRunner
 from gangq.worker.session import Session
 from worker.parts import RecordedWork, claimed, session_of, source_of
 
@@ -114,3 +117,33 @@ def test_a_fault_ends_no_drain(
         drain.request()
         until(lambda: len(work.heard) > 1)
     assert "task_fault" not in caplog.messages
+
+
+def test_only_a_second_request_of_an_operator_hastens_and_no_second_job_that_nothing_can_kill(
+    session: Session,
+) -> None:
+    drain = Drain(30.0)
+    runner: Any = SimpleNamespace(_session=session, _drain=drain)
+    source = source_of(session)
+    for job in [claimed(session, source), claimed(session, source)]:
+        CommandRunner._unkillable(runner, job, [os.getpid()])
+        assert drain.requested.is_set()
+        assert not drain.urgent.is_set()
+    drain.request()
+    assert not drain.urgent.is_set()
+    drain.request()
+    assert drain.urgent.is_set()
+
+
+def test_grace_is_over_before_the_note_of_the_drain_is_written(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[list[Any]] = []
+    work = begun(session)
+    monkeypatch.setattr(session, "note", lambda _: heard.append(list(work.heard)))
+    drain = Drain(30.0)
+    with draining(drain, session, deque()):
+        drain.request()
+        drain.request()
+        until(lambda: bool(heard))
+    assert heard[0] == [("stop", "drain")] * 2, "told to stop, then told that its grace is over"

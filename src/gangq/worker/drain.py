@@ -22,11 +22,15 @@ _ANNOUNCE_S = 2.0
 
 
 class Drain:
-    """Whether this worker is to stop. The first request drains it, the second skips every grace."""
+    """Whether this worker is to stop. An operator's first request drains it, the second skips every grace."""
 
     def __init__(self, timeout_s: float) -> None:
+        """``timeout_s``: how long jobs that run may go on before they are told to stop."""
         self._timeout_s = timeout_s
-        self._asked_at: float | None = None
+        self._begun_at: float | None = None
+        """Since when jobs are to end, in seconds of CLOCK_BOOTTIME. None: jobs that run may go on."""
+        self._asked = False
+        """Whether an operator has asked."""
         self.requested = threading.Event()
         """Set once this worker takes no more jobs."""
         self.urgent = threading.Event()
@@ -34,17 +38,24 @@ class Drain:
         """Its directory is gone: it ends with code 77."""
 
     def request(self) -> None:
-        """Drain; a second call skips every grace. From any thread."""
-        if self._asked_at is None:
-            self._asked_at = boottime()
-        else:
+        """An operator, or a signal, asks this worker to drain; a second call skips every grace. From any thread."""
+        if self._asked:
             self.urgent.set()
+        self._asked = True
+        self.begin()
+
+    def begin(self) -> None:
+        """Drain because this worker cannot go on. A repeat changes nothing: it is no operator who is in a hurry.
+        From any thread.
+        """
+        if self._begun_at is None:
+            self._begun_at = boottime()
         self.requested.set()
 
     @property
     def reason(self) -> StopReason:
         """Why jobs are told to stop, begun or not."""
-        return "directory" if self._asked_at is None else "drain"
+        return "directory" if self._begun_at is None else "drain"
 
     def directory_gone(self, directory: Path) -> None:
         """Drain because the directory of sockets and logs was removed, so that no job can start here.
@@ -66,7 +77,7 @@ class Drain:
         self.requested.set()
 
     def impatient(self, session: Session) -> bool:
-        """Whether to end even if some reports have no answer: asked twice, or asked once and the lease has ended."""
+        """Whether to end even if some reports have no answer: an operator is in a hurry, or the lease has ended."""
         return self.urgent.is_set() or (self.requested.is_set() and session.lapsed())
 
     async def run(self, session: Session, reporter: Reporter, waiting: deque[ActiveJob]) -> None:
@@ -109,14 +120,14 @@ class Drain:
         """Tell each job to stop that has to by now."""
         if self.without_directory:
             session.table.each(lambda job: self._without_directory(job, session.terms.grace_s))
-        if self._asked_at is None or not (
-            self.urgent.is_set() or boottime() >= self._asked_at + self._timeout_s
+        if self._begun_at is None or not (
+            self.urgent.is_set() or boottime() >= self._begun_at + self._timeout_s
         ):
             return
         session.table.each(lambda job: job.tell_stop(self.reason, session.terms.grace_s))
-        session.note("drained")
         if self.urgent.is_set():
             session.table.each(ActiveJob.hasten)
+        session.note("drained")  # Last: a disk may hang.
 
     def _without_directory(self, job: ActiveJob, grace_s: float) -> None:
         if job.replica is not None:

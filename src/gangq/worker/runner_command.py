@@ -460,4 +460,4 @@ class CommandRunner:
             )
         except Exception as problem:
             log.error("stuck_not_reported", extra={**job.extra, "error": str(problem)})
-        self._drain.request()
+        self._drain.begin()
