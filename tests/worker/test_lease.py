@@ -6,10 +6,12 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gangq.client import Client
+from gangq.errors import DatabaseUnreachable, NotAllowed, NotFound
 from gangq.proc.clock import boottime
 from gangq.worker.lease import LeaseKeeper, LeaseWatch
 from gangq.worker.session import clean_stop_reason
@@ -131,3 +133,70 @@ def test_claims_that_nobody_knows_of_are_handed_back(client: Client, tmp_path: P
     for _ in range(3):
         session.control.wait(keeper.beat())
     assert client.job(id=job_id).state == "pending"
+
+
+def test_a_claim_that_cannot_be_handed_back_costs_no_heartbeat_and_is_tried_again(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = client.submit(task="t", payloads=[{}, {}])
+    session = session_of(client, tmp_path, prefetch=2)
+    client.claim(incarnation=session.incarnation, max_jobs=2)
+    keeper = LeaseKeeper(session)
+    release = session.control.client.release
+    refused: list[int] = []
+
+    async def refuses(**arguments: Any) -> Any:
+        if arguments["job_ids"] == ids[:1] and len(refused) < 2:
+            refused.append(len(refused))
+            raise NotAllowed("no") if len(refused) == 1 else NotFound("no")
+        return await release(**arguments)
+
+    monkeypatch.setattr(session.control.client, "release", refuses)
+    for _ in range(3):
+        session.control.wait(keeper.beat())
+    assert client.job_states(ids=ids) == dict(zip(ids, ("running", "pending"), strict=True))
+    assert "unknown_claim_not_released" in caplog.messages
+    for _ in range(2):
+        session.control.wait(keeper.beat())
+    assert client.job(id=ids[0]).state == "pending"
+
+
+def test_a_beat_of_a_job_whose_heartbeat_had_no_answer_goes_with_the_next(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.submit(task="t", payloads=[{}, {}])
+    session = session_of(client, tmp_path, prefetch=2)
+    source = source_of(session)
+    job, silent = claimed(session, source), claimed(session, source)
+    job.beat({"step": 7})
+    keeper = LeaseKeeper(session)
+    heartbeat = session.control.client.heartbeat
+    sent: list[Any] = []
+
+    async def cut(**arguments: Any) -> Any:
+        sent.append(arguments["beats"])
+        if len(sent) == 1:
+            raise DatabaseUnreachable("the connection was cut")
+        return await heartbeat(**arguments)
+
+    monkeypatch.setattr(session.control.client, "heartbeat", cut)
+    with pytest.raises(DatabaseUnreachable):
+        session.control.wait(keeper.beat())
+    assert silent.take_beat() is None
+    session.control.wait(keeper.beat())
+    assert sent == [[{"step": 7}, None]] * 2
+
+
+def test_a_call_after_a_heartbeat_that_has_no_answer_does_not_make_the_heartbeat_fail(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = session_of(client, tmp_path)
+
+    async def unreachable() -> None:
+        raise DatabaseUnreachable("the connection was cut")
+
+    watching: Any = SimpleNamespace(readings=lambda: None, limits=SimpleNamespace(exchange=unreachable))
+    before = boottime()
+    session.control.wait(LeaseKeeper(session, watching).beat())
+    assert session.renewed_at >= before
+    assert "calls_after_heartbeat_failed" in caplog.messages

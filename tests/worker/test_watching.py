@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from gangq.client import Client
+from gangq.errors import DatabaseUnreachable
 from gangq.gpu import Detection, SamplerProcess
 from gangq.task_options import WatchOptions
 from gangq.watchdogs import ExitCode, Trip
@@ -158,11 +159,51 @@ def test_what_was_learned_is_told_once_and_again_only_when_it_is_news(
 def test_what_could_not_be_told_is_told_later(client: Client) -> None:
     table, exchange = limits(Client("host=/nowhere dbname=none", timeout_s=0.2))
     table.learned("t", "", 30.0, 100)
-    exchange()
+    with pytest.raises(DatabaseUnreachable):
+        exchange()
     control = control_of(client)
     table._session.control = control
     control.wait(table.exchange())
     assert client.watch_terms(task="t").stall_timeout_s == 150
+
+
+def test_a_database_that_does_not_answer_is_asked_for_one_task_and_then_no_more(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next heartbeat waits for these calls, and each may wait half of what the lease has left."""
+    table, exchange = limits(client, fresh_s=0)
+    for task in ("t", "u", "v"):
+        table.ask_for(claim(task=task), None, "")
+    calls: list[str] = []
+
+    async def unreachable(task: str, **_: Any) -> None:
+        calls.append(task)
+        raise DatabaseUnreachable("the connection was cut")
+
+    for verb in ("watch_terms", "learn_gap"):
+        calls.clear()
+        monkeypatch.setattr(table._session.control.client, verb, unreachable)
+        with pytest.raises(DatabaseUnreachable):
+            exchange()
+        assert len(calls) == 1
+        table.learned("t", "", 30.0, 100)
+        table.learned("u", "", 30.0, 100)
+
+
+def test_an_answer_that_another_thread_had_meanwhile_is_kept_by_one_that_had_none(client: Client) -> None:
+    client.configure(stall_timeout_s=99)
+    table, _ = limits(client)
+    answered = table._session.control.for_threads.watch_terms
+
+    def first(**arguments: str) -> None:
+        table._session.control.for_threads = SimpleNamespace(watch_terms=answered)  # type: ignore[assignment]
+        another = threading.Thread(target=table.ask_for, args=(claim(), None, ""))
+        another.start()
+        another.join(10)
+        raise DatabaseUnreachable("the connection was cut")
+
+    table._session.control.for_threads = SimpleNamespace(watch_terms=first)  # type: ignore[assignment]
+    assert table.ask_for(claim(), None, "").stall_timeout_s == 99
 
 
 # Beats ------------------------------------------------------------------------------------------------------

@@ -267,8 +267,8 @@ class ActiveJob:
             beat, self._beat = self._beat, None
             return beat
 
-    def put_beat_back(self, beat: dict[str, Any]) -> None:
-        """The heartbeat that carried it got no answer: send it again unless a newer one has come."""
+    def put_beat_back(self, beat: dict[str, Any] | None) -> None:
+        """The heartbeat that carried it had no answer: send it again unless a newer one has come."""
         with self._lock:
             if self._beat is None:
                 self._beat = beat

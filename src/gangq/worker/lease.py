@@ -15,7 +15,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from gangq import logqueue
-from gangq.errors import Busy, GangqError, IncarnationEnded, NotFound
+from gangq.errors import Busy, DatabaseUnreachable, GangqError, IncarnationEnded, NotFound
 from gangq.proc.clock import boottime
 from gangq.watchdogs import signs
 from gangq.worker.jobs import ActiveJob
@@ -63,8 +63,6 @@ class LeaseKeeper:
             self._now.clear()
             try:
                 await self.beat()
-                if self._watching is not None:
-                    await self._watching.limits.exchange()
             except TRANSIENT as problem:
                 wait = next(pauses)
                 log.warning(
@@ -87,12 +85,22 @@ class LeaseKeeper:
                 await asyncio.wait_for(self._now.wait(), wait - _PACE_S)
 
     async def beat(self) -> None:
-        """Send one heartbeat and act on the answer.
+        """Send one heartbeat and act on the answer. What else is to be told or asked follows.
 
         Raises:
             IncarnationEnded: nothing that runs here is ours any more.
             GangqError: no answer, and nothing has changed.
         """
+        await self._renew()
+        try:
+            await self._hand_back_strange()
+            if self._watching is not None:
+                await self._watching.limits.exchange()
+        except DatabaseUnreachable as problem:
+            # The lease is renewed. Its next heartbeat must not wait for a second call that gets no answer.
+            log.warning("calls_after_heartbeat_failed", extra={"error": str(problem)})
+
+    async def _renew(self) -> None:
         jobs = [job for job in self._session.table.snapshot() if not job.reporting]
         beats = [job.take_beat() for job in jobs]
         sent_at = boottime()
@@ -107,8 +115,7 @@ class LeaseKeeper:
             )
         except GangqError:
             for job, beat in zip(jobs, beats, strict=True):
-                if beat is not None:
-                    job.put_beat_back(beat)
+                job.put_beat_back(beat)
             raise
         self._session.renewed(sent_at)
         listed = {(job.id, job.token): job for job in jobs}
@@ -123,7 +130,6 @@ class LeaseKeeper:
             elif self._session.table.get(order.job_id, order.token) is None:
                 strange[order.job_id, order.token] = self._strange.get((order.job_id, order.token), 0) + 1
         self._strange = {} if any(source.claiming for source in self.sources) else strange
-        await self._hand_back_strange()
 
     def _obey(self, job: ActiveJob, action: str, reason: str | None) -> None:
         if action == "lost":
@@ -135,7 +141,8 @@ class LeaseKeeper:
 
     async def _hand_back_strange(self) -> None:
         """Release claims of this worker that are not in its table. If no claim is in flight, no thread works on them,
-        and as long as the lease is renewed they would never be free.
+        and as long as the lease is renewed they would never be free. What cannot be released is tried again after the
+        next heartbeat.
         """
         pairs = [pair for pair, beats in self._strange.items() if beats >= _STRANGE_BEATS]
         if not pairs:
@@ -147,7 +154,12 @@ class LeaseKeeper:
                     job_ids=[job_id], tokens=[token], reason="its worker knows nothing of this claim"
                 )
             except Busy:
-                continue  # An open transaction holds it: again after the next beat.
+                continue  # An open transaction holds it.
+            except DatabaseUnreachable:
+                raise
+            except GangqError as problem:
+                log.warning("unknown_claim_not_released", extra={"job": job_id, "error": str(problem)})
+                continue
             del self._strange[job_id, token]
 
 

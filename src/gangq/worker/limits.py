@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gangq.errors import GangqError, InvalidInput
+from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput
 from gangq.proc.clock import boottime
 from gangq.proc.within import within
 
@@ -100,8 +100,13 @@ class LimitsTable:
             self._gaps[key] = (longest_s, beats)
 
     async def exchange(self) -> None:
-        """Tell what was learned and ask anew what is older than a minute. For the control loop, now and then. Where
-        the database does not answer, the next call tries again.
+        """Tell what was learned and ask anew what is older than a minute. For the control loop, now and then. What is
+        refused, or not answered, is tried again by the next call.
+
+        It makes one call after the other between two heartbeats. Each is short: it waits for a lock 2 s at most.
+
+        Raises:
+            DatabaseUnreachable: a call had no answer, and no further one was made.
         """
         client = self._session.control.client
         with self._lock:
@@ -111,6 +116,8 @@ class LimitsTable:
                 await client.learn_gap(task=task, device_class=device_class, longest_s=longest_s, beats=beats)
             except InvalidInput as problem:
                 log.warning("gap_refused", extra={"task": task, "error": str(problem)})
+            except DatabaseUnreachable:
+                raise
             except GangqError as problem:
                 log.info("stall_gap_not_saved", extra={"task": task, "error": str(problem)})
                 continue
@@ -128,6 +135,8 @@ class LimitsTable:
             elif key in self._known and self._known[key][0] < now - self._fresh_s:
                 try:
                     self._keep(key, await client.watch_terms(**_asked(key)))
+                except DatabaseUnreachable:
+                    raise
                 except GangqError as problem:
                     log.info("limits_unknown", extra={"task": key[0], "error": str(problem)})
 
