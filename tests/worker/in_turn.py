@@ -316,9 +316,10 @@ def drains_in_the_first() -> None:
 
     claims = SimpleNamespace(
         taking=taking,
-        settled=lambda: None,
+        listed=lambda: None,
         pace_s=0,
-        paced=lambda kept: None,
+        begin_claim=lambda kept: None,
+        abandon=lambda: None,
         wakes=ThreadWakes(),
         unsure=False,
     )

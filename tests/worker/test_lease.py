@@ -97,25 +97,25 @@ def test_empty_claims_keep_their_distance_unless_work_is_kept_for_this_worker(
 
     def waited() -> float:
         began = time.monotonic()
-        source.paced(source.wakes.wait_kept(source.pace_s))
+        source.begin_claim(source.wakes.wait_kept(source.pace_s))
         return time.monotonic() - began
 
     assert waited() < 0.04
     assert session.main_client.execute(source.taking(1)) == []
-    source.awake()
+    source.wake()
     assert waited() > 0.04, "a hint to all is no reason to ask at once"
     assert session.main_client.execute(source.taking(1)) == []
-    source.awake(kept=True)
+    source.wake(kept=True)
     assert waited() < 0.04
     assert session.main_client.execute(source.taking(1)) == []
     # That was not true: it is not believed again before a claim has brought something.
-    source.awake(kept=True)
+    source.wake(kept=True)
     assert waited() > 0.04
     client.submit(task="t")
     (claim,) = session.main_client.execute(source.taking(1))
     client.complete(job_ids=[claim.job_id], tokens=[claim.token])
     assert session.main_client.execute(source.taking(1)) == []
-    source.awake(kept=True)
+    source.wake(kept=True)
     assert waited() < 0.04
 
 
@@ -124,12 +124,12 @@ def test_claims_that_nobody_knows_of_are_handed_back(client: Client, tmp_path: P
     session = session_of(client, tmp_path)
     client.claim(incarnation=session.incarnation)
     keeper = LeaseKeeper(session)
-    outstanding = SimpleNamespace(claiming=True)
-    keeper.sources += [outstanding, SimpleNamespace(claiming=False)]  # type: ignore[list-item]
+    outstanding = SimpleNamespace(unlisted=True)
+    keeper.sources += [outstanding, SimpleNamespace(unlisted=False)]  # type: ignore[list-item]
     for _ in range(5):
         session.control.wait(keeper.beat())
     assert client.job(id=job_id).state == "running"  # The claim of one of its loops may still be answered.
-    outstanding.claiming = False
+    outstanding.unlisted = False
     for _ in range(3):
         session.control.wait(keeper.beat())
     assert client.job(id=job_id).state == "pending"

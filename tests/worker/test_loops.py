@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from gangq.client.sync import in_steps
 from gangq.client.verb import Query, Steps
 from gangq.worker.loops import ChildProcessLoop, NothingLeft
@@ -76,7 +78,13 @@ class Turns:
 def child_loop(of: Any, turns: int) -> ChildProcessLoop:
     """A loop that ends after so many claims."""
     claims = SimpleNamespace(
-        wakes=Turns(of, turns), unsure=False, lane="placed", pace_s=0.0, wait_s=0.0, paced=lambda _: None
+        wakes=Turns(of, turns),
+        unsure=False,
+        lane="placed",
+        pace_s=0.0,
+        wait_s=0.0,
+        begin_claim=lambda _: None,
+        abandon=bool,
     )
     return ChildProcessLoop(of, claims, None, None, 1)  # type: ignore[arg-type]
 
@@ -137,6 +145,51 @@ def test_a_slot_that_a_job_which_ends_has_filled_meanwhile_is_not_asked_for() ->
 
     of.taking = taking
     loop = child_loop(of, 1)
-    loop._claiming = Filled()  # type: ignore[assignment]
+    loop._claim_lock = Filled()  # type: ignore[assignment]
     asyncio.run(loop.run())
     assert asked == []
+
+
+def test_a_lane_that_is_stopped_while_it_waits_for_its_pace_claims_no_more() -> None:
+    of = intake(take=lambda: pytest.fail("it was stopped"))
+    loop = child_loop(of, 2)
+
+    async def stopped_meanwhile(_: float) -> bool:
+        loop._stopping = True
+        return False
+
+    loop._claims.wakes.wait_kept = stopped_meanwhile  # type: ignore[method-assign]
+    asyncio.run(loop.run())
+
+
+def test_a_lane_leaves_no_claim_to_be_handed_back_before_a_report_has_claimed_to_its_end() -> None:
+    seen: list[str] = []
+
+    class Held:
+        """By the thread of a job, whose report claims."""
+
+        def acquire(self, blocking: bool = True) -> bool:
+            assert not blocking
+            seen.append("held" if len(seen) < 3 else "free")
+            return seen[-1] == "free"
+
+    of = intake()
+    of.serving = False
+    loop = child_loop(of, 1)
+    loop._claim_lock = Held()  # type: ignore[assignment]
+    loop._claims.abandon = lambda: seen.append("abandoned")  # type: ignore[method-assign]
+    asyncio.run(loop.run())
+    assert seen == ["held"] * 3 + ["free", "abandoned"]
+
+
+@pytest.mark.parametrize("why", ["may begin none", "stopping", "a claim is in flight"])
+def test_a_report_claims_nothing_where_its_lane_must_not(why: str) -> None:
+    of = intake()
+    of.may_begin = why != "may begin none"
+    loop = child_loop(of, 1)
+    loop._claims.completing_and_claiming = lambda *_: pytest.fail(why)  # type: ignore[method-assign]
+    loop._stopping = why == "stopping"
+    if why == "a claim is in flight":
+        assert loop._claim_lock.acquire(blocking=False)
+    assert loop._complete_and_claim([]) is None
+    assert loop._claim_lock.locked() is (why == "a claim is in flight")

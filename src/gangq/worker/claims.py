@@ -125,13 +125,13 @@ class Pace:
         """How long to wait before the next claim; seconds."""
         return self._empty_at + PACE_S - time.monotonic()
 
-    def begins(self, at_once: bool) -> None:
-        """A claim begins; ``at_once``: because work is said to be kept for this worker."""
+    def claim_begins(self, at_once: bool) -> None:
+        """``at_once``: because a notification says that work is kept for this worker."""
         self._at_once = at_once
 
-    def found(self, something: bool) -> None:
-        """The claim has its answer."""
-        if something:
+    def claim_answered(self, found_jobs: bool) -> None:
+        """The claim that began last has its answer."""
+        if found_jobs:
             self.trusts_kept = True
         else:
             self._empty_at = time.monotonic()
@@ -168,8 +168,10 @@ class ClaimSource(Generic[W]):
         self.lane = lane
         self._session = session
         self._keeper = keeper
-        self.claiming = False
-        """Whether jobs may have been claimed that are not in the job table yet."""
+        self.unlisted = False
+        """Whether jobs may have been claimed that are not in the job table yet. Meanwhile :class:`LeaseKeeper` hands
+        back no claim that it does not find there.
+        """
         keeper.sources.append(self)
         self.wakes: W = wakes
         session.on_wake(wakes.set)
@@ -225,7 +227,7 @@ class ClaimSource(Generic[W]):
         if asleep and not self._asleep:
             self.wait_s = PACE_S
         self._asleep = asleep
-        self._pace.found(bool(rows))
+        self._pace.claim_answered(found_jobs=bool(rows))
         return rows
 
     @property
@@ -233,12 +235,12 @@ class ClaimSource(Generic[W]):
         """How long to wait before the next claim after an empty one, unless work is kept for this worker; seconds."""
         return self._pace.left_s
 
-    def paced(self, kept: bool) -> None:
+    def begin_claim(self, kept: bool) -> None:
         """The loop has waited :attr:`pace_s`, or less because work is ``kept`` for this worker, and claims now.
 
-        Wake-ups from here on are for the claim after this one.
+        Wake-ups until here are for this claim, later ones for the next.
         """
-        self._pace.begins(kept)
+        self._pace.claim_begins(at_once=kept)
         self.wakes.clear()
 
     def completing_and_claiming(
@@ -247,13 +249,14 @@ class ClaimSource(Generic[W]):
         """Report what is finished and claim up to ``most`` jobs in one call; one try.
 
         None: no answer, or a refusal. The caller then reports alone, and :meth:`taking` finds what may have been
-        claimed. If nothing is claimed this worker is on the list of sleepers.
+        claimed. If nothing is claimed this worker is on the list of sleepers: call :meth:`taking` before the next
+        wait, because a job that was submitted just before has notified no sleeper.
         """
         if self._request is not None or self._session.lapsing():
             return None
         request = self._request = uuid.uuid4()
         self._most = most
-        self.claiming = True
+        self.unlisted = True
         try:
             answer = yield Verbs.complete_and_claim(
                 incarnation=self._session.incarnation,
@@ -270,9 +273,7 @@ class ClaimSource(Generic[W]):
             log.info("complete_and_claim_failed", extra={"error": str(problem), "request": str(request)})
             return None
         self._asleep = not answer.claims and self._may_sleep()
-        # With nothing claimed the request stays open. :meth:`taking` then repeats it before it makes a new one.
-        if answer.claims:
-            self._settle_request(answer.claims)
+        self._close_request(answer.claims)
         return answer.outcomes, answer.claims
 
     def _offer(self, sleep: bool) -> dict[str, Any]:
@@ -288,13 +289,18 @@ class ClaimSource(Generic[W]):
         return self.lane == "light" or self._light_slot_free()
 
     @property
-    def unsure(self) -> bool:
-        """Whether an empty claim does not mean that there is no work: its answer is outstanding, or the lease has to
-        be renewed before it is sent.
-        """
-        return self._request is not None or self._late
+    def outstanding(self) -> bool:
+        """Whether a claim was sent whose answer has not come: it may have taken jobs."""
+        return self._request is not None
 
-    def awake(self, kept: bool = False) -> None:
+    @property
+    def unsure(self) -> bool:
+        """Whether an empty list of :meth:`taking` does not mean that there is no work: the answer is outstanding, or
+        no claim was sent because the lease has to be renewed first.
+        """
+        return self.outstanding or self._late
+
+    def wake(self, kept: bool = False) -> None:
         """There may be work. `kept`: for this worker, which is off the list of sleepers now."""
         if kept:
             self._asleep = False
@@ -303,17 +309,17 @@ class ClaimSource(Generic[W]):
     def _ask(self, most: int) -> Steps[list[Claim]]:
         if self._request is None:
             self._request, self._most = uuid.uuid4(), most
-        self.claiming = True
+        self.unlisted = True
         rows: list[Claim] = yield Verbs.claim(
             incarnation=self._session.incarnation,
             request_id=self._request,
             max_jobs=self._most,
             **self._offer(self._may_sleep()),
         )
-        self._settle_request(rows)
+        self._close_request(rows)
         return rows
 
-    def _settle_request(self, rows: Sequence[Claim]) -> None:
+    def _close_request(self, rows: Sequence[Claim]) -> None:
         self._request = None
         for row in rows:
             if row.rank == 0 and row.master_port is not None:
@@ -324,7 +330,14 @@ class ClaimSource(Generic[W]):
         for port in job.ports:
             self._ports.release(port)
 
-    def settled(self) -> None:
+    def listed(self) -> None:
         """What was claimed is in the job table now."""
-        if self._request is None:
-            self.claiming = False
+        if not self.outstanding:
+            self.unlisted = False
+
+    def abandon(self) -> None:
+        """The loop claims no more. The worker may live on for hours, so :class:`LeaseKeeper` hands back what a claim
+        has taken whose answer is outstanding.
+        """
+        self._request = None
+        self.unlisted = False

@@ -236,12 +236,12 @@ class Incarnation:
 
     def _claim(self) -> None:
         for source in self._sources:
-            source.awake(kept=source.lane != "light")
+            source.wake(kept=source.lane != "light")
 
     def _claim_light(self, kept: bool) -> None:
         for source in self._sources:
             if source.lane != "placed":
-                source.awake(kept=kept)
+                source.wake(kept=kept)
 
     def _go(self) -> None:
         jobs = self._session.table.snapshot()

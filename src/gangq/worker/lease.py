@@ -129,7 +129,7 @@ class LeaseKeeper:
                     self._epochs.note_epoch(known, order.epoch)
             elif self._session.table.get(order.job_id, order.token) is None:
                 strange[order.job_id, order.token] = self._strange.get((order.job_id, order.token), 0) + 1
-        self._strange = {} if any(source.claiming for source in self.sources) else strange
+        self._strange = {} if any(source.unlisted for source in self.sources) else strange
 
     def _obey(self, job: ActiveJob, action: str, reason: str | None) -> None:
         if action == "lost":

@@ -43,10 +43,11 @@ log = logging.getLogger("gangq.worker.loops")
 _DOUBT_S = 1.0
 """How long to wait before checking again whether the driver answers."""
 _FULL_S = 1.0
-"""The same, where all slots are taken, whether one has become free."""
+"""How long to wait before checking again whether a slot is free. A job that ends wakes the loop sooner."""
 _FAULT_S = 1.0
-_CLAIMING_S = 0.01
-"""How long to wait for a report that claims for the same lane."""
+"""How long to wait after a fault of the loop."""
+_CLAIM_LOCK_S = 0.01
+"""How long to wait before checking again whether a report still claims for the same lane."""
 _DECIDED_S = 3.0
 """How long to wait for a pass that another worker runs."""
 
@@ -78,25 +79,25 @@ class Intake:
         return bool(self._sampler.doubtful())
 
     @property
-    def claiming(self) -> bool:
-        """Whether to begin more."""
+    def may_begin(self) -> bool:
+        """Whether to begin more jobs."""
         return self.serving and not self.doubtful
 
     def taking(self, claims: ClaimSource[Any], most: int) -> Steps[list[ActiveJob]]:
         """Claim up to ``most`` jobs. A claim whose answer is outstanding is repeated even if no more is to begin,
         because what it took is this worker's.
         """
-        if not self.claiming and not claims.unsure:
+        if not self.may_begin and not claims.outstanding:
             claims.wait_s = _DOUBT_S
             return []
         return self.add(claims, (yield from claims.taking(most)))
 
     def add(self, claims: ClaimSource[Any], rows: Sequence[Claim]) -> list[ActiveJob]:
-        """What was claimed, in the job table now."""
+        """Put what was claimed into the job table. What must not begin any more has been told so on return."""
         session = self.session
         jobs = [ActiveJob(claim) for claim in rows]
         session.table.add(*jobs)
-        claims.settled()
+        claims.listed()
         if self._drain.requested.is_set():
             # The claim was in flight when the drain was requested; these jobs have not begun.
             session.table.each(lambda job: job.tell_stop(self._drain.reason, 0.0), jobs)
@@ -142,17 +143,18 @@ class MainThreadLoop:
         execute = intake.session.main_client.execute
         while intake.serving:
             signs.alive()
-            claims.paced(claims.wakes.wait_kept(claims.pace_s))
+            claims.begin_claim(claims.wakes.wait_kept(claims.pace_s))
             jobs = execute(intake.taking(claims, self._prefetch))
             if not jobs:
                 if not claims.unsure and not intake.doubtful and self._left and execute(self._left.look()):
-                    return
+                    break
                 claims.wakes.wait(claims.wait_s)
                 continue
             waiting.extend(jobs)
             self._run_waiting()
             self._inline.rest()
             self._reporter.flush()
+        claims.abandon()
 
     def _run_waiting(self) -> None:
         waiting = self._waiting
@@ -167,7 +169,7 @@ class MainThreadLoop:
                 self._signals.renew()
 
     def _complete_and_claim(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
-        if not self._intake.claiming:
+        if not self._intake.may_begin:
             return None
         answer = self._intake.session.main_client.execute(
             self._claims.completing_and_claiming(finished, self._prefetch)
@@ -204,13 +206,15 @@ class ChildProcessLoop:
         self._slots = slots
         self._left = left
         self._found_nothing = found_nothing
-        self._claiming = threading.Lock()
-        """Held while a claim for this lane is in flight. It is only tried, never waited for."""
+        self._claim_lock = threading.Lock()
+        """Held while a claim for this lane is in flight, by this loop or by the thread of a job that ends. Nobody
+        blocks on it: the control loop must not, and such a thread reports without claiming.
+        """
         self._stopping = False
-        self._asked = 0
-        """How many times :meth:`look_again` was called."""
-        self._idle_since: int | None = None
-        """The value of ``_asked`` when the last claim began, if it found nothing and nothing runs here."""
+        self._round = 0
+        """Counts the calls of :meth:`look_again`."""
+        self._idle_round: int | None = None
+        """The round in which the last claim began, if it found nothing and nothing runs here."""
 
     def stop(self) -> None:
         """Have :meth:`run` return. What it has claimed is in the job table then."""
@@ -222,38 +226,42 @@ class ChildProcessLoop:
         while self._intake.serving and not self._stopping:
             try:
                 if await self._turn():
-                    return
+                    break
             except Exception:
                 # The main thread may be inside a handler for hours, so a fault here must not end this lane.
                 log.exception("claims_fault")
                 await asyncio.sleep(_FAULT_S)
+        while not self._claim_lock.acquire(blocking=False):
+            await asyncio.sleep(_CLAIM_LOCK_S)
+        # The lock is kept: nothing claims for this lane any more.
+        self._claims.abandon()
 
     async def _turn(self) -> bool:
         """Claim once, start what was claimed, wait for the next wake-up. True: nothing is left to claim."""
         claims, intake = self._claims, self._intake
         signs.alive()
-        claims.paced(await claims.wakes.wait_kept(claims.pace_s))
+        claims.begin_claim(await claims.wakes.wait_kept(claims.pace_s))
         if self._stopping:
-            return False
-        if not self._claiming.acquire(blocking=False):
-            await asyncio.sleep(_CLAIMING_S)
+            return False  # At once: the wake-up of stop() may be among those that begin_claim() has taken.
+        if not self._claim_lock.acquire(blocking=False):
+            await asyncio.sleep(_CLAIM_LOCK_S)
             return False
         free = self._free  # Only now: a job that ends claims for the slot that it leaves.
         if free <= 0:
-            self._claiming.release()
+            self._claim_lock.release()
             await claims.wakes.wait(_FULL_S)
             return False
         execute = intake.session.control.client.execute
-        asked, self._idle_since = self._asked, None
+        this_round, self._idle_round = self._round, None
         try:
             jobs = await execute(intake.taking(claims, free))
         finally:
-            self._claiming.release()
+            self._claim_lock.release()
         for job in jobs:
             self._begin(job)
         if not jobs:
             if free == self._slots and not claims.unsure and not intake.doubtful:
-                self._idle_since = asked
+                self._idle_round = this_round
                 if self._left is not None and await execute(self._left.look()):
                     return True
                 if self._found_nothing is not None:
@@ -264,11 +272,11 @@ class ChildProcessLoop:
     @property
     def idle(self) -> bool:
         """Whether nothing runs here, and a claim that began after the last :meth:`look_again` found nothing."""
-        return self._idle_since == self._asked
+        return self._idle_round == self._round
 
     def look_again(self) -> None:
         """Claim now, and only then be idle again."""
-        self._asked += 1
+        self._round += 1
         self._claims.wakes.set()
 
     @property
@@ -298,7 +306,7 @@ class ChildProcessLoop:
 
     def _complete_and_claim(self, finished: Sequence[ActiveJob]) -> Sequence[Outcome] | None:
         # If a claim for this lane is in flight, report alone: that claim may take a while.
-        if not self._intake.claiming or self._stopping or not self._claiming.acquire(blocking=False):
+        if not self._intake.may_begin or self._stopping or not self._claim_lock.acquire(blocking=False):
             return None
         try:
             free = self._free + len(finished)
@@ -306,7 +314,7 @@ class ChildProcessLoop:
             answer = self._intake.session.control.for_threads.execute(query) if free > 0 else None
             jobs = () if answer is None else self._intake.add(self._claims, answer[1])
         finally:
-            self._claiming.release()
+            self._claim_lock.release()
         for job in jobs:
             self._begin(job)
         return None if answer is None else answer[0]
