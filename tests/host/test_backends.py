@@ -42,6 +42,7 @@ else:
     mode = (here / "pid_mode").read_text() if (here / "pid_mode").exists() else ""
     running = "false" if (here / "stopped").exists() else "true"
     pid = (here / "pid").read_text() if (here / "pid").exists() else "0"
+    print("WARNING: Error loading config file: permission denied", file=sys.stderr)
     print({id!r}, "/gangq-gpu-0", started, running, "87", mode, pid, sep="\\t")
 """
 
@@ -304,9 +305,16 @@ def test_a_program_of_the_host_is_told_no_address_of_a_database(monkeypatch: pyt
 
 
 def test_a_command_that_fails_is_quoted_with_what_it_said() -> None:
-    done = RestartCommand([sys.executable, "-c", "import sys; sys.exit('no such\\nthing')"]).restart(1, {})
+    code = "import sys; print('looking'); sys.exit('no such\\nthing')"
+    done = RestartCommand([sys.executable, "-c", code]).restart(1, {})
     assert not done.ok
-    assert "ended with 1: no such thing" in done.detail
+    assert "ended with 1: looking no such thing" in done.detail
+
+
+def test_what_a_program_answers_is_kept_apart_from_its_warnings() -> None:
+    code = "import sys; print('x' * 3000, 'answer', end=''); print('warning', file=sys.stderr, end='')"
+    done = run([sys.executable, "-c", code], 10)
+    assert (len(done.output), done.output[-7:], done.errors) == (2000, " answer", "warning")
 
 
 def test_a_program_whose_output_can_be_kept_nowhere_is_not_run(

@@ -7,12 +7,13 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from gangq import private
 from gangq.proc import killing
 
-_OUTPUT = 2000
-"""Bytes kept of what a program said, the last ones."""
+_KEPT = 2000
+"""Bytes kept of the standard output, and as many of the standard error: the last ones."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class Ran:
     argv: tuple[str, ...]
     code: int | None
     output: str
+    """The end of its standard output."""
+    errors: str = ""
+    """The end of its standard error: a warning there must not become part of an answer."""
     problem: str | None = None
     """Why there is no exit code, in words; None where there is one."""
 
@@ -33,7 +37,7 @@ class Ran:
     @property
     def why(self) -> str:
         """Why it did not succeed, in one line."""
-        said = " ".join(self.output.split())
+        said = " ".join(f"{self.output} {self.errors}".split())
         return self.problem or f"{self.argv[0]} ended with {self.code}" + (f": {said}" if said else "")
 
 
@@ -49,14 +53,18 @@ def run(
     """
     words = tuple(argv)
     try:
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
+        with (
+            tempfile.TemporaryFile() as given,
+            tempfile.TemporaryFile() as out,
+            tempfile.TemporaryFile() as err,
+        ):
             given.write(stdin)
             given.seek(0)
             started = subprocess.Popen(
                 words,
                 stdin=given,
                 stdout=out,
-                stderr=out,
+                stderr=err,
                 env={**private.without_secrets(os.environ), **(environ or {})},
                 start_new_session=True,
             )
@@ -66,8 +74,14 @@ def run(
             except subprocess.TimeoutExpired:
                 how = "was killed" if killing.end_group(started) else "could not be killed"
                 problem = f"{words[0]} did not end within {timeout_s:.0f} s and {how}"
-            said = os.pread(out.fileno(), _OUTPUT, max(0, os.fstat(out.fileno()).st_size - _OUTPUT))
+            output, errors = _end_of(out), _end_of(err)
     except OSError as refused:
         # The program is not there, or there is no room for its input and output.
-        return Ran(words, None, "", f"{words[0]} could not be started: {refused.strerror or refused}")
-    return Ran(words, None if problem else started.returncode, said.decode(errors="replace"), problem)
+        problem = f"{words[0]} could not be started: {refused.strerror or refused}"
+        return Ran(words, None, "", problem=problem)
+    return Ran(words, None if problem else started.returncode, output, errors, problem)
+
+
+def _end_of(file: IO[bytes]) -> str:
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), _KEPT, max(0, size - _KEPT)).decode(errors="replace")
