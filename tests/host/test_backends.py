@@ -19,8 +19,9 @@ import pytest
 
 from gangq import names
 from gangq.errors import InvalidInput
+from gangq.host import backends
 from gangq.host.backends import DockerContainer, RestartCommand, SystemdUnit, WorkerMap, choose
-from gangq.host.commands import run
+from gangq.host.commands import Ran, run
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import seen
 
@@ -246,6 +247,30 @@ def test_a_unit_that_survives_sigkill_needs_a_reboot(systemctl: Stub) -> None:
     done = unit().restart(2, {})
     assert not done.ok
     assert "reboot" in done.detail
+
+
+def test_a_unit_has_thirty_seconds_after_the_kill_although_the_request_itself_took_ten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A manager that is busy with the killed processes answers nothing for 35 s."""
+    time_ = Virtual()
+    killed_at: list[float] = []
+
+    def busy(argv: list[str], timeout_s: float) -> Ran:
+        verb = argv[1]
+        if verb == "kill":
+            killed_at.append(time_.now)
+        silent_s = killed_at[0] + 35 - time_.now if killed_at else 0.0
+        time_.now += min(max(silent_s, 0.0), timeout_s)
+        if silent_s > timeout_s:
+            return Ran(tuple(argv), None, "", problem="systemctl did not end within 10 s and was killed")
+        invocation = "b" if killed_at else "a"
+        return Ran(tuple(argv), 0, f"LoadState=loaded\nActiveState=active\nInvocationID={invocation}\nJob=7")
+
+    monkeypatch.setattr(backends, "run", busy)
+    done = SystemdUnit("w.service", clock=time_.clock, wait=time_.wait).restart(2, {})
+    assert done.ok, done.detail
+    assert "after SIGKILL" in done.detail
 
 
 @pytest.mark.parametrize("code", [87, 88])

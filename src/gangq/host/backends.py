@@ -156,8 +156,9 @@ class SystemdUnit:
             due = now - asked_at >= kill_after_s
             # Not while ExecStopPost= reports the death: the process it would kill is that reporter.
             if killed_at is None and due and state.get("SubState") not in _REPORTING:
-                killed_at = now
                 run(self._argv("kill", "--signal=SIGKILL", "--", self.unit), _ASK_S)
+                # Not before: a request that takes its 10 s would leave time for one look that takes as long.
+                killed_at = now = self._clock()
             if now - (asked_at + kill_after_s if killed_at is None else killed_at) >= _AFTER_KILL_S:
                 said = problem.why if problem is not None else f"it is {state.get('SubState')}"
                 return Restarted(False, self._given_up(said, killed_at is not None, kill_after_s))
