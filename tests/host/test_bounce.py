@@ -30,7 +30,7 @@ from gangq.host.backends import Choice, RestartCommand, Restarted, choose
 from gangq.host.bouncer import Action, Bouncer, Prover
 from gangq.host.deaths import Proof
 from gangq.proc import procfs
-from gangq.proc.proof import HostIdentity, process_identity
+from gangq.proc.proof import Evidence, HostIdentity, Survivor, process_identity
 from gangq.worker import host_record, seen
 from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.session import clean_stop_reason
@@ -493,7 +493,7 @@ def made(database: Any, calls: list[str], actions: list[Action], **more: Any) ->
 
 
 def test_a_process_that_sigkill_does_not_end_is_reported_stuck() -> None:
-    survivor = Proof(False, {"survivors": [4711]}, left=(4711,), stuck=(4711,))
+    survivor = Proof(False, {"survivors": [4711]}, stuck=(4711,))
     with pretended(FLAG) as (database, told, failing):
         calls: list[str] = []
         actions: list[Action] = []
@@ -539,7 +539,7 @@ def test_only_the_heartbeat_of_a_new_incarnation_verifies_a_restart() -> None:
 
 
 def test_nothing_is_started_beside_a_process_that_was_killed_and_does_not_die() -> None:
-    survivor = Proof(False, {"survivors": [4711]}, left=(4711,), stuck=(4711,))
+    survivor = Proof(False, {"survivors": [4711]}, stuck=(4711,))
     for report_only, expected in ((False, ["flagged", "report_stuck"]), (True, ["flagged"])):
         with pretended(FLAG) as (database, told, _):
             calls: list[str] = []
@@ -553,7 +553,7 @@ def test_nothing_is_started_beside_a_process_that_was_killed_and_does_not_die() 
 
 
 def test_a_process_that_dies_of_the_kill_of_somebody_else_is_only_reported_dead() -> None:
-    looks = iter([Proof(False, {}, left=(4711,), stuck=(4711,)), Proof(True, {"checked": 3})])
+    looks = iter([Proof(False, {}, stuck=(4711,)), Proof(True, {"checked": 3})])
     with pretended(FLAG) as (database, told, _):
         calls: list[str] = []
         made(database, calls, [], prove=lambda identity, within_s, kill="": next(looks)).round()
@@ -593,7 +593,7 @@ def test_a_restart_without_proof_reports_no_death() -> None:
         assert "report_dead" not in [verb for verb, _ in told]
 
 
-LIVES = Proof(False, {"by": "nobody"}, left=(4711,))
+LIVES = Proof(False, {"by": "nobody"})
 KILL, LOOK = Proof(True, {"by": "the kill"}), Proof(True, {"by": "a look"})
 
 
@@ -632,7 +632,7 @@ def test_a_death_is_proven_by_the_kill_else_by_a_look_else_by_the_backend(
 
 
 def test_nothing_is_started_beside_a_process_that_survives_the_kill_before_a_restart() -> None:
-    survivor = Proof(False, {}, left=(4711,), stuck=(4711,))
+    survivor = Proof(False, {}, stuck=(4711,))
     looks = iter([LIVES, survivor])
     with pretended(FLAG) as (database, told, _):
         calls: list[str] = []
@@ -920,7 +920,7 @@ def test_no_process_is_killed_because_the_database_says_that_it_is_a_worker(
             directory.chmod(0o755)
         proof = deaths.prove(_claimed(bystander.pid, directory), within_s=0.5, kill="w1")
         assert proof is not None
-        assert (proof.dead, proof.left) == (False, (bystander.pid,))
+        assert (proof.dead, proof.why_not) == (False, f"processes {bystander.pid} of it live")
         assert bystander.poll() is None
         bystander.kill()
 
@@ -995,13 +995,50 @@ def test_what_cannot_be_proven_from_here_is_left_to_its_lease(dsn: str, client: 
         "host": {**_HERE, "boot_id": "another", "machine": "another"},
         "process": {"pid": 1, "start_ticks": 1, "boot_id": "another"},
     }
-    for name, identity, why in (("junk", {}, "cannot be read"), ("far", elsewhere, "it ran elsewhere")):
+    for name, identity, why in (("junk", {}, "cannot be read"), ("far", elsewhere, "it ran on another host")):
         client.register_worker(name=name, host="elsewhere", queues=["default"], identity=identity)
         (found,) = report_death(dsn, name)
         assert (found["dead"], found["jobs"]) == (False, 0)
         assert why in found["detail"]
         assert "its lease ends" in found["detail"]
         assert client.workers(name=name)[0].state == "live"
+
+
+@pytest.mark.parametrize(
+    ("same_machine", "same_namespace", "left", "unreadable", "why"),
+    [
+        (False, False, (), (), "it ran on another host"),
+        (True, False, (), (), "it ran in a pid namespace that is not seen from here"),
+        (True, True, (), (31, 32), "processes 31, 32 may be of it and cannot be read: ask as root"),
+        (True, True, (41,), (31,), "processes 41 of it live"),
+    ],
+)
+def test_why_a_death_cannot_be_proven_is_said_as_it_is(
+    same_machine: bool,
+    same_namespace: bool,
+    left: tuple[int, ...],
+    unreadable: tuple[int, ...],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = Evidence(
+        "m",
+        None,
+        same_machine,
+        True,
+        same_namespace,
+        survivors=tuple(Survivor(pid, 1, "sh", "mark") for pid in left),
+        unreadable=unreadable,
+    )
+    monkeypatch.setattr(deaths, "confirm_gone", lambda *_, **__: found)
+    process = {"pid": 1, "start_ticks": 1, "boot_id": None}
+    last = SimpleNamespace(
+        incarnation=7, ended_at=None, identity={"mark": "m", "host": _HERE, "process": process}
+    )
+    database = SimpleNamespace(unproven=lambda worker: [], predecessor=lambda worker: [last])
+    (answer,) = deaths.prove_and_report(database, "w1", within_s=0.1, evidence={})  # type: ignore[arg-type]
+    assert not answer.dead
+    assert f"({why})" in answer.detail
 
 
 def test_what_waits_for_a_database_goes_on_when_it_is_there(

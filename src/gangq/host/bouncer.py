@@ -47,7 +47,7 @@ _REFUSALS = {
 
 
 class Prover(Protocol):
-    """Looks for the work of an incarnation on this host. None: this host cannot know."""
+    """Looks for the work of an incarnation on this host. None: what it registered of itself cannot be read."""
 
     def __call__(self, identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Proof | None:
         """Look for at most ``within_s`` seconds; ``kill``: SIGKILL it, if it is the worker of this name here."""

@@ -27,10 +27,10 @@ class Proof:
 
     dead: bool
     evidence: Mapping[str, Any]
-    left: tuple[int, ...] = ()
-    """Pids of it that live."""
+    why_not: str = ""
+    """Why it is not proven dead, in words; empty where it is."""
     stuck: tuple[int, ...] = ()
-    """Those of them that were sent SIGKILL and did not die of it."""
+    """Pids of it that were sent SIGKILL and did not die of it."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Registered:
 
 
 def prove(identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Proof | None:
-    """Look for the work of an incarnation for `within_s` seconds, and 30 s more where it is dying; None: this host
-    cannot know.
+    """Look for the work of an incarnation for `within_s` seconds, and 30 s more where it is dying; None: what it
+    registered of itself cannot be read.
 
     `kill`: SIGKILL it, if it is the worker of this name by the record that it left on this host. Which process that
     is and which mark its work carries come from the database, where every worker's login can write them: so nothing
@@ -91,14 +91,26 @@ def prove(identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Pr
         # Killed and not dead yet: a process that has much memory to give back takes long for it.
         stuck = procfs.await_end(left)
         evidence = look(min(within_s, CHECK_S))
-    if not (evidence.proves_death or evidence.survivors):
-        return None
     return Proof(
         dead=evidence.proves_death,
         evidence=evidence.as_json(),
-        left=tuple(survivor.pid for survivor in evidence.survivors),
+        why_not=_why_not(evidence),
         stuck=tuple(entry.pid for entry in stuck if procfs.same(entry) is not None),
     )
+
+
+def _why_not(evidence: Evidence) -> str:
+    """Why that proves no death; empty where it does."""
+    if evidence.proves_death:
+        return ""
+    if not evidence.same_machine:
+        return "it ran on another host"
+    if not evidence.same_namespace:
+        return "it ran in a pid namespace that is not seen from here"
+    if evidence.survivors:
+        return f"processes {', '.join(str(survivor.pid) for survivor in evidence.survivors)} of it live"
+    unreadable = ", ".join(map(str, evidence.unreadable))
+    return f"processes {unreadable} may be of it and cannot be read: ask as root"
 
 
 def _recorded_here(worker: str, registered: Registered) -> bool:
@@ -168,12 +180,7 @@ def _looked_for(
         return Found(worker, incarnation, False, 0, f"{called} lives (process {pid}): nothing was reported")
     proof = prove(identity, within_s=within_s)
     if proof is None or not proof.dead:
-        if registered is None:
-            why = "what it registered of itself cannot be read"
-        elif proof is None:
-            why = "it ran elsewhere"
-        else:
-            why = f"processes {', '.join(map(str, proof.left))} of it live"
+        why = "what it registered of itself cannot be read" if proof is None else proof.why_not
         return Found(
             worker,
             incarnation,
