@@ -416,6 +416,18 @@ def test_a_mapping_that_names_nothing_is_refused(text: str) -> None:
         WorkerMap.parse(text)
 
 
+@pytest.mark.parametrize("name", ["gangq-worker@node1.example.com", "my.worker", "gangq.service", "target"])
+def test_a_unit_without_the_suffix_of_a_service_gets_it(name: str) -> None:
+    backend = WorkerMap.parse("*=unit:{worker}").backend(name)
+    assert str(backend) == f"systemctl restart {name.removesuffix('.service')}.service"
+
+
+@pytest.mark.parametrize("name", ["gangq.socket", "gangq.timer", "user.slice", "multi-user.target"])
+def test_a_unit_that_is_no_service_is_refused_by_what_it_is(name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"'{name}' is a {name.partition('.')[2]}, and a worker runs as a"):
+        WorkerMap.parse(f"w=unit:{name}")
+
+
 def anywhere(worker: str, identity: object) -> tuple[int, ...]:
     """Sees every worker in this process."""
     del worker, identity

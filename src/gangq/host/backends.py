@@ -31,6 +31,8 @@ _POLL_S = 0.1
 _REPORTING = ("stop-post", "final-sigterm", "final-sigkill", "final-watchdog")
 """The substates of a unit whose ExecStopPost= runs."""
 _UNIT = re.compile(r"[A-Za-z0-9:_.\\@][A-Za-z0-9:_.\\@-]*\.service")
+_OTHER_UNIT = re.compile(r".*\.(socket|device|mount|automount|swap|target|path|timer|slice|scope)", re.DOTALL)
+"""systemctl takes these names as they are, and adds ``.service`` to any other that does not end with it."""
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -402,12 +404,15 @@ def _pid(text: str) -> int | None:
 
 
 def unit_name(name: str) -> str:
-    """``name`` as the name of a service, with ``.service`` where it has no suffix.
+    """``name`` as the name of a service, with ``.service`` where it has no suffix that systemd knows.
 
     Raises:
         InvalidInput: no service is called that.
     """
-    full = name if re.search(r"\.[a-z]+$", name) else f"{name}.service"
+    other = _OTHER_UNIT.fullmatch(name)
+    if other is not None:
+        raise InvalidInput(f"{name!r} is a {other[1]}, and a worker runs as a service: name that")
+    full = name if name.endswith(".service") else f"{name}.service"
     if not _UNIT.fullmatch(full) or len(full) > 255:
         raise InvalidInput(
             f"{name!r} is no service unit: write it as systemctl shows it, gangq-worker@0.service"
