@@ -37,7 +37,11 @@ state = here / "started"
 if sys.argv[1] == "restart":
     if (here / "refuses").exists():
         sys.exit("Error response from daemon: tried to kill container, but did not receive an exit event")
-    state.write_text("later")
+    if not (here / "same_start").exists():
+        state.write_text("later")
+elif (here / "silent").exists():
+    (here / "silent").unlink()
+    sys.exit("Cannot connect to the Docker daemon")
 else:
     started = state.read_text() if state.exists() else "earlier"
     mode = (here / "pid_mode").read_text() if (here / "pid_mode").exists() else ""
@@ -167,6 +171,14 @@ def test_a_container_that_is_not_the_workers_whole_world_proves_nothing(
     assert done.proof is None
 
 
+@pytest.mark.parametrize("why", ["silent", "same_start"])
+def test_a_container_that_is_not_seen_to_have_ended_proves_nothing(docker: Stub, why: str) -> None:
+    """Docker did not say when it was started before, or says afterwards that it was not started anew."""
+    (docker.directory / why).write_text("")
+    done = DockerContainer(ID, worker_container=ID).restart(1, {})
+    assert (done.ok, done.proof) == (True, None)
+
+
 def test_what_docker_refuses_is_passed_on(docker: Stub) -> None:
     (docker.directory / "refuses").write_text("")
     done = DockerContainer("gangq-gpu-0").restart(1, {})
@@ -271,6 +283,60 @@ def test_a_unit_has_thirty_seconds_after_the_kill_although_the_request_itself_to
     done = SystemdUnit("w.service", clock=time_.clock, wait=time_.wait).restart(2, {})
     assert done.ok, done.detail
     assert "after SIGKILL" in done.detail
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, *states: dict[str, str]) -> list[str]:
+    """A manager whose unit is in these states, one a look, and stays in the last; the verbs that it is asked."""
+    verbs: list[str] = []
+    coming = [{"LoadState": "loaded", "InvocationID": "a", "ActiveState": "active"}, *states]
+
+    def answer(argv: list[str], timeout_s: float) -> Ran:
+        del timeout_s
+        verbs.append(argv[1])
+        if argv[1] != "show":
+            return Ran(tuple(argv), 0, "")
+        state = coming.pop(0) if len(coming) > 1 else coming[0]
+        return Ran(tuple(argv), 0, "".join(f"{key}={value}\n" for key, value in state.items()))
+
+    monkeypatch.setattr(backends, "run", answer)
+    return verbs
+
+
+DOWN = {"InvocationID": "a", "ActiveState": "inactive", "Result": "success"}
+UP = {"InvocationID": "b", "ActiveState": "active"}
+
+
+def test_a_unit_that_is_down_for_a_moment_between_stop_and_start_was_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks(monkeypatch, DOWN, UP)
+    assert unit().restart(15, {}).ok
+
+
+@pytest.mark.parametrize("job", ["7", "1000"])
+def test_a_unit_whose_start_is_queued_was_not_refused(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks(monkeypatch, *[{**DOWN, "Job": job}] * 5, UP)
+    assert unit().restart(15, {}).ok
+
+
+@pytest.mark.parametrize("none", [{}, {"Job": ""}, {"Job": "0"}])
+def test_a_unit_that_is_down_and_whose_start_is_not_queued_was_refused(
+    none: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verbs = looks(monkeypatch, {**DOWN, **none})
+    done = unit().restart(15, {})
+    assert "the service manager does not start it (success)" in done.detail
+    assert "kill" not in verbs
+
+
+@pytest.mark.parametrize("state", ["failed", "inactive"])
+def test_a_unit_that_was_started_and_ended_at_once_is_neither_back_nor_killed(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verbs = looks(monkeypatch, {**DOWN, "InvocationID": "b", "ActiveState": state})
+    done = unit().restart(15, {})
+    assert (done.ok, "kill" in verbs) == (False, False)
+    assert "was started again and ended at once (success): see its journal" in done.detail
 
 
 @pytest.mark.parametrize("code", [87, 88])

@@ -28,10 +28,14 @@ NEVER_RESTART = tuple(str(int(code)) for code in ExitCode if not code.restart)
 _ASK_S = 10.0
 _AFTER_KILL_S = 30.0
 _POLL_S = 0.1
+_BETWEEN_S = 1.0
+"""How long a unit may be down with no job to start it, between its stop and its start."""
+_DOWN = ("failed", "inactive")
+"""The active states of a unit of which nothing runs."""
 _REPORTING = ("stop-post", "final-sigterm", "final-sigkill", "final-watchdog")
 """The substates of a unit whose ExecStopPost= runs."""
 _UNIT = re.compile(r"[A-Za-z0-9:_.\\@][A-Za-z0-9:_.\\@-]*\.service")
-_OTHER_UNIT = re.compile(r".*\.(socket|device|mount|automount|swap|target|path|timer|slice|scope)", re.DOTALL)
+_OTHER_UNIT = re.compile(r".*\.(socket|device|mount|automount|swap|target|path|timer|slice|scope)")
 """systemctl takes these names as they are, and adds ``.service`` to any other that does not end with it."""
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -108,7 +112,7 @@ class SystemdUnit:
                 f"there is no unit {self.unit} here ({before.get('LoadState')}): map the worker to the one it "
                 "runs as, --map NAME=unit:...",
             )
-        if before.get("ActiveState") in ("failed", "inactive"):
+        if before.get("ActiveState") in _DOWN:
             return Restarted(False, self._not_running(before))
         asked = run(self._argv("restart", "--no-block", "--", self.unit), _ASK_S)
         if not asked.ok:
@@ -135,7 +139,7 @@ class SystemdUnit:
         the unit   is known by                                        then
         =========  =================================================  ===============================================
         started    a new invocation, active or activating             done
-        failed     a new invocation, failed                           failed
+        ended      a new invocation, failed or inactive               failed
         refused    no new invocation, stopped, no job to start it     failed, if still so after the first second
         stopping   none of these                                      SIGKILL ``kill_after_s`` after the request, or
                                                                       once ExecStopPost= has ended; given up 30 s
@@ -151,8 +155,8 @@ class SystemdUnit:
             if problem is None:
                 how = "in its own time" if killed_at is None else f"after SIGKILL, {kill_after_s:.0f} s"
                 outcome = self._settled(state, before, how)
-                if outcome is None and now - asked_at > min(1.0, kill_after_s):
-                    outcome = self._refused(state, before)
+                if outcome is None and now - asked_at > _BETWEEN_S:
+                    outcome = self._refused(state)
                 if outcome is not None:
                     return outcome
             due = now - asked_at >= kill_after_s
@@ -183,15 +187,16 @@ class SystemdUnit:
             return None
         if state.get("ActiveState") in ("active", "activating"):
             return Restarted(True, f"{self.unit} was stopped ({how}) and started again")
-        if state.get("ActiveState") == "failed":
-            said = f"{self.unit} was stopped and fails to start ({state.get('Result')}): see its journal"
-            return Restarted(False, said)
+        if state.get("ActiveState") in _DOWN:
+            return Restarted(
+                False,
+                f"{self.unit} was started again and ended at once ({state.get('Result')}): see its journal",
+            )
         return None
 
-    def _refused(self, state: Mapping[str, str], before: str) -> Restarted | None:
+    def _refused(self, state: Mapping[str, str]) -> Restarted | None:
         """Stopped, with no job left to start it: refused, most likely by its start limit."""
-        stopped = state.get("ActiveState") in ("failed", "inactive") and not state.get("Job", "0").strip("0")
-        if not stopped or state.get("InvocationID") not in ("", before):
+        if state.get("ActiveState") not in _DOWN or state.get("Job", "") not in ("", "0"):
             return None
         return Restarted(
             False,
