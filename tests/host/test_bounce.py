@@ -538,6 +538,34 @@ def test_only_the_heartbeat_of_a_new_incarnation_verifies_a_restart() -> None:
         assert told[-1][1]["detail"]["successor"] == 8
 
 
+def test_the_time_of_the_successor_begins_when_the_restart_is_over() -> None:
+    with pretended(FLAG) as (database, _, _):
+        actions: list[Action] = []
+        now = [0.0]
+
+        class Slow(Backend):
+            def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
+                now[0] += 45
+                return super().restart(kill_after_s, environ)
+
+        bouncer = Bouncer(
+            database,
+            host=HOST,
+            choose=lambda worker, identity: Choice(Slow([])),
+            prove=lambda identity, within_s, kill="": None,
+            verify_s=10,
+            clock=lambda: now[0],
+            say=actions.append,
+        )
+        bouncer.round()
+        now[0] += 9
+        bouncer.verify()
+        assert bouncer.waiting
+        now[0] += 1
+        bouncer.verify()
+        assert [a.action for a in actions] == ["bounced", "unverified"]
+
+
 def test_nothing_is_started_beside_a_process_that_was_killed_and_does_not_die() -> None:
     survivor = Proof(False, {"survivors": [4711]}, stuck=(4711,))
     for report_only, expected in ((False, ["flagged", "report_stuck"]), (True, ["flagged"])):
