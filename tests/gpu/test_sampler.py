@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gangq.gpu import DeviceReading, SamplerProcess, detect
+from gangq.gpu import DeviceReading, SamplerProcess, detect, sampler_state
 from gangq.gpu.reading import VALUES
+from gangq.gpu.sampler_state import SamplerState
 from gangq.proc.clock import boottime
 from gpu.gpu_fakes import (
     clean_environ,
@@ -90,6 +91,28 @@ def test_watched_devices_and_own_processes_change_without_a_restart(fake_nvml: S
         eventually(lambda: sampler.readings()[A].own_mb == 7)
         eventually(sampler_child)
         assert eventually(sampler_child).pid == pid
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_a_device_that_is_watched_later_has_its_full_time_from_then(
+    read_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(sampler_state, "boottime", lambda: now[0])
+    known = SamplerState([A, B], poll_s=1.0, late_s=5.0, start_s=30.0, history_s=60.0)
+    if read_before:
+        known.take({"reading": DeviceReading(B, 1000.0, gpu_pct=1.0).as_json()})
+    known.watch([A], tuple)
+    now[0] += 100
+    known.watch([A, B], tuple)
+    patience_s = 7.0 if read_before else 30.0
+    now[0] += patience_s - 1
+    known.watch([A, B], tuple)
+    known.mark_stale("timeout", 1000.0, running=True)
+    assert known.doubtful() == {A}
+    now[0] += 2
+    known.mark_stale("timeout", 1000.0, running=True)
+    assert known.doubtful() == {A, B}
 
 
 def test_a_caller_that_cannot_name_its_processes_does_not_blind_the_sampler(fake_nvml: Script) -> None:

@@ -33,7 +33,8 @@ class SamplerState:
         self._late_s = late_s
         self._start_s = start_s
         self._lock = threading.Lock()
-        self._watched = tuple(watched)
+        self._watched = dict.fromkeys(watched, 0.0)
+        """The devices watched, and since when (boottime)."""
         self._pids: Callable[[], Iterable[int]] = tuple
         self._history = History(max(2, int(history_s / poll_s)))
         self._findings = Findings()
@@ -44,8 +45,9 @@ class SamplerState:
 
     def watch(self, uuids: Iterable[str], pids: Callable[[], Iterable[int]]) -> None:
         """From now on it is about these devices; `pids` names the caller's own processes."""
+        now = boottime()
         with self._lock:
-            self._watched = tuple(dict.fromkeys(uuids))
+            self._watched = {uuid: self._watched.get(uuid, now) for uuid in uuids}
             self._pids = pids
 
     def readings(self) -> dict[str, DeviceReading]:
@@ -151,14 +153,14 @@ class SamplerState:
     def mark_stale(self, why_not: str, known_from: float, *, running: bool) -> None:
         """Give every watched device without a fresh reading one that says why there is none, once a round.
 
-        Nothing is missed that should have come before `known_from` (boottime); `running`: there is a process that
-        reads.
+        Nothing is missed that should have come before `known_from` (boottime), or before the device was watched;
+        `running`: there is a process that reads.
         """
         now = boottime()
         with self._lock:
-            for uuid in self._watched:
+            for uuid, watched_from in self._watched.items():
                 last = self._history.last(uuid)
-                heard_at = known_from if last is None else max(last.at, known_from)
+                heard_at = max(known_from, watched_from, 0.0 if last is None else last.at)
                 if now - heard_at > self._patience_s(last, running):
                     self._history.keep(DeviceReading.nothing(uuid, now, why_not))
                     if why_not == "timeout":
