@@ -65,6 +65,8 @@ def test_a_dependent_submitted_since_the_snapshot_of_a_completing_caller_is_told
     caller.isolation_level = getattr(psycopg.IsolationLevel, level.replace(" ", "_"))
     caller.execute("select count(*) from gangq.live_jobs")  # the snapshot is taken here
     waiting = meeting.job(after=[job])
+    meeting.tick()  # The dependency is settled: from here on only the caller can tell it.
+    assert meeting.db.execute("select settled from gangq.dependencies").fetchall() == [{"settled": True}]
     call(caller, "complete", job_ids=[job], tokens=[token])
     caller.commit()
     assert meeting.state(job) == "done"
