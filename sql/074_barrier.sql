@@ -1,5 +1,5 @@
--- barrier: the members of an epoch wait until the last has claimed, and learn who is who.
--- Locks: barrier, when it is given a port, its gang. Who calls open_barriers has locked the gangs.
+-- barrier: the members of an epoch wait until all of them have been claimed, and learn who is who.
+-- Locks: barrier with a port locks the job's gang. Callers of open_barriers have locked the gangs.
 
 -- Internal. Opens the barrier of those locked gangs whose last member has been claimed: at the
 -- start, and again when a running gang has all its missing members back.
@@ -60,8 +60,8 @@ $$;
 -- again when heartbeat names a newer epoch, it is true once that one is whole. port: given by the
 -- new rank 0 of a gang that shrank, which was claimed without one: a port it holds bound. service,
 -- revision, health: of a replica, what its worker polls to see whether it is ready; null: it says
--- so itself, or is no replica. Raises GQ003 when the claim is not ours any more or was told to
--- stop, GQ004 (the port serves another gang).
+-- so itself, or is no replica. Raises GQ002, GQ003 (not this claim any more, or told to stop),
+-- GQ004 (the job is not a member of a gang; the port serves another gang), 42501.
 create function gangq.barrier(job_id bigint, token bigint, port integer default null)
 returns table (
   go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text,
@@ -72,7 +72,10 @@ declare
   mine gangq.live_jobs := gangq.own_claim(barrier.job_id, barrier.token);
   me gangq.incarnations;
 begin
-  if mine.state <> 'running' or mine.gang_id is null then
+  if mine.gang_id is null then
+    perform gangq.refuse('GQ004', format('job %s is not a member of a gang', mine.id),
+      'Only members wait at a barrier: a single job may begin at once.');
+  elsif mine.state <> 'running' then
     perform gangq.refuse_stale(barrier.job_id, barrier.token);
   end if;
   if barrier.port is not null then

@@ -150,6 +150,13 @@ language sql stable as $$
     else cause end
 $$;
 
+-- Internal. What a running job, single or a member, is charged for its own trip.
+create function gangq.charge_of_trip(j gangq.live_jobs) returns text language sql stable as $$
+  select (gangq.cause_named(coalesce((
+    select gangq.cause_charged(g, array[j.id], 'trip')
+    from gangq.live_gangs g where g.id = j.gang_id), 'trip'))).member
+$$;
+
 -- Internal. The cause with which the jobs of an ended worker end: other_job if it tripped over
 -- another job, crash if it was lost, release if it retired.
 create function gangq.cause_of_loss(i gangq.incarnations) returns text language sql immutable as $$

@@ -27,8 +27,7 @@ begin
       'Use gangq.release to hand it back, gangq.fail if it failed, gangq.complete if it is done.');
   elsif cause = 'trip' then
     perform gangq.log_job(t, 'trip', j, error ->> 'type', gangq.for_events(error)
-      || jsonb_build_object('trips',
-        (gangq.charge_job(j, (gangq.cause_named(cause)).member)).trips));
+      || jsonb_build_object('trips', (gangq.charge_job(j, gangq.charge_of_trip(j))).trips));
   end if;
   if j.gang_id is not null then
     perform gangq.lose_members(

@@ -174,13 +174,10 @@ begin
     select w.job_id, w.sentence into culprit, sentence
     from gangq.who_stopped(j.gang_id, j.id, place) w;
   end if;
-  if j.gang_id is null then
-    charge := (gangq.cause_named(
-      case j.state when 'running' then 'trip' else j.stop_reason end)).member;
-  elsif j.state = 'running' and culprit = j.id then
-    charge := (
-      select (gangq.cause_named(gangq.cause_charged(g, array[j.id], 'trip'))).member
-      from gangq.live_gangs g where g.id = j.gang_id);
+  if j.state = 'running' and culprit = j.id then
+    charge := gangq.charge_of_trip(j);
+  elsif j.gang_id is null then
+    charge := (gangq.cause_named(j.stop_reason)).member;
   end if;
   outcome := case
     when j.gang_id is not null then 'preempted'

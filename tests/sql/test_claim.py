@@ -481,17 +481,13 @@ def test_a_port_that_an_other_gang_on_the_host_uses_is_not_taken_twice(q: Q) -> 
     assert b.take(ports=[6001])["master_port"] == 6001
 
 
-@pytest.mark.parametrize("how", ["solo job", "old token", "no token", "told to stop", "no such job"])
+@pytest.mark.parametrize("how", ["old token", "no token", "told to stop", "no such job"])
 def test_the_barrier_refuses_a_claim_that_is_none(q: Q, how: str) -> None:
     gang = q.submit_gang(2)
     a, b = q.workers(2)
     claims = gang.start(a, b)
     job_id, token, code = claims[1].job_id, claims[1].token, STALE
-    if how == "solo job":
-        job_id = q.submit()
-        solo = q.worker("c").take()
-        token = solo.token
-    elif how == "old token":
+    if how == "old token":
         token = claims[0].token
     elif how == "no token":
         token = None
@@ -501,3 +497,10 @@ def test_the_barrier_refuses_a_claim_that_is_none(q: Q, how: str) -> None:
         job_id, code = 987, MISSING
     with refused(code):
         q.call("barrier", job_id=job_id, token=token)
+
+
+def test_a_solo_job_has_no_barrier(q: Q) -> None:
+    job = q.submit()
+    claim = q.worker().take()
+    with refused(WRONG_STATE, f"job {job} is not a member of a gang"):
+        claim.barrier()

@@ -188,6 +188,7 @@ def test_a_member_lost_at_the_barrier_charges_nobody_and_has_its_own_counter(q: 
         claim.fail()
     elif lost == "trips":
         claim.requeue()
+        assert [event["data"]["trips"] for event in q.events("trip")] == [0]
     else:
         workers[0].report_dead()
     assert gang.state == "blocked"

@@ -322,6 +322,14 @@ def test_a_job_whose_process_was_ended_over_another_is_pending_and_charged_for_n
     assert (job["attempts"], job["crashes"], job["trips"], job["stops"]) == (0, 0, 0, 0)
 
 
+def test_a_solo_job_that_names_a_taken_port_has_failed_like_any_other(q: Q) -> None:
+    claim = running(q, max_attempts=2)
+    assert claim.fail(cause="port_taken") == "scheduled"
+    assert q.job(claim.job_id)["attempts"] == 1
+    (event,) = q.events("retry", job_id=claim.job_id)
+    assert event["data"]["attempts"] == 1
+
+
 def test_an_unknown_cause_is_refused(q: Q) -> None:
     claim = running(q)
     for cause, said in (("weather", "cause is 'weather'"), (None, "cause is NULL")):
@@ -417,6 +425,7 @@ def test_what_is_no_time_to_wait_is_refused_and_changes_nothing(q: Q, for_s: Any
 def test_a_trip_counts_as_a_trip_and_not_as_an_attempt(q: Q) -> None:
     claim = running(q, gpus=1)
     assert claim.requeue() == "pending"
+    assert [event["data"]["trips"] for event in q.events("trip")] == [1]
     job = q.job(claim.job_id)
     assert (job["attempts"], job["trips"], job["crashes"]) == (0, 1, 0)
     assert claim.requeue() == "repeated"

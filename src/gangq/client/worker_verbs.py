@@ -81,7 +81,7 @@ class WorkerVerbs:
     @verb
     def barrier(self, *, job_id: BigInt, token: BigInt, port: int | None = None) -> list[rows.BarrierMember]:
         """Look at the barrier: one row per member of the present epoch, by rank. Raises `StaleToken` after a drain,
-        `WrongState` when the port serves another gang of this host.
+        `WrongState` for a job that is not a member of a gang, or when the port serves another gang of this host.
         """
 
     @verb
