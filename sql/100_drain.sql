@@ -6,8 +6,8 @@
 --   stopped  members that are proven stopped; all others that run go on, or are told to stop
 --   payers   members that pay for a fault or a loss (causes.ending). An end that was asked for is
 --            paid by every member that ran, whatever payers says. The gang pays in both cases
--- Locks: called under the lock of the gang and all its members; complete_drain, which workers may
--- call by itself, takes both. Never a worker row.
+-- Locks: the gang and all its members. Callers hold these locks already; complete_drain takes them,
+-- because workers may call it by itself. Never a worker row.
 
 -- Why each step stands before the next one:
 -- 1. stopped leave the state running. Step 2 would tell them to stop.
@@ -147,22 +147,18 @@ end $$;
 create function gangq.complete_drain(gang_id bigint) returns text
 language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
+  g gangq.live_gangs := gangq.lock_gang(complete_drain.gang_id);
   t timestamptz := gangq.now();
-  g gangq.live_gangs;
   why text;
   outcome text;
   resumes_at timestamptz;
 begin
-  select x.* into g from gangq.live_gangs x where x.id = complete_drain.gang_id for update;
-  if not found then
-    perform gangq.refuse_missing('gang', complete_drain.gang_id::text, true);
-  elsif g.state <> 'draining' or exists (
+  if g.state <> 'draining' or exists (
     select 1 from gangq.live_jobs j
     where j.gang_id = g.id and j.state in ('running', 'preempting', 'reserved'))
   then
     return null;
   end if;
-  perform from gangq.live_jobs j where j.gang_id = g.id order by j.id for update;
   if gangq.fulfilled(g.id) then
     outcome := 'done';
   elsif g.cancelling then

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from interleaving.sessions import ROW_BY_ROW, Arena, Connection, Later, call
+from interleaving.sessions import ROW_BY_ROW, Arena, Connection, Later, call, value
 
 Pair = tuple[int, int]
 
@@ -75,3 +75,32 @@ def test_a_mixed_batch_and_another_in_the_opposite_order_both_end(meeting, verb,
     assert meeting.violations() == []
     states = {meeting.state(p[0]) for p in batch.pairs}
     assert "running" not in states, states
+
+
+ENDS = {
+    "complete_drain": lambda conn, gang_id, pairs: call(conn, "complete_drain", gang_id=gang_id),
+    "two released": lambda conn, gang_id, pairs: give_up(conn, "release", pairs[:0:-1]),
+    "one fails": lambda conn, gang_id, pairs: call(conn, "fail", job_id=pairs[2][0], token=pairs[2][1]),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_the_output_of_members_and_the_end_of_their_epoch_meet_without_a_deadlock(meeting, how):
+    """append_log locks members by id, and not their gang: the others must lock them in the same order."""
+    workers = [meeting.worker(f"w{n}") for n in range(3)]
+    gang_id, members = meeting.gang(3)
+    assert value(meeting.db, "reserve_gang", gang_id=gang_id, incarnations=workers)
+    # The last is claimed first: in the table its row comes before the others.
+    claims = {row["job_id"]: row["token"] for n in (2, 0, 1) for row in meeting.claim(workers[n])}
+    pairs = [(job, claims[job]) for job in members]
+    blocker = meeting.connect(autocommit=False)
+    blocker.execute("select from gangq.live_jobs where id = %s for update", (members[1],))
+    output = {"job_ids": members, "tokens": [p[1] for p in pairs], "seqs": [0] * 3, "chunks": ["x"] * 3}
+    ending, printing = meeting.connect(**ROW_BY_ROW), meeting.connect()
+    prints = Later(printing, lambda conn: call(conn, "append_log", **output)).start(meeting.db)
+    ends = Later(ending, lambda conn: ENDS[how](conn, gang_id, pairs)).start(meeting.db)
+    assert prints.waited
+    assert ends.waited
+    blocker.rollback()
+    for later in (prints.join(), ends.join()):
+        assert later.sqlstate is None, later.error
