@@ -8,9 +8,10 @@
 -- stop (5). health: a path at the port of each replica, or a URL, that its worker polls: it is
 -- ready while that answers with a status below 400; none: the replica says so itself. version: a
 -- text that makes a new revision where nothing else has changed. stopped: no replica is wanted.
--- source: the program that declares the service: then replicas counts only where it is another
--- number than source declared before, so that what was scaled by hand stays. The others scale it,
--- see 132_scaling.sql; max_replicas 0: not any more.
+-- source: the program that declares the service. Then options that it leaves out are reset to their
+-- defaults, except stopped. And replicas counts only if it is another number than source declared
+-- before, so that what was scaled by hand stays. The other options scale the service, see
+-- 132_scaling.sql; max_replicas 0: not any more.
 create type gangq.service_options as (
   surge gangq.up_to_1000, ready_within_s gangq.seconds, linger_s gangq.delay, health gangq.health,
   version gangq.name, stopped boolean, source gangq.name, min_replicas gangq.members,
@@ -90,8 +91,8 @@ begin
   return s;
 end $$;
 
--- Internal. A revision, with what is given of another one. Of what a program declares nothing stays
--- that it does not say any more.
+-- Internal. A revision, with what is given of another one. Of what a program declares, options that
+-- it leaves out are reset to their defaults.
 create function gangq.revised(
   old gangq.service_revisions, given gangq.service_revisions, o gangq.service_options
 ) returns gangq.service_revisions language plpgsql immutable as $$
@@ -115,11 +116,17 @@ begin
   return r;
 end $$;
 
--- Internal. A service as these options and this number of replicas leave it. Raises GQ001.
+-- Internal. A service as these options and this number of replicas leave it. Of what a program
+-- declares, options that it leaves out are reset to their defaults. Raises GQ001.
 create function gangq.service_as_set(
   s gangq.services_table, size integer, replicas integer, o gangq.service_options
 ) returns gangq.services_table language plpgsql immutable as $$
+declare
+  kept gangq.services_table;
 begin
+  if o.source is null then
+    kept := s;
+  end if;
   perform gangq.refuse('GQ001', format('replicas is %s', replicas),
     'It is from 1 to 100000, rounded up to whole gangs. To want none, stop it: '
     'gangq.stop_service, or the option stopped.')
@@ -131,9 +138,9 @@ begin
   -- What a program declares does not start again what was stopped by hand.
   s.stopped := coalesce(o.stopped, case when o.source is not null then s.stopped end, false);
   s.deleting := s.deleting and o.source is not null;
-  s.surge := coalesce(o.surge, s.surge);
-  s.ready_within_s := coalesce(o.ready_within_s, s.ready_within_s);
-  s.linger_s := coalesce(o.linger_s, s.linger_s);
+  s.surge := coalesce(o.surge, kept.surge, 1);
+  s.ready_within_s := coalesce(o.ready_within_s, kept.ready_within_s, 600);
+  s.linger_s := coalesce(o.linger_s, kept.linger_s, 5);
   s.source := coalesce(o.source, s.source);
   s.declared_replicas := case when o.source is null then s.declared_replicas else replicas end;
   return s;

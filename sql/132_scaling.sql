@@ -25,7 +25,7 @@ declare
   kept gangq.scaling_table;
   x gangq.scaling_table := old;
 begin
-  -- Of what a program declares nothing stays that it does not say any more.
+  -- Of what a program declares, options that it leaves out are reset to their defaults.
   if o.max_replicas = 0 or o.source is not null and not asked then
     return null;
   elsif not asked then

@@ -197,8 +197,10 @@ begin
   select x.* into k from gangq.service_gangs_table x where x.gang_id = gang;
   case action
     when 'ended' then
-      delete from gangq.replicas r where r.gang_id = gang;
       delete from gangq.service_gangs_table x where x.gang_id = gang;
+      -- A report that met the end of its gang may have written a row after this step for that gang.
+      delete from gangq.replicas r
+      where not exists (select from gangq.service_gangs_table x where x.gang_id = r.gang_id);
       select h.state, h.reason into ended from gangq.gang_history h
       where h.gang_id = gang order by h.finished_at desc limit 1;
       -- One that was cancelled by hand has not failed.

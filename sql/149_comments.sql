@@ -1,5 +1,5 @@
--- Comments on columns whose first words need others. A released migration is never changed, so what
--- it says of a column is corrected here, after it.
+-- Comments on tables and columns whose first words need others. A released migration is never
+-- changed, so what it says of a table or column is corrected here, after it.
 -- Takes no locks.
 
 -- max_trips, in the words of queues_table and live_jobs.
@@ -13,3 +13,9 @@ comment on column gangq.queues.max_trips
   is 'So many trips of a job are sent back; the next one ends it';
 comment on column gangq.jobs.max_trips
   is 'So many trips are sent back; the next one ends the job';
+
+-- The file has another number now.
+comment on table gangq.scaling_table
+  is 'How many replicas a service has by its load; a service without a row has as many as were '
+    'asked for. Written when what is asked for changes, not with each report. See '
+    '132_scaling.sql. Read the view scaling.';

@@ -517,6 +517,30 @@ def test_deleted_it_is_forgotten_once_its_last_gang_has_ended(q: Q, fleet: Repli
         q.call("stop_service", name="chat")
 
 
+def test_what_a_replica_said_as_its_gang_was_forgotten_is_forgotten_with_the_next_one(
+    q: Q, fleet: Replicas, dsn: str
+) -> None:
+    put(q, replicas=2)
+    fleet.turn()
+    late = min(fleet.claims.values(), key=lambda claim: claim.job_id)
+    with psycopg.connect(dsn) as slow:
+        # This transaction sees the replica as it was before its gang ended.
+        slow.execute("set transaction isolation level repeatable read")
+        slow.execute("select from gangq.live_jobs")
+        del fleet.claims[late.job_id]
+        late.complete()
+        q.tick()
+        slow.execute(
+            "select gangq.report_load(job_id => %s, token => %s, load => 1)", (late.job_id, late.token)
+        )
+    assert [row["job_id"] for row in q.sql("select job_id from gangq.replicas order by 1")] == sorted(
+        [late.job_id, *fleet.claims]
+    )
+    q.call("delete_service", name="chat")
+    fleet.settle(3)
+    assert q.sql("select * from gangq.replicas") == []
+
+
 # Another revision -------------------------------------------------------------------------------------------
 
 
@@ -803,6 +827,24 @@ def test_what_was_scaled_or_stopped_by_hand_stays_when_a_program_declares_it_aga
     q.call("stop_service", name="chat")
     assert put(q, **{**declared, "replicas": 3}) == "same"
     assert service(q)["state"] == "stopped"
+
+
+def test_an_option_that_a_program_leaves_out_when_it_declares_it_again_has_its_default(q: Q) -> None:
+    def options() -> tuple[Any, ...]:
+        shown = service(q)
+        return tuple(shown[name] for name in ("surge", "ready_within_s", "linger_s", "health", "version"))
+
+    declared: dict[str, Any] = {"name": "chat", "task": "serve", "replicas": 2, "work": {"cpus": 1}}
+    q.call(
+        "set_service", **declared,
+        source="tasks:app", surge=0, ready_within_s=60, linger_s=1, health="/up", version="a",
+    )  # fmt: skip
+    assert options() == (0, 60, 1, "/up", "a")
+    q.call("set_service", name="chat", task="serve")
+    assert options() == (0, 60, 1, "/up", "a"), "set by hand: what is left out stays"
+    q.call("set_service", **declared, source="tasks:app")
+    assert options() == (1, 600, 5, None, None)
+    assert q.one("set_service", **declared, source="tasks:app") == "same"
 
 
 def test_what_a_program_does_not_declare_any_more_is_marked_and_goes_on(q: Q, fleet: Replicas) -> None:

@@ -130,7 +130,8 @@ class ServiceOptions(TypedDict, total=False):
     - `health`: a path ("/healthz", at the port of each replica) or URL that its worker polls: it is ready while that
       answers with a status below 400. "none": a replica calls `Context.ready`.
     - `version`: a text that makes a new revision where nothing else has changed.
-    - `stopped`: want no replica. `source`: the program that declares the service.
+    - `stopped`: want no replica. `source`: the program that declares the service. Then options that are left out are
+      reset to their defaults, except `stopped`.
     - `max_replicas`: it is scaled, from `min_replicas` [1] to so many; 0: not any more. By `target_load`, what each
       replica is to report (`Context.load`), or by `target_depth`, single jobs for each replica that wait or run in
       the queue `depth_of` [named as the service] and those below it. More are made when they were asked for for
