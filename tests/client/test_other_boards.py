@@ -17,6 +17,7 @@ from gangq.decider.passes import MOST, PART, _parts, replayed, run_pass
 from gangq.decider.previews import explain_now_steps, plan_steps
 from gangq.errors import GangqError, InvalidInput, SchemaMismatch
 from gangq.placement import Board
+from gangq.placement import board as board_module
 from gangq.placement.decisions import Decision, Seat
 
 WAITS = [Reason("state", False, "pending", {"ask": "k1/0"}), Reason("start", True, "the next pass", None)]
@@ -60,6 +61,17 @@ def test_every_verb_that_decides_says_which_side_to_upgrade(verb: str, what: str
     board, said = BOARDS[what]
     with pytest.raises(SchemaMismatch, match=said):
         VERBS[verb](board)
+
+
+def test_a_board_tells_its_format_and_one_that_tells_none_is_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = Board(now=1.0)
+    assert seen.to_json() == {"format": 1, "now": 1.0}
+    assert Board.from_json({"now": 1.0}) == seen
+    monkeypatch.setattr(board_module, "FORMAT", 2)
+    with pytest.raises(SchemaMismatch, match=r"format 1, .* on format 2: .*older gangq"):
+        Board.from_json({"now": 1.0})
 
 
 @pytest.mark.parametrize("data", [[], "board", {"now": "soon"}, {"now": 1, "asks": 7}])

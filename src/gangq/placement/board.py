@@ -17,6 +17,8 @@ from gangq.errors import InvalidInput, SchemaMismatch
 
 FORMAT = 1
 """The number of this layout. A library does not decide on a board of another one."""
+_UNTOLD = 1
+"""The format of a board that tells none, in every release: files of the first one tell none."""
 _NEWER = "it comes from a newer gangq than this library: upgrade gangq here (pip install --upgrade gangq)"
 _OLDER = (
     "it comes from an older gangq than this library: run `gangq migrate` as the schema's owner, or read a file "
@@ -294,7 +296,7 @@ class Board:
         """
         if not isinstance(data, Mapping):
             raise InvalidInput(f"a board is an object, not {data!r:.80}")
-        found = data.get("format", FORMAT)
+        found = data.get("format", _UNTOLD)
         if found != FORMAT:
             newer = isinstance(found, int) and found > FORMAT
             raise SchemaMismatch(
@@ -310,10 +312,10 @@ class Board:
         return board
 
     def to_json(self) -> dict[str, Any]:
-        """As ``json.dumps`` takes it; what has its default is left out."""
+        """As ``json.dumps`` takes it; what has its default is left out, but for the format."""
         dumped = _dump(self)
         assert isinstance(dumped, dict)
-        return dumped
+        return {"format": self.format, **dumped}
 
 
 class _Wrong(ValueError):
