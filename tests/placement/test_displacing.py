@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangq.placement import Board, decide
-from placement.drawn_boards import Picture
+import pytest
+
+from gangq.placement import Board, decide, displace
+from placement.drawn_boards import Picture, after
 
 
 def with_young(board: Board, *units: str, movable_in_s: float = 60) -> Board:
@@ -32,3 +34,42 @@ def test_no_moment_is_told_where_nobody_is_waited_for() -> None:
     refused = decide(board)[0].refused
     assert refused is not None
     assert (refused.may_stop, refused.may_stop_at) == ((), None)
+
+
+@pytest.mark.parametrize(("guaranteed", "said"), [("a", "Y stops A"), ("b", "Y waits: room 0 of 2")])
+def test_what_a_guarantee_covers_waits_for_no_planned_start_that_borrows(guaranteed: str, said: str) -> None:
+    """X of queue b has a planned start on the whole host, which Y would still meet."""
+    text = f"""
+        plans=1 victims=8
+        h0 AABB
+        queue a {"least_gpus=2" if guaranteed == "a" else ""}
+        queue b {"least_gpus=9" if guaranteed == "b" else ""}
+        A prio=9 queue=b ends=100
+        B prio=9 queue=b ends=1000 fixed
+        X 4 prio=9 queue=b
+        Y 2 queue=a ends=9999
+        """
+    assert said in after(text).splitlines()
+
+
+@pytest.mark.parametrize(("searches", "action"), [(2, "stop"), (1, "wait")])
+def test_after_so_many_searches_in_vain_a_pass_tells_nobody_more(
+    searches: int, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search is long. For X two would have to stop, and one is the most; C would make room for Y."""
+    monkeypatch.setattr(displace, "SEARCHES", searches)
+    board = Picture("victims=1\nh0 AB\nh1 C\nX 2 prio=5 strict_pack\nY 1 prio=5").board
+    assert [one.action for one in decide(board)] == ["wait", action]
+
+
+@pytest.mark.parametrize(("searches", "named"), [(2, ("g66",)), (1, ())])
+def test_after_so_many_searches_in_vain_nobody_is_named_who_may_stop_later(
+    searches: int, named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the end of B would make room for X."""
+    monkeypatch.setattr(displace, "SEARCHES", searches)
+    board = with_young(Picture("victims=8\nh0 AAAB\nA fixed\nX 4 prio=5\nY 1 prio=5").board, "g66")
+    first, second = (one.refused for one in decide(board))
+    assert first is not None
+    assert second is not None
+    assert (first.may_stop, second.may_stop) == ((), named)

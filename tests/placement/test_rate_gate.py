@@ -49,11 +49,12 @@ def decided(rate: Rate, *, count: int = 9, least: int = 1, most: int = 1, **more
 
 @pytest.mark.parametrize(
     ("full_at", "starts", "at"),
-    [(0, 4, 1015), (1000, 4, 1015), (1030, 2, 1015), (1052, 0, 1007), (1060, 0, 1015)],
+    [(0, 4, 1015), (1000, 4, 1015), (1030, 2, 1015), (1052, 0, 1007), (1060, 0, 1015), (1062, 4, 1015)],
 )
 def test_so_many_start_as_the_bucket_holds_and_the_next_when_it_has_one_more(
     full_at: float, starts: int, at: float
 ) -> None:
+    """No start can have moved it to 1062: the clock was set back, and the bucket is taken as full."""
     decision = decided(Rate("4/1m", 4, 15.0, full_at))
     assert len(decision.seats) == starts
     assert decision.refused is not None

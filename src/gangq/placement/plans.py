@@ -30,8 +30,6 @@ class Timeline:
         """What is free once everything has ended."""
         self._feasible: set[int] = set()
         """Kinds that fit then."""
-        self._not_before: dict[int, float] = {}
-        """Of each kind the planned start it has: a later ask of that kind starts no sooner."""
 
     def add(self, name: str, ends_at: float, seats: list[Taken], told: End) -> None:
         """What has this name gives these seats back then, whatever was known of it before."""
@@ -62,12 +60,10 @@ class Timeline:
         for start in search.free.starts:
             then.take(start.held, 0)
             insort(moments, (start.ends_at, start.ask, start.held), key=_when)
-        earliest = self._not_before.get(ask.kind, 0.0)
-        fit = first_fit(search.on(then, search.free.starts), ask, counts, 0, moments, earliest)
+        fit = first_fit(search.on(then, search.free.starts), ask, counts, 0, moments)
         if fit is None:
             return None
         starts_at, ended, seats = fit
-        self._not_before[ask.kind] = starts_at
         apart = search.kinds[ask.kind].apart
         start = PlannedStart(ask.id, starts_at, starts_at + ask.estimate_s, seats, apart)
         then.take(start.held, 0)
@@ -97,7 +93,6 @@ def first_fit(
     counts: Sequence[int],
     layer: int,
     moments: Sequence[Moment],
-    earliest: float = 0.0,
     leaving: Sequence[str] = (),
     together: bool = True,
 ) -> tuple[float, int, list[Taken]] | None:
@@ -109,7 +104,6 @@ def first_fit(
         counts: its members, by role.
         layer: how many of the planned starts of ``search.free`` it meets.
         moments: in order.
-        earliest: no sooner than this.
         leaving: names of what has gone before.
         together: what ends at one moment ends together, and not one after the other.
 
@@ -119,7 +113,7 @@ def first_fit(
     free, kind = search.free, search.kinds[ask.kind]
     roles = [(role, count) for role, count in zip(kind.roles, counts, strict=True) if count]
     room: list[int] = []
-    """Room in all for each role. Empty: not counted yet, because it is too early or slots alone do not suffice."""
+    """Room in all for each role. Empty: not counted yet, because slots alone do not suffice."""
     gone = {*leaving}
     for n, (at, name, seats) in enumerate(moments):
         workers = {seat.worker for seat in seats if free.workers[seat.worker].open} if room else ()
@@ -130,7 +124,7 @@ def first_fit(
         if room:
             room = [have - less + more for have, less, more in zip(room, before, after, strict=True)]
         last = not together or n + 1 == len(moments) or moments[n + 1][0] > at
-        if not last or at < earliest or free.slots < sum(counts):
+        if not last or free.slots < sum(counts):
             continue
         room = room or [free.rooms(role, layer).total for role, _ in roles]
         if all(have >= count for have, (_, count) in zip(room, roles, strict=True)):
