@@ -131,6 +131,7 @@ def judged(now: Pass, ask: Ask, _: Kind, __: Sequence[int]) -> Refused | None:
 CHECKS: tuple[Check, ...] = (paused, unknown, limited, judged)
 
 DAY_S = 86400.0
+"""How long what has seats kept for it is taken to run, where it is not among the asks."""
 
 
 class KeptSeats(NamedTuple):
@@ -140,19 +141,24 @@ class KeptSeats(NamedTuple):
     taken: list[Taken]
     """What of them is taken from others now; the rest is what those told to stop for it still hold."""
     ends_at: float
-    """Until when."""
+    """When the ask will have run on them."""
 
 
 class Before(NamedTuple):
     """How the first of a kind was refused."""
 
     layer: int
+    """How many planned starts it would have met."""
     priority: int
     refused: Refused
 
 
 class Pass:
-    """What is known in the middle of a pass."""
+    """What is known in the middle of a pass, and what can be done about an ask: ``judge`` says in which order.
+
+    Each of ``start``, ``stop``, ``plan``, ``wait`` and ``move`` writes the decision, and counts what it takes for all
+    that come after: in ``free``, in ``usage``, in ``timeline``, and in ``search`` what is to be kept apart.
+    """
 
     def __init__(self, board: Board) -> None:
         self.board = board
@@ -270,7 +276,9 @@ class Pass:
         return Refused(gates.STOPPING, need=len(kept.seats), of="members", holders=tuple(there[:HOLDERS]))
 
     def grow(self, ask: Ask, counts: list[int], seats: list[Taken]) -> tuple[list[int], list[Taken]]:
-        """Elastic roles take what is there, one role after another: all they may have, or as many as fit."""
+        """More members for the elastic roles of what is about to start, one role after another, by halving: the first
+        role takes all it may have, or as many as fit and no limit forbids; the next takes what that leaves.
+        """
         kind = self.kinds[ask.kind]
         if ask.missing is not None:
             return counts, seats

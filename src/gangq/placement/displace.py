@@ -23,14 +23,29 @@ Victims = tuple[tuple[str, ...], list[Taken]]
 
 
 class Displacer:
-    """Chooses victims among the units of a board."""
+    """Chooses victims among the units of a board.
+
+    What it remembers in a pass, beside what of the board never changes:
+
+    ==============  ========================================================  ======================================
+    memory          what it holds                                             until when
+    ==============  ========================================================  ======================================
+    ``_told``       units that were told to stop for kept seats               the end of the pass
+    ``_holds``      what each unit gives back when it ends                    less once some is kept for an ask
+    ``_left``       how many more units may be told to stop                   counts down
+    ``_searches``   how many more searches may be in vain                     counts down
+    ``_in_vain``    by kind, with what rights a search was in vain            one with more rights is in vain
+    ``_known``      by rights, candidates, and what is free without them      anything is taken, given or planned
+    ``borrowing``   asks with a planned start that no guarantee covers        the end of the pass
+    ==============  ========================================================  ======================================
+    """
 
     def __init__(self, board: Board, search: Search, usage: Usage) -> None:
         self._search = search
         self._usage = usage
         self.units = {unit.id: unit for unit in board.units}
         self._holds = dict(search.free.held)
-        """What each unit will give back; of those told to stop without what is kept for an ask."""
+        """By unit; of those told to stop without what is kept for an ask."""
         self._told: set[str] = set()
         self._left = board.victims
         """How many more units may be told to stop in this pass."""
@@ -39,17 +54,21 @@ class Displacer:
         self._in_vain: dict[int, tuple[int, int]] = {}
         """By kind, at which layer and priority nobody could be told to stop for one of it."""
         self._known: dict[tuple[int, str, str], tuple[list[str], Free]] = {}
+        """By priority, queue that is owed something, and path of queues: :meth:`_all_gone`."""
         self._known_at = 0
+        """``Free.changes`` when that was true."""
         self._guarded = any(queue.guaranteed for queue in board.queues)
         self._by_cost = sorted(board.units, key=lambda u: (u.priority, u.lost_s, -u.since, u.id[0] == "g"))
         self.borrowing: dict[str, str] = {}
-        """Asks with a planned start that no guarantee covers, and their queues."""
+        """Asks with a planned start that no guarantee covers, and their queues: ``Pass.plan`` writes it."""
         young = [unit for unit in board.units if unit.movable_at is not None and not unit.movable]
-        self._youngest = min((unit.priority for unit in young), default=None)
+        self._lowest_young = min((unit.priority for unit in young), default=None)
+        """The lowest priority of units that may be told to stop later."""
         self._lowest = min((unit.priority for unit in board.units if unit.movable), default=None)
+        """The lowest priority of units that may be told to stop now."""
 
     def holds(self, unit: str) -> list[Taken]:
-        """What a unit of the board holds."""
+        """What a unit of the board gives back when it ends."""
         return self._holds[unit]
 
     def _held(self, unit: str) -> tuple[list[Taken], float]:
@@ -82,7 +101,7 @@ class Displacer:
         if leaving and not isinstance(
             self._search.on(self._without_leaving()).seats(ask, counts, layer, leaving=leaving), Refused
         ):
-            return None
+            return None  # It fits once all has gone that leaves already.
         candidates, emptied = self._all_gone(ask, owed)
         leaving = self._leaving() | {*candidates}
         found = self._search.on(emptied).seats(ask, counts, layer, leaving=leaving)
@@ -108,11 +127,11 @@ class Displacer:
     def later(
         self, ask: Ask, counts: Sequence[int], layer: int, before: float
     ) -> tuple[tuple[str, ...], float] | None:
-        """Units that may be told to stop for an ask once they have run their minimum time, and when; None: that would
-        not do, or only later than ``before``.
+        """Units that may be told to stop for an ask once they have run their minimum time, and the moment from which
+        on they may; None: that would not do, or not before the moment ``before``.
         """
         kind, owed = self._search.kinds[ask.kind], self._owed(ask, counts)
-        if owed is None and (self._youngest is None or self._youngest >= ask.priority):
+        if owed is None and (self._lowest_young is None or self._lowest_young >= ask.priority):
             return None
         young = sorted(
             (unit.movable_at, unit.id)
@@ -233,7 +252,7 @@ class Displacer:
 
     def _fewest(self, ask: Ask, counts: Sequence[int], layer: int, candidates: list[str]) -> Victims | None:
         """The cheapest one that suffices; else as many of the cheapest as suffice, less those not needed."""
-        # What is free, as a copy: units are ended in it, one after another, until the ask fits.
+        # A copy of what is free: units end in it, one after another, until the ask fits.
         search = self._search.on(self._without_leaving())
         alone = self._alone(search, ask, counts, layer, candidates)
         if alone is None:
