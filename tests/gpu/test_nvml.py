@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from gangq.gpu import Detection, Device, DriverUnavailable, detect
+from gangq.gpu import Detection, Device, DriverUnavailable, detect, detection
 from gangq.gpu.detection import _ask
 from gangq.gpu.nvml import NvmlDriver
-from gangq.proc import killing
+from gangq.proc import killing, procfs
 from gpu.gpu_fakes import gpu, line, restricted
 
 Script = Callable[..., dict[str, str]]
@@ -300,6 +300,42 @@ def test_a_probe_that_outlives_sigkill_is_left_behind_and_named(
             os.killpg(pid, signal.SIGKILL)
     reaper.join(timeout=10)
     assert not psutil.pid_exists(unkillable[0])
+
+
+def test_a_probe_that_has_answered_and_outlives_sigkill_is_named_with_its_devices(
+    fake_nvml: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = procfs.stat(os.getpid())
+    assert entry is not None
+    asked = detection._ask
+    late = detection._Failure("does not die", stuck=entry)
+    monkeypatch.setattr(detection, "_ask", lambda *args, **how: (asked(*args, **how)[0], late))
+    found = detect(environ=fake_nvml(gpu("a")))
+    assert (len(found.devices), found.silent, found.stuck) == (1, False, entry)
+    assert "does not die" in found.warnings[-1]
+
+
+def test_a_probe_that_hangs_after_its_answer_is_named_only_if_sigkill_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(killing, "DEATH_S", 0.5)
+    spy = tmp_path / "python"
+    spy.write_text('#!/bin/sh\necho \'{"devices": [], "warnings": [], "problem": null}\'\nexec sleep 60\n')
+    spy.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(spy))
+    spared: list[int] = []
+    asking = {"timeout_s": 1.0, "environ": dict(os.environ)}
+    answers, failure = detection._ask([NvmlDriver({})], **asking)
+    assert (len(answers), failure) == (1, None)
+    try:
+        answers, failure = detection._ask([NvmlDriver({})], **asking, kill=lambda pid, _: spared.append(pid))
+        assert failure is not None
+        assert failure.stuck is not None
+        assert (len(answers), failure.silent, failure.stuck.pid) == (1, False, spared[0])
+        assert f"pid {spared[0]}, has answered" in failure.message
+    finally:
+        for pid in spared:
+            os.killpg(pid, signal.SIGKILL)
 
 
 def test_a_probe_whose_caller_died_ends_itself_inside_the_driver_call(fake_nvml: Script) -> None:

@@ -83,21 +83,23 @@ def detect(
     silent, stuck = False, None
     while drivers:
         answers, failure = _ask(drivers, timeout_s=timeout_s, environ=environ)
+        failed = () if failure is None else (failure.message,)
+        if failure is not None:
+            silent, stuck = silent or failure.silent, stuck or failure.stuck
         for driver, answer in zip(drivers, answers, strict=False):
             if answer["problem"] is None:
                 found = tuple(Device(**fields) for fields in answer["devices"])
-                return Detection(found, driver.name, (*warnings, *answer["warnings"]))
+                said = (*warnings, *answer["warnings"], *failed)
+                return Detection(found, driver.name, said, stuck=stuck)
             if not answer["absent"]:
                 warnings.append(answer["problem"])
-        if failure is not None:
-            warnings.append(failure.message)
-            silent, stuck = silent or failure.silent, stuck or failure.stuck
+        warnings.extend(failed)
         drivers = drivers[len(answers) + 1 :]
     return Detection((), None, tuple(warnings), silent, stuck)
 
 
 class _Failure(NamedTuple):
-    """What became of a probe that gave no answer; see `Detection` for the last two."""
+    """What became of a probe that gave no answer, or does not end; see `Detection` for the last two."""
 
     message: str
     silent: bool = False
@@ -112,7 +114,7 @@ def _ask(
     kill: Callable[[int, int], None] | None = None,
 ) -> tuple[list[dict[str, Any]], _Failure | None]:
     """Run the probe for these drivers, in turn until one has devices. Returns their answers, and what became of the
-    next one where it gave none.
+    next one where it gave none, or of the probe where SIGKILL does not end it.
     """
     names = [driver.name for driver in drivers]
     command = [sys.executable, "-m", "gangq.gpu.probe", str(timeout_s + 2 * killing.DEATH_S), *names]
@@ -141,9 +143,12 @@ def _ask(
     answers = _answers(out)
     unanswered = [] if answers and answers[-1]["problem"] is None else drivers[len(answers) :]
     if late:
-        # One that has answered may still hang where it ends.
         abandoned = _abandon((unanswered or drivers)[0], probe, timeout_s, kill)
-        return answers, abandoned if unanswered else None
+        if unanswered:
+            return answers, abandoned
+        # One that has answered may still hang where it ends. Its answers count, and it is named if SIGKILL fails.
+        message = f"The probe, pid {probe.pid}, has answered and does not die of SIGKILL: it is stuck in the kernel."
+        return answers, _Failure(message, stuck=abandoned.stuck) if abandoned.stuck is not None else None
     return answers, _crashed(unanswered[0], probe.returncode, err) if unanswered else None
 
 
