@@ -151,6 +151,16 @@ def restricted(
     return [(found, warnings) for found, warnings in json.loads(said.stdout)]
 
 
+def neither_set_nor_unknown(reading: DeviceReading) -> set[str]:
+    """The values of a reading that are missing without a reason. No throttling is a value."""
+    return {name for name in VALUES if getattr(reading, name) is None and name not in reading.unknown}
+
+
+def both_set_and_unknown(reading: DeviceReading) -> set[str]:
+    """The values of a reading that are there, with a reason why they are not."""
+    return {name for name in reading.unknown if getattr(reading, name) not in (None, ())}
+
+
 def eventually(look: Callable[[], T], timeout_s: float = 20.0) -> T:
     """Return the first true answer of `look`; fails when there is none in time."""
     until = time.monotonic() + timeout_s

@@ -14,7 +14,16 @@ from gangq.gpu import detect
 from gangq.gpu.reading import VALUES
 from gangq.gpu.rocm_readings import AmdsmiReader, _Card
 from gangq.proc.clock import boottime
-from gpu.gpu_fakes import card, eventually, read, rewrite, sampling, text
+from gpu.gpu_fakes import (
+    both_set_and_unknown,
+    card,
+    eventually,
+    neither_set_nor_unknown,
+    read,
+    rewrite,
+    sampling,
+    text,
+)
 
 Script = Callable[..., dict[str, str]]
 A = f"GPU-{'a' * 16}"
@@ -86,6 +95,15 @@ def test_every_error_of_every_call_is_an_unknown_with_a_reason_and_never_a_numbe
             assert reading.unknown[name].startswith(REASONS.get(code, "f")), (call, code)
         # One failed call proves nothing about the card.
         assert notices == [], (call, code)
+
+
+def test_every_value_is_set_or_has_a_reason_whichever_call_fails(fake_amdsmi: Script) -> None:
+    calls = ["", *(f"{call}:2" for call in (*CALLS, "all"))]
+    scripts = [script(**BUSY, pids=f"{OWN}:1", fail=call) for call in calls]
+    shared = script(**BUSY, pids=f"{NEIGHBOUR}:1")
+    not_available = script(gfx=65535, umc=65535, watts=65535)
+    for reading, _ in read(fake_amdsmi(), A, *scripts, shared, not_available, pids=[OWN]):
+        assert (neither_set_nor_unknown(reading), both_set_and_unknown(reading)) == (set(), set()), reading
 
 
 @pytest.mark.parametrize("known", [{"mem": 64 << 20}, {"engine_usage": {"gfx": 7}}])

@@ -13,7 +13,7 @@ import pytest
 from gangq.gpu import DeviceReading, nvml_readings
 from gangq.gpu.nvml_readings import NvmlReader
 from gangq.gpu.reading import VALUES
-from gpu.gpu_fakes import ERRORS, gpu, line, read
+from gpu.gpu_fakes import ERRORS, both_set_and_unknown, gpu, line, neither_set_nor_unknown, read
 
 Script = Callable[..., dict[str, str]]
 A = "GPU-aaaaaaaa"
@@ -217,6 +217,17 @@ def test_every_error_of_every_call_is_an_unknown_with_a_reason_and_never_a_numbe
             assert getattr(reading, name) in (None, ()), (call, code)
             assert reading.unknown[name].startswith(reasons.get(code, "failed: ")), (call, code)
         assert notices == []
+
+
+def test_every_value_is_set_or_has_a_reason_whichever_call_fails(fake_nvml: Script) -> None:
+    calls = ["", *(f"{call}:3" for call in (*CALLS, "util", "samples", "procs", "all"))]
+    scripts = [script(gpu("a", **BUSY, pids=f"{OWN}:1", fail=call)) for call in calls]
+    shared = script(gpu("a", **BUSY, pids=f"{NEIGHBOUR}:1"))
+    readings = [reading for reading, _ in read(fake_nvml(), A, *scripts, shared, pids=(OWN,))]
+    instance = script(gpu("a", mig=1), line("mig", uuid="MIG-1", name="1g", total_mib=9000))
+    readings += [reading for reading, _ in read(fake_nvml(), "MIG-1", instance, pids=(OWN,))]
+    for reading in readings:
+        assert (neither_set_nor_unknown(reading), both_set_and_unknown(reading)) == (set(), set()), reading
 
 
 def test_a_driver_that_fails_every_utilisation_call_says_nothing_about_idleness(fake_nvml: Script) -> None:

@@ -20,7 +20,8 @@ import pytest
 from gangq import names
 from gangq.errors import InvalidInput
 from gangq.host import backends
-from gangq.host.backends import DockerContainer, RestartCommand, SystemdUnit, WorkerMap, choose
+from gangq.host.backends import DockerContainer, RestartCommand, SystemdUnit
+from gangq.host.choice import WorkerMap, choose
 from gangq.host.commands import Ran, run
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import seen

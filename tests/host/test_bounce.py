@@ -26,8 +26,9 @@ from gangq.client.rows import FlaggedRow
 from gangq.embedded import Server
 from gangq.errors import DatabaseUnreachable, GangqError, IncarnationEnded, InvalidInput, NotAllowed
 from gangq.host import deaths
-from gangq.host.backends import Choice, RestartCommand, Restarted, choose
+from gangq.host.backends import RestartCommand, Restarted
 from gangq.host.bouncer import Action, Bouncer, Prover
+from gangq.host.choice import Choice, choose
 from gangq.host.deaths import Proof
 from gangq.proc import procfs
 from gangq.proc.proof import Evidence, HostIdentity, Survivor, process_identity
@@ -235,7 +236,8 @@ def test_a_worker_that_is_gone_is_only_reported_dead(
 
 
 @pytest.mark.parametrize(
-    ("prove", "refused"), [(deaths.prove, []), (lambda identity, within_s, kill="": None, ["replaced"])]
+    ("prove", "refused"),
+    [(deaths.prove, []), (lambda identity, within_s, kill_worker="": None, ["replaced"])],
 )
 def test_a_worker_that_was_replaced_meanwhile_is_not_bounced(
     prove: Prover,
@@ -480,7 +482,7 @@ FLAG = FlaggedRow("w1", HOST, 7, None, [1], 4711, {}, 40.0)  # type: ignore[arg-
 
 
 def made(database: Any, calls: list[str], actions: list[Action], **more: Any) -> Bouncer:
-    given = {"prove": lambda identity, within_s, kill="": None, "done": None, **more}
+    given = {"prove": lambda identity, within_s, kill_worker="": None, "done": None, **more}
     backend = Backend(calls, given.pop("done"))
     backend.kills_first = given.pop("kills_first", False)
     return Bouncer(
@@ -498,7 +500,7 @@ def test_a_process_that_sigkill_does_not_end_is_reported_stuck() -> None:
         calls: list[str] = []
         actions: list[Action] = []
         looks = iter([None, survivor])
-        bouncer = made(database, calls, actions, prove=lambda identity, within_s, kill="": next(looks))
+        bouncer = made(database, calls, actions, prove=lambda identity, within_s, kill_worker="": next(looks))
         failing["report_stuck"] = DatabaseUnreachable("away")
         bouncer.round()
         assert "are quarantined" not in actions[-1].text
@@ -552,7 +554,7 @@ def test_the_time_of_the_successor_begins_when_the_restart_is_over() -> None:
             database,
             host=HOST,
             choose=lambda worker, identity: Choice(Slow([])),
-            prove=lambda identity, within_s, kill="": None,
+            prove=lambda identity, within_s, kill_worker="": None,
             verify_s=10,
             clock=lambda: now[0],
             say=actions.append,
@@ -572,7 +574,10 @@ def test_nothing_is_started_beside_a_process_that_was_killed_and_does_not_die() 
         with pretended(FLAG) as (database, told, _):
             calls: list[str] = []
             actions: list[Action] = []
-            always = {"prove": lambda identity, within_s, kill="": survivor, "report_only": report_only}
+            always = {
+                "prove": lambda identity, within_s, kill_worker="": survivor,
+                "report_only": report_only,
+            }
             made(database, calls, actions, **always).round()
             assert [verb for verb, _ in told] == expected
             assert ([a.action for a in actions], calls) == (["stuck"], [])
@@ -584,7 +589,7 @@ def test_a_process_that_dies_of_the_kill_of_somebody_else_is_only_reported_dead(
     looks = iter([Proof(False, {}, stuck=(4711,)), Proof(True, {"checked": 3})])
     with pretended(FLAG) as (database, told, _):
         calls: list[str] = []
-        made(database, calls, [], prove=lambda identity, within_s, kill="": next(looks)).round()
+        made(database, calls, [], prove=lambda identity, within_s, kill_worker="": next(looks)).round()
         assert ([verb for verb, _ in told], calls) == (["flagged", "report_dead"], [])
 
 
@@ -651,7 +656,7 @@ def test_a_death_is_proven_by_the_kill_else_by_a_look_else_by_the_backend(
             actions,
             done=Restarted(ok, "asked", proof),
             kills_first=True,
-            prove=lambda identity, within_s, kill="": next(looks),
+            prove=lambda identity, within_s, kill_worker="": next(looks),
         )
         bouncer.round()
         reported = [arguments["evidence"]["by"] for verb, arguments in told if verb == "report_dead"]
@@ -666,7 +671,11 @@ def test_nothing_is_started_beside_a_process_that_survives_the_kill_before_a_res
         calls: list[str] = []
         actions: list[Action] = []
         bouncer = made(
-            database, calls, actions, kills_first=True, prove=lambda identity, within_s, kill="": next(looks)
+            database,
+            calls,
+            actions,
+            kills_first=True,
+            prove=lambda identity, within_s, kill_worker="": next(looks),
         )
         bouncer.round()
         assert ([a.action for a in actions], calls) == (["stuck"], [])
@@ -680,9 +689,9 @@ def test_only_what_is_started_by_a_command_is_killed_first() -> None:
         kills: list[str] = []
 
         def prove(
-            identity: Mapping[str, Any], within_s: float, kill: str = "", kills: list[str] = kills
+            identity: Mapping[str, Any], within_s: float, kill_worker: str = "", kills: list[str] = kills
         ) -> None:
-            kills.append(kill)
+            kills.append(kill_worker)
 
         with pretended(FLAG) as (database, _, _):
             backend = Backend([])
@@ -704,7 +713,7 @@ def test_a_line_about_a_flag_that_stands_is_said_once() -> None:
             database,
             host=HOST,
             choose=lambda worker, identity: Choice(None, "map it"),
-            prove=lambda identity, within_s, kill="": None,
+            prove=lambda identity, within_s, kill_worker="": None,
             say=actions.append,
         )
         bouncer.round()
@@ -815,7 +824,7 @@ _HERE = asdict(HostIdentity.here())
     ],
 )
 def test_junk_instead_of_an_identity_proves_nothing(junk: Any) -> None:
-    assert deaths.prove(junk, within_s=0.1, kill="w1") is None
+    assert deaths.prove(junk, within_s=0.1, kill_worker="w1") is None
     with pretended(FLAG._replace(identity=junk)) as (database, _, _):
         actions: list[Action] = []
         bouncer = Bouncer(
@@ -946,7 +955,7 @@ def test_no_process_is_killed_because_the_database_says_that_it_is_a_worker(
             _left_by("w2" if record == "another worker's" else "w1", pid, tmp_path)
         if record == "open to others":
             directory.chmod(0o755)
-        proof = deaths.prove(_claimed(bystander.pid, directory), within_s=0.5, kill="w1")
+        proof = deaths.prove(_claimed(bystander.pid, directory), within_s=0.5, kill_worker="w1")
         assert proof is not None
         assert (proof.dead, proof.why_not) == (False, f"processes {bystander.pid} of it live")
         assert bystander.poll() is None
@@ -964,9 +973,9 @@ def test_nothing_of_another_user_than_the_one_who_wrote_the_record_is_killed(tmp
         eventually(lambda: other_user.UID in procfs.user_ids(victim.pid), "it is another user's")
         directory = _left_by("w1", worker.pid, tmp_path)
         forged = _claimed(worker.pid, directory, uid=other_user.UID)
-        deaths.prove(forged, within_s=0.5, kill="w1")
+        deaths.prove(forged, within_s=0.5, kill_worker="w1")
         assert (worker.poll(), victim.poll()) == (None, None)
-        deaths.prove(_claimed(worker.pid, directory), within_s=0.5, kill="w1")
+        deaths.prove(_claimed(worker.pid, directory), within_s=0.5, kill_worker="w1")
         assert worker.wait(5) == -signal.SIGKILL
         assert victim.poll() is None
         victim.kill()

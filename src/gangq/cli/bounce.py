@@ -15,8 +15,8 @@ from gangq.cli.interrupts import Interrupts
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, say
 from gangq.errors import GangqError
-from gangq.host.backends import Choice, WorkerMap, choose
 from gangq.host.bouncer import Action, Bouncer
+from gangq.host.choice import Choice, WorkerMap, choose
 from gangq.worker import seen
 from gangq.worker.repeating import backoff
 

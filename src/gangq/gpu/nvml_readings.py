@@ -136,7 +136,7 @@ class NvmlReader(Reader):
             return "poison", kind
         if kind == _UNAVAILABLE:
             return "unavailable", None
-        # A changed recovery action is read by the round that follows every event.
+        # A changed recovery action is read by the next round.
         return None
 
     def _uuid(self, handle: Any) -> str | None:

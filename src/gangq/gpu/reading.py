@@ -60,8 +60,8 @@ class DeviceReading:
     `shared` is true where processes that are not watched use
     the device too. `unknown` maps the name of each missing value to the reason: `not_supported`,
     `function_not_found` (an older driver), `not_available` ("N/A"), `library_mismatch`, `no_own_process` (the
-    driver lists none of the watched processes on a shared device), `no_permission`, `timeout` (no answer),
-    `failed: ...`.
+    driver lists none of the watched processes on a shared device), `no_permission`, `not_found` (the driver
+    knows no such thing), `timeout` (no answer), `failed: ...`.
     """
 
     uuid: str

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gangq.errors import DatabaseUnreachable, GangqError
-from gangq.host.backends import Backend, Choice, Restarted
+from gangq.host.backends import Backend, Restarted
+from gangq.host.choice import Choice
 from gangq.host.deaths import CHECK_S, Proof, prove, report_dead
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ _REFUSALS = {
 class Prover(Protocol):
     """Looks for the work of an incarnation on this host. None: what it registered of itself cannot be read."""
 
-    def __call__(self, identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Proof | None:
-        """Look for at most ``within_s`` seconds; ``kill``: SIGKILL it, if it is the worker of this name here."""
+    def __call__(
+        self, identity: Mapping[str, Any], *, within_s: float, kill_worker: str = ""
+    ) -> Proof | None:
+        """Look for ``within_s`` seconds. ``kill_worker``: the name of the worker whose work gets SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -307,7 +310,7 @@ class Bouncer:
 
     def _end(self, flag: FlaggedRow) -> Proof | None:
         """SIGKILL what can be seen of it: silent for so long, it will not answer SIGTERM either."""
-        return self._prove(flag.identity, within_s=self._kill_after_s, kill=flag.worker)
+        return self._prove(flag.identity, within_s=self._kill_after_s, kill_worker=flag.worker)
 
     def _record_death(self, flag: FlaggedRow, proof: Proof) -> int:
         evidence = {"by": _BY, "host": self._host, **proof.evidence}

@@ -61,18 +61,18 @@ class Registered:
         return found if found is not None and found.name.startswith(DIRECTORY_PREFIX) else None
 
 
-def prove(identity: Mapping[str, Any], *, within_s: float, kill: str = "") -> Proof | None:
+def prove(identity: Mapping[str, Any], *, within_s: float, kill_worker: str = "") -> Proof | None:
     """Look for the work of an incarnation for `within_s` seconds, and 30 s more where it is dying; None: what it
     registered of itself cannot be read.
 
-    `kill`: SIGKILL it, if it is the worker of this name by the record that it left on this host. Which process that
-    is and which mark its work carries come from the database, where every worker's login can write them: so nothing
-    is killed without that record, and nothing of other users than the one who wrote it.
+    `kill_worker`: SIGKILL it, if it is the worker of this name by the record that it left on this host. Which
+    process that is and which mark its work carries come from the database, where every worker's login can write
+    them: so nothing is killed without that record, and nothing of other users than the one who wrote it.
     """
     registered = Registered.of(identity)
     if registered is None:
         return None
-    users = {registered.host.uid} if kill and _recorded_here(kill, registered) else set()
+    users = {registered.host.uid} if kill_worker and _recorded_here(kill_worker, registered) else set()
 
     def look(for_s: float) -> Evidence:
         return confirm_gone(

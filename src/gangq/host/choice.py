@@ -1,0 +1,225 @@
+"""How one worker of this host is restarted: as ``--map`` says, else as the worker registered itself.
+
+Names and identities come from the database, where every worker's login can write them. So :func:`choose` gives a
+backend only for a worker that was seen on this host, but for a command that does not depend on the worker's name.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gangq.errors import InvalidInput
+from gangq.host.backends import (
+    Backend,
+    DockerContainer,
+    RestartCommand,
+    SystemdUnit,
+    container_name,
+    unit_name,
+)
+
+KINDS = ("unit", "user-unit", "docker", "command")
+"""What ``--map`` takes before the colon."""
+
+
+@dataclass(frozen=True)
+class WorkerMap:
+    """One ``--map``: for workers whose name fits ``pattern``, restart ``value``, which is a ``kind``."""
+
+    pattern: str
+    kind: str
+    value: str
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerMap:
+        """Read ``NAME=unit:...``, ``NAME=user-unit:...``, ``NAME=docker:...`` or ``NAME=command:...``.
+
+        NAME may hold ``*`` and ``?``; ``{worker}`` in what follows stands for the worker's name, of a worker that is
+        seen on this host.
+
+        Raises:
+            InvalidInput: it is none of these.
+        """
+        pattern, equals, target = text.partition("=")
+        kind, colon, value = target.partition(":")
+        if not (pattern and equals and colon and value.strip()) or kind not in KINDS:
+            raise InvalidInput(
+                f"{text!r} maps no worker: write NAME=unit:gangq-worker@0.service, NAME=user-unit:..., "
+                "NAME=docker:CONTAINER or NAME='command:PROGRAM ARG ...' (* in NAME: any; {worker}: its name)"
+            )
+        made = cls(pattern, kind, value.strip())
+        made.backend("worker-1")
+        return made
+
+    @property
+    def substitutes(self) -> bool:
+        """Whether the name of a worker becomes part of what is restarted."""
+        return "{worker}" in self.value
+
+    def fits(self, worker: str) -> bool:
+        """Whether it is about that worker."""
+        return fnmatch.fnmatchcase(worker, self.pattern)
+
+    def backend(self, worker: str, container: str | None = None) -> Backend:
+        """The backend for that worker, whose registered container, if any, is ``container``.
+
+        Raises:
+            InvalidInput: what it would restart is not a name of such a thing.
+        """
+        if self.kind == "command":
+            try:
+                words = shlex.split(self.value)
+            except ValueError as e:
+                raise InvalidInput(f"the command {self.value!r} cannot be split into words: {e}") from None
+            return RestartCommand([word.replace("{worker}", worker) for word in words])
+        name = self.value.replace("{worker}", worker)
+        if self.kind == "docker":
+            return DockerContainer(container_name(name), worker_container=container)
+        return SystemdUnit(unit_name(name), user=self.kind == "user-unit")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one worker is restarted; or, ``backend`` None, why this host does not know, and what to do."""
+
+    backend: Backend | None
+    problem: str = ""
+
+
+class Seer(Protocol):
+    """Finds a worker among the processes of this host."""
+
+    def __call__(self, worker: str, identity: Mapping[str, Any]) -> tuple[int, ...] | str:
+        """Its pid and those of its ancestors; else why it is not seen."""
+
+
+def choose(
+    worker: str,
+    identity: Mapping[str, Any],
+    *,
+    see: Seer,
+    maps: Sequence[WorkerMap] = (),
+    trusted: Sequence[str] = ("gangq-*",),
+    uid: int | None = None,
+) -> Choice:
+    """How to restart a worker: the first of ``maps`` that fits its name, else what it said when it registered.
+
+    Name and identity come from the database, where every worker's login can write them. So ``see`` looks for a worker
+    of that name on this host, and what it finds decides:
+
+    ====================================  ========  =====================  ===============================
+    what would be restarted               not seen  seen                   seen, and is or is below the
+                                                                           main process of it
+    ====================================  ========  =====================  ===============================
+    a command without ``{worker}``        yes       yes                    -
+    a command with ``{worker}``           no        yes                    -
+    a unit or container, mapped           no        no                     yes
+    one that the worker registered        no        no                     yes, if ``trusted`` fits its name
+    a container that does not run         as if it were seen: nothing is restarted then, nor if it runs again
+                                          before its turn
+    ====================================  ========  =====================  ===============================
+    """
+    if not isinstance(identity, Mapping):
+        identity = {}
+    container = _text(identity, "container")
+    for one in maps:
+        if one.fits(worker):
+            try:
+                backend = one.backend(worker, container)
+            except InvalidInput as e:
+                return Choice(None, str(e))
+            if one.kind == "command" and not one.substitutes:
+                return Choice(backend)
+            return _if_seen(backend, see(worker, identity), must_be_its_main_process=one.kind != "command")
+    found = _registered(worker, identity, container, trusted, os.getuid() if uid is None else uid)
+    if found.backend is None:
+        return found
+    return _if_seen(found.backend, see(worker, identity), must_be_its_main_process=True)
+
+
+def _if_seen(backend: Backend, seen: tuple[int, ...] | str, *, must_be_its_main_process: bool) -> Choice:
+    """The backend, if the worker was seen: the table in :func:`choose`."""
+    if isinstance(seen, str):
+        if must_be_its_main_process and isinstance(backend, DockerContainer):
+            stopped = backend.while_stopped()
+            if stopped is not None:
+                # That it has ended proves the death of what was in it.
+                return Choice(stopped)
+        return Choice(
+            None,
+            f"{seen}, so {backend} might hit another: look at the host; a command without {{worker}} in it is run "
+            "without this check, --map NAME='command:PROGRAM ARG'",
+        )
+    if not must_be_its_main_process:
+        return Choice(backend)
+    main_pid = backend.main_pid()
+    if main_pid not in seen:
+        return Choice(
+            None,
+            f"its process {seen[0]} does not belong to the main process of what {backend} would restart "
+            f"({main_pid or 'none'}): map it to what it runs as, --map NAME=unit:... or NAME=docker:...",
+        )
+    return Choice(backend)
+
+
+def _registered(
+    worker: str, identity: Mapping[str, Any], container: str | None, trusted: Sequence[str], own_uid: int
+) -> Choice:
+    """What the worker said it is."""
+    user = "user_unit" in identity and _text(identity, "unit") is None
+    unit = _text(identity, "unit") or _text(identity, "user_unit")
+    if unit is not None:
+        try:
+            name = unit_name(unit)
+        except InvalidInput as e:
+            return Choice(None, str(e))
+        host = identity.get("host")
+        its_uid = host.get("uid") if isinstance(host, Mapping) else None
+        if user and (not isinstance(its_uid, int) or its_uid != own_uid):
+            return Choice(
+                None,
+                f"it runs as unit {name} of the user with id {its_uid}: run gangq bounce as that user, too",
+            )
+        if _trusted(name, trusted):
+            return Choice(SystemdUnit(name, user=user))
+        return Choice(None, _untrusted(worker, "unit", name, "user-unit" if user else "unit", trusted))
+    if container is not None:
+        try:
+            found = DockerContainer(container_name(container), worker_container=container)
+        except InvalidInput as e:
+            return Choice(None, str(e))
+        called = found.name()
+        if called is None:
+            return Choice(
+                None,
+                f"it runs in container {container}, which docker inspect does not find here: run gangq bounce on the "
+                "container's host, as a user who may use Docker",
+            )
+        if _trusted(called, trusted):
+            return Choice(found)
+        return Choice(None, _untrusted(worker, "container", called, "docker", trusted))
+    return Choice(
+        None,
+        f"it runs neither as a unit nor in a container: say how to restart it, --map '{worker}=command:PROGRAM ARG'",
+    )
+
+
+def _trusted(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _untrusted(worker: str, what: str, name: str, kind: str, patterns: Sequence[str]) -> str:
+    return (
+        f"it says it is {what} {name}, and that is trusted only for names like {', '.join(patterns)}: "
+        f"allow it with --trust '{name}' or --map '{worker}={kind}:{name}'"
+    )
+
+
+def _text(identity: Mapping[str, Any], key: str) -> str | None:
+    value = identity.get(key)
+    return value if isinstance(value, str) and value else None
