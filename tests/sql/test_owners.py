@@ -340,6 +340,50 @@ def test_a_condition_that_fails_on_rows_of_others_does_not_quote_them(on: Logins
         on.s1.sql(look)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "others", "readable"),
+    [
+        (("s1", None), ("s1", None), "owner", True),
+        (("s1", None), ("s2", None), "owner", False),
+        (("s1", "tenant_a_test"), ("s1", "tenant_a_test"), "owner", True),
+        (("s1", "tenant_a_test"), ("s1", None), "owner", True),
+        (("s1", "tenant_a_test"), ("s1", "tenant_b_test"), "owner", False),
+        (("s1", None), ("s1", "tenant_a_test"), "owner", False),
+        (("s1", "tenant_a_test"), ("s2", "tenant_a_test"), "owner", False),
+        (("s1", None), ("s2", None), "shared", True),
+        (("s1", None), ("s2", "dropped"), "shared", False),
+    ],
+)
+@pytest.mark.parametrize("how", ["done", "failed"])
+def test_a_job_reads_what_its_submitter_may_read_whichever_worker_runs_it(
+    on: Logins, first: tuple[str, str], second: tuple[str, str], others: str, readable: bool, how: str
+) -> None:
+    for tenant in ("tenant_a_test", "tenant_b_test"):
+        a_role(on.q.db, tenant, "gangq_submitter")
+        on.q.sql(f"grant {tenant} to s1_test, s2_test")
+    on.a1.call("set_queue", name="default", others=others)
+
+    def submit(who: tuple[str, str], **options: Any) -> Any:
+        login = on.login(f"{who[0]}_test")
+        login.sql(f"set role {who[1]}" if who[1] not in (None, "dropped") else "reset role")
+        return login.submit(**options)
+
+    awaited = submit(first)
+    job = submit(second, after_any=[awaited])
+    if second[1] == "dropped":
+        a_role(on.q.db, "s2_test", "gangq_viewer", login=True)
+    worker = on.w1.worker()
+    if how == "done":
+        worker.take().complete({"answer": SECRET})
+    else:
+        worker.take().fail(SECRET, retryable=False)
+    on.w1.settle()
+    claim = worker.take()
+    assert claim.job_id == job
+    (row,) = on.w1.call("inputs", job_id=job, token=claim.token)
+    assert (row["state"], row["readable"], SECRET in str(row)) == (how, readable, readable)
+
+
 def test_a_submitter_under_a_viewers_role_reads_what_is_its_own_and_no_more(on: Logins) -> None:
     on.q.sql("grant gangq_viewer to a1_test")
     other, mine = on.s1.submit(), on.a1.submit()
