@@ -161,9 +161,10 @@ begin
   return me;
 end $$;
 
--- Internal. What a claim has to know of its worker: repeated: it holds what this request claimed;
--- light: how many light jobs it holds; held_from: the first token of what it holds. One query,
--- because each further one costs as much as taking a job.
+-- Internal. What a claim needs to know about its worker. leased: its lease has not ended. asleep:
+-- it is noted as sleeping. places: it has an open place. base: of new tokens. light: how many light
+-- jobs it holds. repeated: it holds a job that this request claimed. held_from: the lowest token it
+-- holds. One query, because each further query costs as much as taking a job.
 create function gangq.claim_facts(me gangq.incarnations, request_id uuid, t timestamptz)
 returns table (
   leased boolean, cordoned boolean, asleep boolean, places boolean, shape_ids integer[],
@@ -216,8 +217,9 @@ end $$;
 --    that the worker may still hold: claims read the index from there. It is moved by 256 tokens
 --    (2^24) at least.
 --
--- Internal. claim; patient false: after a completion in the same transaction. Then it waits for no
--- other session, but 50 ms for a port, and raises GQ001, GQ007 and GQ008 only.
+-- Internal. The work of claim. patient false: it follows a completion in the same transaction. Then
+-- it waits for no other session, but 50 ms for a port, and raises GQ001, GQ007, GQ008 and 42501
+-- only.
 create function gangq.take(
   incarnation bigint, request_id uuid, max_jobs integer, ports integer[], sleep boolean,
   model text, lane text, patient boolean
@@ -312,15 +314,15 @@ begin
 end $$;
 
 -- A worker takes work, up to max_jobs in all: members of gangs that are reserved here, jobs for the
--- places that are open here, then light jobs up to its free light slots, by priority and first in
--- first out within one. Room for members and places was counted when they were reserved or opened,
--- and is not counted again. Members beyond max_jobs stay reserved for the next claim. lane: only
--- placed, only light; null: both. Repeating request_id after a lost reply returns the same claims.
--- model: what this worker has loaded; decisions prefer it for jobs that need it. ports: ports this
--- worker holds bound, for the rendezvous of gangs whose rank 0 it gets. sleep: when there is no
--- light job, note that this worker sleeps; commit, claim once more, then wait for NOTIFY. Raises
--- GQ001, GQ002, GQ004 (a port serves another gang of this host), GQ005, GQ007, GQ008, 42501
--- (another login registered it).
+-- places that are open here, then light jobs, by priority and first in first out within one. It
+-- holds light * prefetch light jobs at most. Room for members and places was counted when they were
+-- reserved or opened, and is not counted again. Members beyond max_jobs stay reserved for the next
+-- claim. lane: only placed, only light; null: both. Repeating request_id after a lost reply returns
+-- the same claims. model: what this worker has loaded; decisions prefer it for jobs that need it.
+-- ports: ports this worker holds bound, for the rendezvous of gangs whose rank 0 it gets. sleep:
+-- when there is no light job, note that this worker sleeps; commit, claim once more, then wait for
+-- NOTIFY. Raises GQ001, GQ002, GQ004 (a port serves another gang of this host), GQ005, GQ007,
+-- GQ008, 42501 (another login registered it).
 create function gangq.claim(
   incarnation bigint, request_id uuid default null, max_jobs integer default 1,
   ports integer[] default '{}', sleep boolean default false, model text default null,

@@ -114,8 +114,8 @@ language sql stable as $$
   end
 $$;
 
--- Internal. What an attempt that did not succeed leaves a single job in. state: it ran, or was told
--- to stop; spent: it has no further attempt; due: until when it must wait.
+-- Internal. The state of a single job after an attempt that did not succeed. state: running, or
+-- preempting if it was told to stop. spent: it has no further attempt. due: when it may run again.
 create function gangq.state_after(state text, spent boolean, due timestamptz) returns text
 language sql immutable
 return case

@@ -8,11 +8,10 @@
 -- 5. Every other pair is told its outcome one by one (finish_rest).
 -- 6. Whether what waits to be placed has more room.
 --
--- Internal. The work of complete and complete_and_claim. done: the single jobs that this call has
--- ended; others, outcomes: every other pair (gang members, and repeated, stale and busy ones); null
--- or empty where there are none (null || x is x).
--- waited_for: placed work waits, and has more room now. Verbs call it by assignment, which costs no
--- query.
+-- Internal. The work of complete and complete_and_claim. done: the single jobs that this call
+-- ended. others, outcomes: all other pairs (gang members, and repeated, stale and busy ones); null
+-- or empty if there are none. waited_for: placed work waits and has more room now. Callers assign
+-- the result to a record, which costs no query.
 create function gangq.finish(
   job_ids bigint[], tokens bigint[], results jsonb[], strict boolean,
   out done bigint[], out others bigint[], out outcomes text[], out waited_for boolean

@@ -46,11 +46,11 @@ begin
     where s.id = j.shape_id and cause in ('fail', 'snoozed')));
 end $$;
 
--- Internal. Charges a single job for its attempt and returns it to pending, or to scheduled until
--- its process is gone (gone_at) or its backoff is over (retry_at). If it has no attempt left it
--- fails; if it was told to stop it is cancelled. Until gone_at nobody else may move due_at: see
--- 117. kind: of the event. Returns the state. The order_key and shape_id of j may differ from the
--- stored row: with them the job goes on.
+-- Internal. Ends the attempt of a single job and charges it. The job becomes pending, or scheduled
+-- until its process is gone (gone_at) or its backoff is over (retry_at). Without an attempt left it
+-- is failed, or cancelled if it was told to stop. Nothing else may move due_at before gone_at: see
+-- 117. kind: of the event. Returns the state. The job goes on with the order_key and shape_id of j,
+-- which may differ from the stored row.
 create function gangq.end_attempt(
   j gangq.live_jobs, cause text, error jsonb, reason text, t timestamptz,
   gone_at timestamptz default null, retry_at timestamptz default null,
@@ -115,13 +115,15 @@ create function gangq.is_soon(job_id bigint) returns boolean language sql stable
   from gangq.live_jobs j, gangq.settings c where j.id = is_soon.job_id
 $$;
 
--- An attempt failed: charged; tried again after the backoff, or failed when attempts are spent or
--- retryable is false. cause other_job: its process was ended over another job that ran there too;
--- nothing is charged, and it is pending at once. error: {"type", "message", "traceback", "host",
--- "log_tail"}. retry_in_s: in place of the queue's backoff; a gang has its own. What a member's
--- failure means its gang's failure policy says: by default the gang drains with it as the culprit.
--- Returns scheduled, pending, failed, preempted (gang), or repeated. Raises GQ001, GQ002, GQ003,
--- 42501 (another login's worker holds it).
+-- An attempt failed. It is charged, and tried again after the backoff; the job fails when its
+-- attempts are spent or retryable is false. error: {"type", "message", "traceback", "host",
+-- "log_tail"}. retry_in_s: in place of the queue's backoff; a gang has its own. A member's failure
+-- is judged by its gang's failure policy: by default the gang drains. cause port_taken: a member's
+-- rendezvous port was taken; its gang counts never_started and no attempt. For a single job it is
+-- an error. cause other_job: the process was ended over another job that ran there too. Nothing is
+-- charged, and a retryable single job is pending at once. A job that was told to stop ends as for
+-- ack_preempted. Returns scheduled, pending, failed, cancelled, preempted (gang), or repeated.
+-- Raises GQ001, GQ002, GQ003, 42501 (another login's worker holds it).
 create function gangq.fail(
   job_id bigint, token bigint, error jsonb default '{}', retryable boolean default true,
   cause text default 'error', retry_in_s real default null

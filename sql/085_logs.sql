@@ -2,10 +2,10 @@
 -- Locks: the attempt's first row of output, or its job's row while there is none, FOR NO KEY
 -- UPDATE.
 
--- Internal. Locks the output of an attempt; false: its job runs as another attempt, or has left.
--- Two appends at once would not count each other's bytes. So appends of one attempt wait for each
--- other: on its first row of output, or on its job's row while there is none. until: so that no
--- partition of later days is read.
+-- Internal. Locks the output of an attempt. Returns false if the job runs as another attempt or has
+-- left. Two appends at once would not count each other's bytes, so they wait for each other: on the
+-- attempt's first row of output, or on the job's row while there is none. since and until bound the
+-- partitions that are read.
 create function gangq.lock_output(
   job_id bigint, token bigint, since timestamptz, until timestamptz
 ) returns boolean language plpgsql
@@ -28,10 +28,11 @@ begin
   return true;
 end $$;
 
--- Output of claims, in chunks numbered from 0 per attempt. Stale pairs and numbers that are not
--- above the last are dropped silently; the worker bounds the total (settings.log_bytes). Raises
--- GQ001, GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes with 64 bytes more for each
--- chunk), GQ008, 42501 if another login's worker holds or held one of the claims.
+-- Output of claims, in chunks numbered from 0 per attempt. Dropped without an error: chunks of an
+-- attempt that is not the job's last or whose job has left live_jobs, and chunks whose number is
+-- not above the last one stored. Workers keep an attempt to settings.log_bytes. Raises GQ001, GQ007
+-- (a chunk over 1 MiB, an attempt over 65 times log_bytes, where each chunk counts 64 bytes more),
+-- GQ008, 42501 if another login's worker holds or held one of the claims.
 create function gangq.append_log(
   job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]
 ) returns void
