@@ -127,6 +127,7 @@ first = boottime() + 0.4
 session = SimpleNamespace(
     name="w",
     kill_at=first,
+    terms=SimpleNamespace(grace_s=1.0),
     lapsing=lambda: False,
     directory=Path("/"),
     table=JobTable(),
@@ -183,6 +184,15 @@ def is_renewed_between_two() -> None:
     runner.run(job(1), quick, more_follow=True)
     session.kill_at = first + 30
     runner.run(job(2), outlive)
+
+
+def is_renewed_as_it_starts() -> None:
+    class Renewed(ActiveJob):
+        def start(self, work):
+            session.kill_at = first + 30
+            return super().start(work)
+
+    runner.run(Renewed(job().claim), outlive)
 
 
 def is_renewed_in_the_second() -> None:

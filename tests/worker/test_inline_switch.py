@@ -39,6 +39,10 @@ def test_a_renewal_between_two_handlers_counts_for_the_second() -> None:
     assert run("is_renewed_between_two") == 0
 
 
+def test_a_renewal_while_a_job_starts_counts_for_it() -> None:
+    assert run("is_renewed_as_it_starts") == 0
+
+
 def test_a_renewal_during_a_later_handler_counts_for_it() -> None:
     assert run("is_renewed_in_the_second") == 0
 

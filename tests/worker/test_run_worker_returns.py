@@ -27,13 +27,25 @@ def state():
         "dumpable": ctypes.CDLL(None).prctl(3, 0, 0, 0, 0),
         "name": open("/proc/self/comm").read(),
         "threads": [one.name for one in threading.enumerate()],
+        "directories": [one for one in made if os.path.exists(one)],
         "streams": (sys.stdout, sys.stderr, logging.root.handlers[0].stream),
     }
 
-if sys.argv[2] == "refused":
-    def no_place(**_):
+made, make = [], tempfile.mkdtemp
+
+def noted(**options):
+    if sys.argv[2] == "no place":
         raise PermissionError(13, "Permission denied")
-    tempfile.mkdtemp = no_place
+    made.append(make(**options))
+    return made[-1]
+
+def no_thread(_):
+    raise gangq.GangqError("can't start new thread")
+
+tempfile.mkdtemp = noted
+if sys.argv[2] == "no thread":
+    from gangq.gpu import SamplerProcess
+    SamplerProcess.start = no_thread
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "7"
 before = state()
@@ -52,7 +64,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("how", ["ends", "refused"])
+@pytest.mark.parametrize("how", ["ends", "no place", "no thread"])
 def test_everything_is_put_back_and_what_is_forked_later_outlives_the_program(
     dsn: str, tmp_path: Path, how: str
 ) -> None:
@@ -67,10 +79,14 @@ def test_everything_is_put_back_and_what_is_forked_later_outlives_the_program(
     said = json.loads(program.stdout.readline())
     try:
         assert said["changed"] == []
+        said_of = {
+            "no place": "finds no place for its socket and logs",
+            "no thread": "can't start new thread",
+        }
         if how == "ends":
             assert said["code"] == 0
         else:
-            assert "finds no place for its socket and logs" in said["code"]
+            assert said_of[how] in said["code"]
         assert program.stdin is not None
         program.stdin.close()
         program.wait(10)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
-from gangq.worker import handler_info
+from gangq.worker import handler_info, main
 from gangq.worker.environment import scrubbed
+from gangq.worker.main import Worker
 from gangq.worker.options import default_name
 from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import clean
@@ -66,3 +69,29 @@ def test_a_command_of_a_shell_is_one_string() -> None:
 def test_workers_of_one_host_are_told_apart_by_their_devices() -> None:
     assert default_name("h", {}) == "h"
     assert default_name("h", {"CUDA_VISIBLE_DEVICES": "2,3"}) == "h-gpu2-3"
+
+
+def test_a_worker_waits_for_what_runs_however_long_a_report_is_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A report that a transaction held up has left the table, and not yet the list of such reports, while another job
+    runs: for that moment all that is left seems to be held up.
+    """
+    rounds = iter([(1, 1), (1, 0), (1, 0), (1, 0), (1, 1), (1, 1), (1, 1)])
+    seen: list[tuple[int, int]] = []
+    clock = [0.0]
+
+    class Left(list[int]):
+        def wait_empty(self, _: float) -> bool:
+            clock[0] += 1.0
+            seen.append(next(rounds))
+            left, in_reports = seen[-1]
+            self[:], held[:] = [0] * left, [0] * in_reports
+            return False
+
+    held: list[int] = []
+    session: Any = SimpleNamespace(table=Left(), stuck={}, terms=SimpleNamespace(grace_s=1.5))
+    monkeypatch.setattr(main, "boottime", lambda: clock[0])
+    nobody: Any = None
+    Worker._settle(nobody, session, held)  # type: ignore[arg-type]
+    assert len(seen) == 7, "one grace after the last job has ended"

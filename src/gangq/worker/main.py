@@ -162,49 +162,46 @@ class Worker:
         # Light jobs see no device; placed ones in the main thread see all of them.
         devices = self._detection.devices if self.lanes.main == "placed" else ()
         shown = self._detection.visible_env(devices, environ=self._environ)
-        former = {name: os.environ.get(name) for name in (procfs.MARK_VARIABLE, *shown)}
-        directory = _private_directory()
-        self._control.start()
-        if self._endpoint is not None:
-            self._endpoint.start(self._control)
-        if in_main:
-            self._signals.install()
-        if self.lanes.main is not None:
-            self._deadman = Deadman(dump_file=_stderr())
-            self._forks = ForkGuard()
-            self._forks.install()
-            # For handlers in this process, before any of them initialises a GPU runtime.
-            os.environ.update(shown)
-        surroundings = Surroundings.here()
-        closed = private.close(procfs.work_name(PROCESS_MARK) if in_main else None)
-        self._liveness.start()
-        self._sampler.start()
-        # What was imported stays. To look through all of it for garbage, now and then, would hold the jobs for 20 ms.
-        gc.collect()
-        gc.freeze()
-        try:
-            yield directory, surroundings
-        finally:
-            gc.unfreeze()
-            self._liveness.stop()
-            self._sampler.stop()
-            self._ports.close()
-            if in_main:
-                self._signals.stop()
+        # What was opened is closed, the last first, even if something after it cannot be opened: this process may
+        # live on as something else than a worker.
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._ports.close)
+            directory = _private_directory()
+            closing.callback(shutil.rmtree, directory, ignore_errors=True)
+            self._control.start()
+            closing.callback(self._control.stop)
             if self._endpoint is not None:
-                self._endpoint.stop(self._control)
-            self._control.stop()
-            shutil.rmtree(directory, ignore_errors=True)
-            private.reopen(closed)
-            if self._deadman is not None:
-                # An error that came right after a handler has left it set, and this process may live on.
-                self._deadman.disarm()
-            if self._forks is not None:
-                self._forks.stop()
-            for name, value in former.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
+                closing.callback(self._endpoint.stop, self._control)
+                self._endpoint.start(self._control)
+            if in_main:
+                self._signals.install()
+                closing.callback(self._signals.stop)
+            closing.callback(
+                _put_back, {name: os.environ.get(name) for name in (procfs.MARK_VARIABLE, *shown)}
+            )
+            if self.lanes.main is not None:
+                self._deadman = Deadman(dump_file=_stderr())
+                closing.callback(self._deadman.disarm)  # An error right after a handler has left it set.
+                self._forks = ForkGuard()
+                self._forks.install()
+                closing.callback(self._forks.stop)
+                # For handlers in this process, before any of them initialises a GPU runtime.
+                os.environ.update(shown)
+            surroundings = Surroundings.here()
+            closing.callback(
+                private.reopen, private.close(procfs.work_name(PROCESS_MARK) if in_main else None)
+            )
+            # The sampler first: while it stops, which may take seconds, no signs of life are expected any more.
+            self._sampler.start()
+            closing.callback(self._sampler.stop)
+            self._liveness.start()
+            closing.callback(self._liveness.stop)
+            # What was imported stays. To look through all of it for garbage, now and then, would hold the jobs for
+            # 20 ms.
+            gc.collect()
+            gc.freeze()
+            closing.callback(gc.unfreeze)
+            yield directory, surroundings
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
@@ -318,6 +315,8 @@ class Worker:
             if left <= 0:
                 return
             if left > len(held):
+                # Something runs. It only seemed that all is held up: a report that was answered leaves the table
+                # first, and `held` a moment later.
                 until = None
             elif until is None:
                 until = boottime() + session.terms.grace_s
@@ -409,6 +408,14 @@ def _check_schema(client: Client) -> None:
     from gangq.schema import check_version
 
     check_version(client)
+
+
+def _put_back(variables: Mapping[str, str | None]) -> None:
+    """Give these variables the values that they had; None: it was not set."""
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def _stderr() -> Any:

@@ -191,7 +191,7 @@ class InlineWork:
         """The lease was renewed."""
         del grace_s
         with self._lock:
-            self._kill_at = kill_at
+            self._kill_at = max(self._kill_at, kill_at)
             if self._active:
                 self._arm()
 
@@ -342,7 +342,10 @@ class InlineRunner:
                 return None
         work = InlineWork(session, job, self._deadman, self._hard_exit)
         work.begin()  # First: an order that reached it before would be lost, because none is given twice.
-        return work if job.start(work) else None
+        if not job.start(work):
+            return None
+        work.extend(session.kill_at, session.terms.grace_s)  # A renewal since it was made has gone past it.
+        return work
 
     def _switch_on(self, job: ActiveJob, options: WatchOptions | None) -> None:
         if job.claim.model is not None:
