@@ -1,7 +1,8 @@
 """Removes one condition from one function at a time, and expects a test to fail without it.
 
 The functions are those of claim, fill, finish, apply and services. The named test files run in a process of their
-own, against a schema in which the function lacks the condition. A text that is not in its function fails the first test.
+own, against a schema in which the function lacks the condition. A text that is
+not in its function fails the first test.
 """
 
 from __future__ import annotations
