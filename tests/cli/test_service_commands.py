@@ -140,7 +140,7 @@ def test_endpoints_are_listed_and_followed(dsn: str, client: Client, tmp_path: P
         client.report_ready(job_id=claims[0].job_id, token=claims[0].token, ready=False)
         eventually(lambda: len(lines()) == 3, "it has printed that there are none")
         assert [[e["port"] for e in line["endpoints"]] for line in lines()] == [[], [8000, 8001], []]
-    client.report_ready(job_id=claims[0].job_id, token=claims[0].token)
+    client.report_ready(job_id=claims[0].job_id, token=claims[0].token, port=8000)
     assert [(e["address"], e["port"]) for e in answers(dsn, "service", "endpoints", "chat")] == [
         ("10.0.0.1", 8000),
         ("10.0.0.1", 8001),
