@@ -89,8 +89,10 @@ language sql stable as $$
   join gangq.runtimes r on r.queue = s.queue and r.task = s.task
 $$;
 
--- Internal. When it is planned to start, which ends that depends on, and what would help.
-create function gangq.explain_start(v gangq.verdicts, ask text, t timestamptz)
+-- Internal. When it is planned to start, which ends that depends on, and what would help. served:
+-- is_served of its kind; only said of what no pass has judged.
+create function gangq.explain_start(
+  v gangq.verdicts, ask text, served boolean, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select 'start', true, case
       when p.starts_at is not null
@@ -100,6 +102,7 @@ returns setof gangq.reason language sql stable as $$
       when (v).gate = 'rate' then coalesce(
         'not planned: its rate holds it for ' || n.at || ' more at least',
         'not planned: its rate never lets so many start at once')
+      when (v).gate is null and not served then 'once a worker serves it'
       when (v).gate is null then 'the next pass may start it'
       else format('not planned: the first %s that wait and could start get a planned start',
         c.reservations) end,
@@ -113,7 +116,8 @@ returns setof gangq.reason language sql stable as $$
       (v).follows || coalesce(gangq.told_by_history((v).numbers -> 'after', t), '') as follows) n
   union all
   select 'unblock', true, coalesce((v).unblocks || coalesce(
-      ' (in ' || gangq.said_in((v).numbers, 'may_stop_at', t) || ')', ''), 'the next pass'), null
+      ' (in ' || gangq.said_in((v).numbers, 'may_stop_at', t) || ')', ''),
+    case when served then 'the next pass' else 'a worker that serves it: gangq worker' end), null
 $$;
 
 -- Internal. The place of a gang in the order of its queue, among the gangs that could start now.

@@ -188,7 +188,8 @@ begin
       select * from gangq.explain_verdict(v, greatest(g.submitted_at, g.not_before), t)
       union all select * from gangq.explain_roles(g.kind_id, t)
       union all select * from gangq.explain_line(g, t) where g.state = 'blocked'
-      union all select * from gangq.explain_start(v, ask, t);
+      union all
+      select * from gangq.explain_start(v, ask, gangq.is_served(g.kind_id), t);
     return;
   end if;
   return query select * from gangq.explain_roles(g.kind_id, t);
@@ -238,6 +239,7 @@ returns setof gangq.reason language sql stable as $$
   select 'unblock', true, case
     when n.paused is not null then format('gangq queue resume %s', n.paused)
     when gangq.paused_task(-(s).id) is not null then format('gangq task resume %s', (s).task)
+    when not gangq.is_served(-(s).id) then 'a worker that serves it: gangq worker'
     when n.turns = 0 then 'a light slot that comes free on a worker that serves it'
     when n.before >= n.turns then format(
       '%s of its kind claimed first, or a higher priority: gangq priority %s %s',
@@ -264,7 +266,7 @@ begin
   return query
     select * from gangq.explain_verdict(v, greatest(j.submitted_at, j.due_at), t)
     union all select * from gangq.explain_needs(s, 1, t)
-    union all select * from gangq.explain_start(v, ask, t);
+    union all select * from gangq.explain_start(v, ask, gangq.is_served(-j.shape_id), t);
 end $$;
 
 -- Why is this job not running, row by row, with numbers, as explain_gang says it; for a member: its
