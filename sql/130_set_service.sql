@@ -49,7 +49,7 @@ end $$;
 
 -- Internal. Stores a new revision of a service, whose row is locked, and returns its number. Raises
 -- what check_revision raises.
-create function gangq.add_revision(r gangq.service_revisions, old integer, t timestamptz)
+create function gangq.add_revision(r gangq.service_revisions, t timestamptz)
 returns integer language plpgsql as $$
 begin
   perform gangq.check_revision(r);
@@ -58,9 +58,9 @@ begin
   r.set_at := t;
   r.good_at := null;
   insert into gangq.service_revisions values (r.*);
-  -- The tenth last is not needed by any gang, as long as none of so old a revision is left.
+  -- The last ten are kept, and older ones that a gang has or an update that halts goes back to.
   delete from gangq.service_revisions x
-  where x.service = r.service and x.revision <= r.revision - 10 and x.revision <> old
+  where x.service = r.service and x.revision <= r.revision - 10
     and not exists (
       select from gangq.services_table s
       where s.name = x.service and s.good_revision = x.revision)
@@ -204,7 +204,7 @@ begin
       gangq.service_queue(old));
   end if;
   if r is distinct from before then
-    s.revision := gangq.add_revision(r, old.revision, t);
+    s.revision := gangq.add_revision(r, t);
     s := gangq.try_again(s);
   end if;
   s.submitter := gangq.caller();

@@ -513,6 +513,7 @@ def test_deleted_it_is_forgotten_once_its_last_gang_has_ended(q: Q, fleet: Repli
     fleet.settle(3)
     for table in ("services_table", "service_revisions", "service_gangs_table", "replicas"):
         assert q.sql(f"select * from gangq.{table}") == [], table
+    assert len(q.events("service_gone")) == 1
     with refused(MISSING):
         q.call("stop_service", name="chat")
 
@@ -709,6 +710,47 @@ def test_ten_revisions_are_kept(q: Q) -> None:
         put(q, version=str(n))
     found = q.sql("select revision from gangq.service_revisions order by 1")
     assert [row["revision"] for row in found] == list(range(6, 16))
+
+
+@pytest.mark.parametrize("needed", ["good", "running"])
+def test_a_revision_that_is_still_needed_is_kept_longer(q: Q, fleet: Replicas, needed: str) -> None:
+    fleet.becomes_ready = lambda _: needed == "good"
+    put(q)
+    fleet.settle(2)
+    if needed == "good":
+        q.call("stop_service", name="chat")
+        fleet.settle(2)
+        assert gangs(q) == []
+    for n in range(12):
+        put(q, version=str(n), stopped=needed == "good")
+    found = [row["revision"] for row in q.sql("select revision from gangq.service_revisions order by 1")]
+    assert found == [1, *range(4, 14)]
+
+
+def test_a_gang_that_has_left_may_be_not_ready_without_having_failed(q: Q, fleet: Replicas) -> None:
+    put(q, replicas=2, linger_s=100, ready_within_s=30)
+    fleet.settle(2)
+    put(q, task=None, replicas=1)
+    q.tick()
+    (leaves,) = (gang["gang_id"] for gang in gangs(q) if gang["leaves"])
+    fleet.becomes_ready = lambda claim: claim["gang_id"] != leaves
+    fleet.ready(fleet.of_gang(leaves)[0], ready=False)
+    q.live_on(50, *fleet.workers)
+    fleet.turn()
+    assert q.events("service_failed") == []
+
+
+def test_a_gang_that_ends_waits_for_its_backoff_though_all_others_are_steady(q: Q, fleet: Replicas) -> None:
+    put(q, replicas=2)
+    fleet.settle(2)
+    q.live_on(70, *fleet.workers)
+    claim = min(fleet.claims.values(), key=lambda c: c.job_id)
+    del fleet.claims[claim.job_id]
+    claim.fail()
+    q.tick()
+    q.tick()
+    assert len(gangs(q)) == 1
+    assert service(q)["next_try_at"] > q.clock.now()
 
 
 # Hosts that are drained -------------------------------------------------------------------------------------
