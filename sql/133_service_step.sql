@@ -22,11 +22,13 @@
 --    surge > 0: a gang is made only if existing < wanted + surge * old
 --               a ready gang leaves only if the ready replicas that stay >= wanted
 --    surge = 0: a gang is made only if existing + size <= wanted, or no gang is replaced or leaves
---               a ready gang leaves so, or if it is replaced and no other gang could be made before
---               it, and only while no other gang starts or leaves
+--               a ready gang leaves as above; or if it is replaced, no other gang starts or leaves,
+--               and a new gang either cannot be made beside it or waits for room
 -- So an update ends whatever the two sizes are: if no old gang may leave, a new one may be made.
--- If both sizes are the same, at most surge gangs more than wanted exist, and with surge 0 at most
--- one gang less than wanted is ready.
+-- If both sizes are the same, at most surge gangs more than wanted exist, and with surge 0 and room
+-- for all of them at most one gang less than wanted is ready. No gang leaves for one that no worker
+-- could hold. But with surge 0 the room that a gang leaves goes to the first in line: if that is
+-- other work, the next gang leaves too.
 --
 -- If a gang of a new revision fails before it was ever ready, and an older revision was good, the
 -- update halts: what is ready of either stays, and what is lacking is made of the older one.
@@ -57,9 +59,10 @@ create function gangq.gangs_to_leave(
       (x.replaced is not null or n.present - x.size >= n.want)
       and (not x.ready or n.ready - x.size >= n.want))
     -- With surge 0 a replaced gang leaves before another is ready, but one at a time: if the next
-    -- gang waits for room, or would be one too many beside it.
+    -- gang waits for its room, or would be one too many beside it.
     or (
-      x.replaced is not null and (s).surge = 0 and not n.starting and not n.leaving
+      x.replaced is not null and (s).surge = 0
+      and not n.starting and not n.leaving and not n.impossible
       and (n.waiting or n.existing + n.one_gang > n.want)))
 $$;
 

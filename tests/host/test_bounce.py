@@ -785,7 +785,7 @@ def test_a_refusal_of_one_outcome_does_not_keep_the_others_waiting() -> None:
     assert told == [8]
 
 
-def test_an_incarnation_that_has_ended_already_is_buried(tmp_path: Path) -> None:
+def test_an_incarnation_that_has_ended_already_is_no_error(tmp_path: Path) -> None:
     left = tmp_path / f"{DIRECTORY_PREFIX}x"
     left.mkdir()
     identity = {

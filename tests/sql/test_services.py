@@ -602,6 +602,22 @@ def test_with_surge_0_a_full_fleet_that_holds_one_of_two_gangs_is_updated_too(q:
     assert len(whole(q)) == 1
 
 
+@pytest.mark.parametrize("asks", [{"gpus": 90}, {"labels": {"gpu": "none"}}])
+def test_with_surge_0_one_gang_at_most_leaves_for_what_no_worker_could_hold(
+    q: Q, asks: dict[str, Any]
+) -> None:
+    fleet = Replicas.of_hosts(q, 3)
+    put(q, replicas=6, gang=2, surge=0)
+    fleet.settle(2)
+    put(q, task=None, version="2", work=asks)
+    fleet.settle(8)
+    assert [gang["serves"] for gang in gangs(q)].count(True) == 2
+    put(q, task=None, version="3", work={"gpus": 0, "labels": {}})
+    fleet.settle(16)
+    assert {gang["revision"] for gang in gangs(q)} == {3}
+    assert len(whole(q)) == 3
+
+
 def test_an_update_waits_for_room_and_says_so(q: Q) -> None:
     fleet = Replicas.of_hosts(q, 2)
     put(q, replicas=4, gang=2)

@@ -80,7 +80,9 @@ class WorkerMap:
         name = self.value.replace("{worker}", worker)
         if self.kind == "docker":
             return DockerContainer(container_name(name), worker_container=container)
-        return SystemdUnit(unit_name(name), user=self.kind == "user-unit")
+        if self.kind in ("unit", "user-unit"):
+            return SystemdUnit(unit_name(name), user=self.kind == "user-unit")
+        raise InvalidInput(f"no worker is restarted by kind {self.kind!r}: use one of {', '.join(KINDS)}")
 
 
 @dataclass(frozen=True)
