@@ -16,7 +16,16 @@ import pytest
 
 import gangq
 from gangq import App, Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Role, ServiceInfo
-from gangq.errors import GangqError, InvalidInput, RetryLater, StaleToken, Stopped, TooLarge
+from gangq.errors import (
+    GangqError,
+    InvalidInput,
+    JobFailed,
+    NotSerializable,
+    RetryLater,
+    StaleToken,
+    Stopped,
+    TooLarge,
+)
 from gangq.testing import FakeContext, drain, run
 
 
@@ -130,6 +139,14 @@ def test_a_later_attempt_knows_what_the_first_was_given_and_what_it_submitted() 
     assert second.submit_child("submit", {"task": "t"})["job_ids"] != [child]
 
 
+def test_inputs_come_out_of_json_as_results_do() -> None:
+    failed = JobFailed("it failed", 3)
+    ctx = FakeContext(inputs={1: (1, 2), 2: {"a": (None,)}, 3: failed})
+    assert ctx.inputs == {1: [1, 2], 2: {"a": [None]}, 3: failed}
+    with pytest.raises(NotSerializable, match=r"inputs\[4\] has set"):
+        FakeContext(inputs={4: {5}})
+
+
 def test_a_checkpoint_that_was_handed_out_keeps_its_bytes() -> None:
     ctx = FakeContext(gang=(0, 2), checkpoint=(1, b"old"))
     before = ctx.checkpoint
@@ -154,11 +171,22 @@ def test_a_record_below_the_level_of_logging_is_kept_and_goes_nowhere(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ctx = FakeContext()
-    with caplog.at_level(logging.WARNING):
+    logger = logging.getLogger(ctx.log.logger.name)
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.WARNING, logger.name):
+        # The handler takes all levels, as one does that is configured for another logger.
+        caplog.handler.setLevel(logging.DEBUG)
         ctx.log.debug("little")
         ctx.log.warning("much")
     assert [record.getMessage() for record in ctx.logs] == ["little", "much"]
     assert caplog.messages == ["much"]
+
+
+def test_a_later_attempt_that_runs_first_has_the_facts_of_its_task() -> None:
+    @App().task(max_attempts=5, queue="gpu")
+    def looks(ctx: Context) -> tuple[int, str]:
+        return ctx.job.max_attempts, ctx.job.queue
+
+    assert list(run(looks, context=FakeContext().next_attempt())) == [5, "gpu"]
 
 
 def test_facts_that_the_test_gives_win_over_those_that_the_task_declares() -> None:
@@ -170,6 +198,7 @@ def test_facts_that_the_test_gives_win_over_those_that_the_task_declares() -> No
 
     assert run(attempts) == 5
     assert run(attempts, context=FakeContext(attempt=2)) == 5
+    assert FakeContext(attempt=7).job.max_attempts == 7
     job = JobInfo(7, 101, 1, 1, "default", "task")
     assert run(attempts, context=FakeContext(job=job)) == 1
 
@@ -317,6 +346,8 @@ def test_a_checkpoint_is_bytes_at_a_whole_step() -> None:
         FakeContext().save_checkpoint(1, "text")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"step of a checkpoint is 1\.5"):
         FakeContext().save_checkpoint(1.5, b"")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="step of a checkpoint is True"):
+        FakeContext().save_checkpoint(True, b"")
 
 
 def test_an_app_inside_the_job_submits_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,6 +425,8 @@ def test_a_key_of_a_gang_is_one_of_its_own_task_and_not_of_its_first_role() -> N
 
     one = gang(None, "a")
     assert gang(None, "c") == one
+    elsewhere = {"unique_key": "k", "queue": "other", "options": json.dumps({"size": 2})}
+    assert ctx.submit_child("submit_unique_gang", elsewhere)["gang_id"] != one
     assert gang("a", "a") != one
 
 

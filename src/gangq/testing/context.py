@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gangq.context import Logger
 
 CHECKPOINT_BYTES = 1 << 20
-"""The limit of a fresh installation."""
+"""How large a checkpoint may be in a fresh installation."""
 _MOST_STEP = (1 << 63) - 1
 _MASTER_PORT = 29500
 
@@ -117,7 +117,7 @@ class FakeContext(Said, HandlerContext):
             1 + rank, 100 + attempt, attempt, max(attempt, 3), "default", "task", index=index
         )
         self._gang = _gang_info(gang, self._info.id, epoch=1)
-        self._given_inputs = dict(inputs or {})
+        self._given_inputs = {job_id: _as_input(job_id, given) for job_id, given in (inputs or {}).items()}
         self._devices = tuple(_declared(devices) if isinstance(devices, str) else devices)
         self._service = service
         self._stop_at = stop_at
@@ -173,6 +173,7 @@ class FakeContext(Said, HandlerContext):
             checkpoint_bytes=self._checkpoint_bytes,
         )
         following._ids, following._keys = self._ids, self._keys
+        following._facts_given = self._facts_given
         return following
 
     @property
@@ -399,6 +400,11 @@ class _KeepingLogger(logging.Logger):
         self._records.append(record)
         if self._logger.isEnabledFor(record.levelno):
             self._logger.handle(record)
+
+
+def _as_input(job_id: int, given: object) -> Any:
+    """A result as it comes back out of JSON, or an error as it is."""
+    return given if isinstance(given, BaseException) else json.loads(dumps(given, f"inputs[{job_id}]"))
 
 
 def _declared(spec: str) -> list[DeviceInfo]:

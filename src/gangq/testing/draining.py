@@ -40,7 +40,7 @@ _VRAM_MB = 24 * 1024
 """Of a declared device, where no job says how much it needs."""
 _LOOK_S = 0.05
 _TOLD_S = 1.0
-"""How long a handler that is told to stop has until it is interrupted."""
+"""The time between two looks at a handler that is told to stop: see `_Run._end_at`."""
 _now = time.monotonic
 
 
