@@ -149,7 +149,7 @@ end $$;
 --   largest_replaced   the size of the largest gang that does not stay; 0: all stay
 --   starting           a gang that stays is placed and not ready
 --   waiting            a gang that stays waits to be placed
---   impossible         ... and no worker could hold it
+--   impossible         ... and the workers could not hold it even when idle
 --   replacing          a gang has not left and is to be replaced
 --   leaving            a gang has left and has not ended
 create type gangq.service_counts as (
@@ -182,9 +182,8 @@ returns gangq.service_counts language sql stable as $$
     coalesce(bool_or(x.stays and x.state = 'blocked'), false),
     coalesce(bool_or(
       x.stays and x.state = 'blocked' and exists (
-        select from gangq.live_gangs g join gangq.kind_roles r on r.kind_id = g.kind_id
-        where g.id = x.gang_id
-          and gangq.infeasible(r.shape_id, r.min_members::integer) is not null)), false),
+        select from gangq.live_gangs g
+        where g.id = x.gang_id and gangq.kind_infeasible(g.kind_id) is not null)), false),
     coalesce(bool_or(x.stop_at is null and x.replaced is not null), false),
     coalesce(bool_or(x.stop_at is not null), false)
   from (

@@ -26,9 +26,9 @@
 --               and a new gang either cannot be made beside it or waits for room
 -- So an update ends whatever the two sizes are: if no old gang may leave, a new one may be made.
 -- If both sizes are the same, at most surge gangs more than wanted exist, and with surge 0 and room
--- for all of them at most one gang less than wanted is ready. No gang leaves for one that no worker
--- could hold. But with surge 0 the room that a gang leaves goes to the first in line: if that is
--- other work, the next gang leaves too.
+-- for all of them at most one gang less than wanted is ready. While a new gang waits that the
+-- workers could not hold even when idle, no other leaves for it. But with surge 0 the room that a
+-- gang leaves goes to the first in line: if that is other work, the next gang leaves too.
 --
 -- If a gang of a new revision fails before it was ever ready, and an older revision was good, the
 -- update halts: what is ready of either stays, and what is lacking is made of the older one.

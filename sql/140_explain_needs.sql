@@ -47,18 +47,6 @@ language sql stable as $$
   cross join others o cross join lacking l
 $$;
 
--- Internal. Whether a live worker serves each role of this kind; of a single job: its shape,
--- negative.
-create function gangq.is_served(kind_id integer) returns boolean language sql stable as $$
-  select not exists (
-    select from gangq.shapes s
-    where s.id in (
-        select r.shape_id from gangq.kind_roles r where r.kind_id = is_served.kind_id
-        union all select -is_served.kind_id)
-      and not exists (
-        select from gangq.incarnations i where i.ended_at is null and gangq.serves(i, s)))
-$$;
-
 -- Internal. members: how many fit on idle workers. gpus, vram_mb, memory_mb, cpus: the most that
 -- each may ask for, all else unchanged, so that all members fit. One request is varied at a time:
 -- the largest value with which that many members fit on idle workers.

@@ -89,10 +89,9 @@ language sql stable as $$
   join gangq.runtimes r on r.queue = s.queue and r.task = s.task
 $$;
 
--- Internal. When it is planned to start, which ends that depends on, and what would help. served:
--- is_served of its kind; only said of what no pass has judged.
-create function gangq.explain_start(
-  v gangq.verdicts, ask text, served boolean, t timestamptz)
+-- Internal. When it is planned to start, which ends that depends on, and what would help. fits:
+-- whether the workers could hold it; only said of what no pass has judged.
+create function gangq.explain_start(v gangq.verdicts, ask text, fits boolean, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select 'start', true, case
       when p.starts_at is not null
@@ -102,7 +101,7 @@ returns setof gangq.reason language sql stable as $$
       when (v).gate = 'rate' then coalesce(
         'not planned: its rate holds it for ' || n.at || ' more at least',
         'not planned: its rate never lets so many start at once')
-      when (v).gate is null and not served then 'once a worker serves it'
+      when (v).gate is null and not fits then 'once workers could hold it'
       when (v).gate is null then 'the next pass may start it'
       else format('not planned: the first %s that wait and could start get a planned start',
         c.reservations) end,
@@ -117,7 +116,7 @@ returns setof gangq.reason language sql stable as $$
   union all
   select 'unblock', true, coalesce((v).unblocks || coalesce(
       ' (in ' || gangq.said_in((v).numbers, 'may_stop_at', t) || ')', ''),
-    case when served then 'the next pass' else 'a worker that serves it: gangq worker' end), null
+    case when fits then 'the next pass' else 'workers that could hold it: gangq worker' end), null
 $$;
 
 -- Internal. The place of a gang in the order of its queue, among the gangs that could start now.

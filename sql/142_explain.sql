@@ -189,7 +189,7 @@ begin
       union all select * from gangq.explain_roles(g.kind_id, t)
       union all select * from gangq.explain_line(g, t) where g.state = 'blocked'
       union all
-      select * from gangq.explain_start(v, ask, gangq.is_served(g.kind_id), t);
+      select * from gangq.explain_start(v, ask, gangq.kind_infeasible(g.kind_id) is null, t);
     return;
   end if;
   return query select * from gangq.explain_roles(g.kind_id, t);
@@ -239,7 +239,7 @@ returns setof gangq.reason language sql stable as $$
   select 'unblock', true, case
     when n.paused is not null then format('gangq queue resume %s', n.paused)
     when gangq.paused_task(-(s).id) is not null then format('gangq task resume %s', (s).task)
-    when not gangq.is_served(-(s).id) then 'a worker that serves it: gangq worker'
+    when gangq.infeasible((s).id, 1) is not null then 'workers that could hold it: gangq worker'
     when n.turns = 0 then 'a light slot that comes free on a worker that serves it'
     when n.before >= n.turns then format(
       '%s of its kind claimed first, or a higher priority: gangq priority %s %s',
@@ -266,7 +266,8 @@ begin
   return query
     select * from gangq.explain_verdict(v, greatest(j.submitted_at, j.due_at), t)
     union all select * from gangq.explain_needs(s, 1, t)
-    union all select * from gangq.explain_start(v, ask, gangq.is_served(-j.shape_id), t);
+    union all
+    select * from gangq.explain_start(v, ask, gangq.infeasible(s.id, 1) is null, t);
 end $$;
 
 -- Why is this job not running, row by row, with numbers, as explain_gang says it; for a member: its

@@ -841,6 +841,63 @@ STOPS = {
         X starts in 30 on h0
         """,
     ),
+    "what leaves already is lost to its queue, so no more of it goes than its guarantee allows": (
+        """
+        victims=8
+        h0 AABB
+        queue a least_gpus=4
+        queue b least_gpus=2
+        A queue=b leaving ends=5
+        B queue=b
+        X 4 queue=a
+        """,
+        """
+        h0 AABB
+        X waits: room 0 of 4
+        """,
+    ),
+    "what is on a closed worker would give no room": (
+        """
+        victims=8
+        h0 AA closed
+        h1 BB
+        queue a least_gpus=2
+        queue b least_gpus=2
+        A queue=b
+        B queue=b lost=5
+        X 2 queue=a
+        """,
+        """
+        h0 AA
+        h1 BB
+        X stops B
+        X starts in 30 on h1
+        """,
+    ),
+    "where what leaves already makes room, nobody else stops": (
+        """
+        victims=8
+        h0 AABB
+        A leaving ends=5
+        X 2 prio=5
+        """,
+        """
+        h0 AABB
+        X waits: room 0 of 2
+        """,
+    ),
+    "missing members get no planned start": (
+        """
+        plans=9 victims=0
+        h0 AAAA
+        A ends=100
+        X 2 strict_pack prio=1 missing=1 mates=0
+        """,
+        """
+        h0 AAAA
+        X waits: room 0 of 1
+        """,
+    ),
     "nobody is stopped in vain": (
         """
         victims=8

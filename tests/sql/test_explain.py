@@ -114,19 +114,21 @@ def test_nothing_holds_a_gang_that_the_next_pass_starts(q: Q) -> None:
     assert gates["start"]["detail"] == "the next pass may start it"
 
 
-def test_what_nobody_serves_waits_for_a_worker_and_for_no_pass(q: Q) -> None:
+def test_what_the_workers_could_not_hold_waits_for_workers_and_for_no_pass(q: Q) -> None:
     asked = {"gang_id": q.submit_gang(2).id}, {"job_id": q.submit(gpus=1)}, {"job_id": q.submit()}
 
     def unblocks() -> list[str]:
         return [explained(q, **one)["unblock"]["detail"] for one in asked]
 
-    assert unblocks() == ["a worker that serves it: gangq worker"] * 3
+    assert unblocks() == ["workers that could hold it: gangq worker"] * 3
     starts = [explained(q, **one)["start"]["detail"] for one in asked[:2]]
-    assert starts == ["once a worker serves it"] * 2
+    assert starts == ["once workers could hold it"] * 2
     q.call("set_queue", name="other")
     q.worker("elsewhere", queues=["other"])
-    assert unblocks() == ["a worker that serves it: gangq worker"] * 3
-    q.worker("here")
+    assert unblocks() == ["workers that could hold it: gangq worker"] * 3
+    q.worker("small")
+    assert unblocks()[:2] == ["workers that could hold it: gangq worker"] * 2
+    q.worker("here", slots=2, devices=gpus(100))
     assert unblocks() == ["the next pass", "the next pass", "nothing: it is claimable"]
 
 

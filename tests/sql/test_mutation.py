@@ -122,6 +122,7 @@ MUTATIONS = [
     # Services.
     ("gangs_to_leave", "and (not x.ready or n.ready - x.size >= n.want)", "", "test_services"),
     ("count_gangs", "(s).stopped or (s).deleting", "false", "test_services"),
+    ("gangs_to_leave", "and not n.impossible", "", "test_services"),
     ("own_claim", "j.token is distinct from own_claim.token", "false", "test_services test_finish"),
     ("revision_to_make", "case when (s).halted is null then (s).revision else (s).good_revision end",
      "(s).revision", "test_services"),

@@ -180,6 +180,11 @@ def hangs_after_a_rest() -> None:
     runner.run(job(2), hang)
 
 
+def begins_as_the_lease_lapses() -> None:
+    session.lapsing = lambda: True
+    runner.run(job(), lambda ctx: os._exit(1))
+
+
 def is_renewed_between_two() -> None:
     runner.run(job(1), quick, more_follow=True)
     session.kill_at = first + 30

@@ -35,6 +35,10 @@ def test_a_handler_after_a_rest_dies_with_the_same_lease_too() -> None:
     assert run("hangs_after_a_rest") == 77
 
 
+def test_no_handler_begins_while_the_lease_may_end_at_any_moment() -> None:
+    assert run("begins_as_the_lease_lapses") == 0
+
+
 def test_a_renewal_between_two_handlers_counts_for_the_second() -> None:
     assert run("is_renewed_between_two") == 0
 

@@ -20,7 +20,7 @@ from gangq.worker.loops import ChildProcessLoop, Intake, MainThreadLoop
 from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter
 from gangq.worker.session import Session
-from worker.parts import LossyClient, claimed, session_of, source_of
+from worker.parts import LossyClient, RecordedWork, claimed, session_of, source_of
 
 DOUBTFUL: Any = SimpleNamespace(doubtful=lambda: frozenset({"GPU-1"}))
 SURE: Any = SimpleNamespace(doubtful=frozenset)
@@ -101,6 +101,17 @@ def test_a_claim_whose_answer_is_lost_as_a_drain_begins_is_handed_back_while_oth
     for _ in range(3):
         session.control.wait(keeper.beat())
     assert client.job(id=job).state == "pending"
+
+
+def test_what_a_claim_brings_after_a_drain_has_begun_is_never_begun(client: Client, tmp_path: Path) -> None:
+    client.submit(task="t")
+    session = session_of(client, tmp_path)
+    source, drain = source_of(session), Drain(3600.0)
+    rows = session.main_client.execute(source.taking(1))
+    drain.request()
+    (job,) = Intake(session, drain, SURE).add(source, rows)
+    assert not job.start(RecordedWork())
+    assert job.stop_reason == "drain"
 
 
 @pytest.fixture

@@ -85,6 +85,14 @@ def test_a_job_that_has_ended_is_not_lost_any_more(client: Client, tmp_path: Pat
     assert (job.lost, work.heard) == (None, [])
 
 
+def test_nor_is_it_told_to_stop(client: Client, tmp_path: Path) -> None:
+    job, work = job_of(client, tmp_path), RecordedWork()
+    job.start(work)
+    job.begin_report()
+    job.tell_stop("drain", 1.0)
+    assert (job.stop_reason, job.stopping.is_set(), work.heard) == (None, False, [])
+
+
 def test_what_its_work_says_once_its_report_has_begun_changes_nothing(client: Client, tmp_path: Path) -> None:
     job, work = job_of(client, tmp_path), RecordedWork()
     job.start(work)
