@@ -9,9 +9,9 @@
 -- ready while that answers with a status below 400; none: the replica says so itself. version: a
 -- text that makes a new revision where nothing else has changed. stopped: no replica is wanted.
 -- source: the program that declares the service. Then options that it leaves out are reset to their
--- defaults, except stopped. And replicas counts only if it is another number than source declared
--- before, so that what was scaled by hand stays. The other options scale the service, see
--- 132_scaling.sql; max_replicas 0: not any more.
+-- defaults, except stopped; and replicas is only applied if source declared another number before,
+-- so a number that was set by hand stays. The other options scale the service, see 132_scaling.sql;
+-- max_replicas 0: not any more.
 create type gangq.service_options as (
   surge gangq.up_to_1000, ready_within_s gangq.seconds, linger_s gangq.delay, health gangq.health,
   version gangq.name, stopped boolean, source gangq.name, min_replicas gangq.members,

@@ -7,7 +7,7 @@
 -- so each of them notifies, whether or not the gang seems whole to it.
 -- Locks: the replica's own row, one for each member. `serving` deletes that of an older claim.
 
--- Internal. Notifies who follows the endpoints of the services of these gangs.
+-- Internal. Sends a notification that the endpoints of the services of these gangs have changed.
 create function gangq.endpoints_changed(gang_ids bigint[]) returns void language sql as $$
   select pg_notify('gangq_endpoints', s.service)
   from (

@@ -339,7 +339,7 @@ class RestartCommand:
         return None
 
     def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
-        """Run it; it has ``kill_after_s`` seconds more than half a minute."""
+        """Run it, for at most ``kill_after_s`` + 30 seconds."""
         done = run(self.argv, kill_after_s + _AFTER_KILL_S, environ)
         return Restarted(done.ok, f"ran {self}" if done.ok else f"{done.why} (ran {self})")
 

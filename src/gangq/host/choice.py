@@ -1,7 +1,7 @@
 """How one worker of this host is restarted: as ``--map`` says, else as the worker registered itself.
 
 Names and identities come from the database, where every worker's login can write them. So :func:`choose` gives a
-backend only for a worker that was seen on this host, but for a command that does not depend on the worker's name.
+backend only for a worker that was seen on this host. The exception is a command without the worker's name in it.
 """
 
 from __future__ import annotations
@@ -122,9 +122,10 @@ def choose(
     a command with ``{worker}``           no        yes                    -
     a unit or container, mapped           no        no                     yes
     one that the worker registered        no        no                     yes, if ``trusted`` fits its name
-    a container that does not run         as if it were seen: nothing is restarted then, nor if it runs again
-                                          before its turn
     ====================================  ========  =====================  ===============================
+
+    A container that does not run counts as seen, because nothing is restarted: neither now, nor if it runs again
+    before its turn comes.
     """
     if not isinstance(identity, Mapping):
         identity = {}

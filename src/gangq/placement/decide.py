@@ -139,7 +139,7 @@ class KeptSeats(NamedTuple):
 
     seats: list[Taken]
     taken: list[Taken]
-    """What of them is taken from others now; the rest is what those told to stop for it still hold."""
+    """Those of the seats that are free now. The others are still held by units that were told to stop for the ask."""
     ends_at: float
     """When the ask will have run on them."""
 

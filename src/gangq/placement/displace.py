@@ -34,7 +34,7 @@ class Displacer:
     ``_holds``      what each unit gives back when it ends                    less once some is kept for an ask
     ``_left``       how many more units may be told to stop                   counts down
     ``_searches``   how many more searches may be in vain                     counts down
-    ``_in_vain``    by kind, with what rights a search was in vain            one with more rights is in vain
+    ``_in_vain``    by kind, the layer and priority of a search in vain       one with a higher priority is in vain
     ``_known``      by rights, candidates, and what is free without them      anything is taken, given or planned
     ``borrowing``   asks with a planned start that no guarantee covers        the end of the pass
     ==============  ========================================================  ======================================

@@ -149,8 +149,8 @@ class Free:
         self._change(seats, ends_at, 1)
 
     def end(self, seats: Sequence[Taken], ends_at: float) -> None:
-        """As if what was to run until then had ended. Of devices of one size those of the last end are taken first:
-        what is idle until then is of use to others meanwhile.
+        """As if what was to run until then had ended. Of devices of one size, those that come free last are taken
+        first, so that those that are free sooner are left for others.
         """
         self.give(seats, ends_at)
         self._ends += 1

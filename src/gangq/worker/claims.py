@@ -159,9 +159,9 @@ class ClaimSource(Generic[W]):
         lane: Lane | None = None,
         light_slot_free: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``gets_notifications()``: whether a wake-up reaches this worker. ``light_slot_free()``: whether it could
-        take a light job, which a source of both lanes does not know itself. If one is false this worker must not be
-        on the list of sleepers: it would take the wake-ups of other workers.
+        """``gets_notifications()``: whether a wake-up reaches this worker. ``light_slot_free()``: whether it has
+        a free slot for a light job; only asked where the lane is not ``light``. If one of them is false, this worker
+        must not be on the list of sleepers: it would take the wake-ups of other workers.
         """
         self._gets_notifications = gets_notifications
         self._light_slot_free = light_slot_free

@@ -63,7 +63,7 @@ class Replica:
         self._changed()
 
     def busy(self, load: float) -> None:
-        """It is so busy."""
+        """The handler has said its load."""
         # In this order: `_report` clears `load_said` before it reads `load`, so it misses none.
         self.load = float(load)
         self.load_said = True
@@ -166,7 +166,7 @@ class ReplicaWatch:
 
 
 def _over(job: ActiveJob) -> bool:
-    """It serves no more."""
+    """Whether there is nothing to report of it any more: it must end, or has ended."""
     return job.must_end or job.reporting
 
 

@@ -72,8 +72,8 @@ class HardExit:
     def __call__(self, code: int, why: str, job: ActiveJob) -> None:
         """Write down where every thread stands, hand back what was never started, exit with ``code``.
 
-        Returns, without having done anything, only while a watchdog is about to end this process with a code of its
-        own, unless the trip is called off: ask again until then. No job may begin until it returns.
+        If a watchdog is about to end this process with a code of its own, it does nothing and returns. That trip may
+        be called off, so call again until the process has ended. No job may begin until it returns.
         """
         if self._session.tripping:
             return
