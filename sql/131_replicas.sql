@@ -150,12 +150,11 @@ end $$;
 --   starting           a gang that stays is placed and not ready
 --   waiting            a gang that stays waits to be placed
 --   impossible         ... and the workers could not hold it even when idle
---   replacing          a gang has not left and is to be replaced
 --   leaving            a gang has left and has not ended
 create type gangq.service_counts as (
   want integer, one_gang integer, existing bigint, present bigint, ready bigint,
   ready_of_revision bigint, largest_replaced integer, starting boolean, waiting boolean,
-  impossible boolean, replacing boolean, leaving boolean
+  impossible boolean, leaving boolean
 );
 
 -- Internal. The revision of a gang that would be made now: after an update has halted the last good
@@ -184,7 +183,6 @@ returns gangq.service_counts language sql stable as $$
       x.stays and x.state = 'blocked' and exists (
         select from gangq.live_gangs g
         where g.id = x.gang_id and gangq.kind_infeasible(g.kind_id) is not null)), false),
-    coalesce(bool_or(x.stop_at is null and x.replaced is not null), false),
     coalesce(bool_or(x.stop_at is not null), false)
   from (
     select y.*, y.stop_at is null and y.replaced is null as stays from unnest(f) y) x

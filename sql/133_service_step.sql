@@ -6,7 +6,7 @@
 --  2. stop: a gang that left the endpoints linger_s ago is told to stop.
 --  3. late: a gang of which a member has not been ready for ready_within_s leaves. A failure, too.
 --  4. ready: all members of a gang are ready for the first time.
---  5. good: enough gangs of a new revision are ready, and no older one is left.
+--  5. good: enough gangs of a new revision are ready.
 --  6. scale: another number of replicas is asked for (132).
 --  7. leave: a gang leaves that is not wanted: of another revision, on a host that is drained
 --     (surge > 0), or one too many. It leaves the endpoints at once. One that is ready leaves only
@@ -93,7 +93,7 @@ begin
     union all
     select 5, 'good', null, null, 0
     where (s).good_revision is distinct from (s).revision and (s).halted is null and n.want > 0
-      and n.ready_of_revision >= n.want and not n.replacing
+      and n.ready_of_revision >= n.want
     union all
     select 6, 'scale', null, null, 0
     where gangq.scales(gangq.scaled(s, n.one_gang, f, t), t)

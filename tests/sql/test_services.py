@@ -602,6 +602,51 @@ def test_with_surge_0_a_full_fleet_that_holds_one_of_two_gangs_is_updated_too(q:
     assert len(whole(q)) == 1
 
 
+def test_a_new_revision_is_good_once_all_of_it_is_ready_though_a_host_of_it_is_drained(
+    q: Q, fleet: Replicas
+) -> None:
+    put(q, replicas=2)
+    fleet.settle(2)
+    put(q, task=None, version="2")
+    while [gang["serves"] for gang in gangs(q) if gang["revision"] == 2] != [True, True]:
+        fleet.turn()
+        q.later(1)
+    (moves, *_) = (gang for gang in gangs(q) if gang["revision"] == 2)
+    drain(q, moves["hosts"][0])
+    newest = max(gang["gang_id"] for gang in gangs(q))
+    fleet.becomes_ready = lambda claim: claim["gang_id"] <= newest
+    fleet.settle(3)
+    (claim,) = fleet.of_gang(newest + 1)
+    del fleet.claims[claim.job_id]
+    claim.fail()
+    fleet.settle(2)
+    shown = service(q)
+    assert (shown["state"], shown["good_revision"]) == ("updating", 2)
+
+
+def test_an_update_that_has_halted_goes_on_only_when_it_is_told_to(q: Q, fleet: Replicas) -> None:
+    put(q, replicas=2)
+    fleet.settle(2)
+    first = max(whole(q)) + 1
+    fleet.becomes_ready = lambda claim: claim["gang_id"] <= first
+    put(q, task=None, version="2")
+    fleet.settle(4)
+    (claim,) = fleet.of_gang(first + 1)
+    del fleet.claims[claim.job_id]
+    claim.fail()
+    fleet.settle(2)
+    assert service(q)["state"] == "halted"
+    for claim in fleet.claims.values():
+        load = float(claim["gang_id"] == first)
+        q.call("report_load", job_id=claim.job_id, token=claim.token, load=load)
+    put(q, task=None, replicas=1)
+    fleet.settle(2)
+    q.live_on(70, *fleet.workers)
+    fleet.turn()
+    assert list(whole(q)) == [first]
+    assert service(q)["state"] == "halted"
+
+
 @pytest.mark.parametrize("asks", [{"gpus": 90}, {"labels": {"gpu": "none"}}])
 def test_with_surge_0_one_gang_at_most_leaves_for_what_no_worker_could_hold(
     q: Q, asks: dict[str, Any]
