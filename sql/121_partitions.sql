@@ -124,10 +124,12 @@ begin
     select z.name from gangq.worker_names z
     where not exists (select 1 from gangq.incarnations i where i.name = z.name)
     for update skip locked));
-  -- An incarnation that ended by a trip keeps its lease as long as its jobs, and until it is over:
-  -- so long its devices are withheld.
+  -- An incarnation that ended keeps its lease as long as its jobs, and until half an hour after it
+  -- is over: one that tripped has its devices withheld so long, and flagged (113) shows one that
+  -- died.
   delete from gangq.leases l using gangq.incarnations i
-  where i.id = l.incarnation and i.ended_at is not null and l.expires_at <= t
+  where i.id = l.incarnation and i.ended_at is not null
+    and l.expires_at <= t - interval '30 minutes'
     and not exists (select 1 from gangq.live_jobs j where j.incarnation = i.id offset 0);
   -- What a last heartbeat brought of a job that had just ended.
   delete from gangq.progress p

@@ -156,6 +156,9 @@ def test_a_worker_judged_dead_stays_flagged_until_it_is_replaced(q: Q) -> None:
     silent(q, 130)
     assert (worker.row["state"], q.state(claim.job_id)) == ("dead", "pending")
     assert flagged(q) == ["w1"], "nobody has restarted it"
+    q.later(1500)
+    q.call("keep_partitions", at_once=True)
+    assert flagged(q) == ["w1"]
     q.worker("w1")
     assert flagged(q) == []
 

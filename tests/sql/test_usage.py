@@ -365,11 +365,11 @@ def test_to_add_up_a_month_reads_each_attempt_once_and_no_history(q: Q, db: psyc
         "(select max(id) from gangq.shapes), 'done', 'me' from generate_series(1, 20000) n"
     )
     with db.transaction(force_rollback=True):
+        q.sql("select gangq.usage()")  # The first call reads the catalogue.
         plan = q.sql("explain (analyze, buffers, format json) select gangq.usage()")[0]["QUERY PLAN"][0][
             "Plan"
         ]
     pages = q.value(
         "select sum(pg_relation_size(c.oid)) / 8192 from pg_class c where relname ~ '^attempt_history_[0-9r]'"
     )
-    # Beside those pages, the planner looks at each of the indexes of every day.
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= pages + 350
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= pages
