@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gangq.context import ServiceInfo
-from gangq.errors import DatabaseUnreachable, WrongState
+from gangq.errors import DatabaseUnreachable, GangqError, WrongState
 from gangq.worker import replicas
 from gangq.worker.replicas import Replica, ReplicaWatch
 
@@ -105,15 +105,16 @@ def test_a_load_said_while_the_last_one_is_taken_to_be_told_is_told_too() -> Non
     assert client.loads[-1] == 0.2
 
 
-def test_a_load_whose_report_was_lost_is_told_again() -> None:
+@pytest.mark.parametrize("problem", [DatabaseUnreachable("away"), GangqError("the disk is full")])
+def test_a_load_whose_report_was_lost_is_told_again(problem: GangqError) -> None:
     client, replica, look = watched()
 
     def lost() -> None:
-        raise DatabaseUnreachable("away")
+        raise problem
 
     replica.busy(0.1)
     client.meanwhile = lost
-    with pytest.raises(DatabaseUnreachable):
+    with pytest.raises(GangqError):
         look(100)
     client.meanwhile = lambda: None
     look(110)
@@ -149,20 +150,28 @@ def test_ready_said_while_another_report_is_refused_is_told() -> None:
     assert client.ready == [True]
 
 
-def test_what_was_refused_is_not_told_again() -> None:
+@pytest.mark.parametrize(
+    ("problem", "times"),
+    [
+        (WrongState("no replica of a service"), 1),
+        # A migration rebuilds the functions; a disk is full.
+        (GangqError("function gangq.report_ready does not exist (SQLSTATE 42883)"), 3),
+    ],
+)
+def test_what_was_refused_is_not_told_again_and_what_failed_is(problem: GangqError, times: int) -> None:
     client, replica = Client(), replica_of()
     replica.said = (True, 80)
     calls = []
 
     def refused() -> None:
         calls.append(1)
-        raise WrongState("no replica of a service")
+        raise problem
 
     client.meanwhile = refused
     watch = watching(client)
     for _ in range(3):
         asyncio.run(watch._look(a_job(), replica))
-    assert len(calls) == 1
+    assert len(calls) == times
 
 
 def test_a_replica_that_says_it_is_ready_during_its_third_failed_poll_is_not(

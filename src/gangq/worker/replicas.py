@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from gangq.context import ServiceInfo
 from gangq.errors import GangqError, StaleToken
 from gangq.watchdogs import signs
-from gangq.worker.repeating import TRANSIENT
+from gangq.worker.repeating import ANSWERS
 
 if TYPE_CHECKING:
     from gangq.worker.jobs import ActiveJob
@@ -106,13 +106,13 @@ class ReplicaWatch:
         said = replica.said  # What is said during the call is for the next one.
         try:
             await self._report(job, replica, said, asyncio.get_running_loop().time())
-        except TRANSIENT as problem:
-            log.warning("replica_not_reported", extra={**job.extra, "error": str(problem)})
         except StaleToken:
             pass  # It was told to stop, or lost: its next heartbeat says so.
-        except GangqError as problem:
+        except ANSWERS as problem:
             log.error("replica_refused", extra={**job.extra, "error": str(problem)})
             replica.reported = said
+        except GangqError as problem:
+            log.warning("replica_not_reported", extra={**job.extra, "error": str(problem)})
         except Exception:
             # It must not end the task, which reports all other replicas of this worker too.
             log.exception("replica_fault", extra=job.extra)
@@ -159,8 +159,9 @@ class ReplicaWatch:
             load = replica.load
             try:
                 await client.report_load(job_id=job.id, token=job.token, load=load)
-            except TRANSIENT:
-                replica.load_said = True
+            except GangqError as problem:
+                if not isinstance(problem, ANSWERS):
+                    replica.load_said = True
                 raise
             replica.reported_load, replica.load_at = load, now
 
