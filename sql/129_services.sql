@@ -55,9 +55,11 @@ begin
   return s;
 end $$;
 
--- Internal. So many replicas, rounded up to whole gangs.
+-- Internal. So many replicas, rounded up to whole gangs, of at most 100000 replicas; null of null.
 create function gangq.whole_gangs(replicas integer, size integer) returns integer
-language sql immutable as $$ select (replicas + size - 1) / size * size $$;
+language sql immutable strict as $$
+  select least((replicas + size - 1) / size, 100000 / size) * size
+$$;
 
 -- No replica of a service is wanted from now on, until set_service. Its gangs leave the endpoints
 -- and are told to stop linger_s later. Can be repeated. Raises GQ002, 42501.

@@ -88,6 +88,16 @@ def test_what_it_wants_is_said_with_why_and_since_when_and_done_when_the_delay_i
     assert scaling(q)["scaled_why"] == "load 1.00, target 0.5"
 
 
+def test_the_most_that_it_may_have_is_in_whole_gangs_too(q: Q) -> None:
+    fleet = Replicas.of_hosts(q, 1, slots=3)
+    put(q, target_load=1e-6, **{**MORE, "gang": 3, "max_replicas": 100000, "up_after_s": 0})
+    fleet.turn()
+    say(fleet, 1e9)
+    # It is ready, good, and scaled. A whole tick would go on and make 33332 gangs.
+    q.sql("select gangq.keep_services(most => 3)")
+    assert service(q)["replicas"] == 99999
+
+
 def test_what_was_asked_for_too_short_a_time_is_not_done(q: Q, fleet: Replicas) -> None:
     put(q, target_load=0.5, **MORE)
     for _ in range(10):

@@ -51,10 +51,11 @@ def test_replicas_come_up_in_whole_gangs(q: Q, fleet: Replicas) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "gang", "kept"), [(5, 3, 6), (7, 3, 9), (1, 4, 4), (8, 4, 8), (None, 3, 3)]
+    ("asked", "gang", "kept"),
+    [(5, 3, 6), (7, 3, 9), (1, 4, 4), (8, 4, 8), (None, 3, 3), (100000, 3, 99999)],
 )
 def test_replicas_are_rounded_up_to_whole_gangs(q: Q, asked: int | None, gang: int, kept: int) -> None:
-    put(q, replicas=asked, gang=gang)
+    put(q, replicas=asked, gang=gang, stopped=True)
     assert service(q)["replicas"] == kept
 
 
