@@ -114,7 +114,8 @@ begin
       ', ')))
   where not found;
   s.revision := r.revision;
-  s.replicas := gangq.whole_gangs(s.replicas, r.gang_size);
+  s.replicas := gangq.within_limits(gangq.whole_gangs(s.replicas, r.gang_size),
+    (select x from gangq.scaling_table x where x.service = s.name), r.gang_size);
   s := gangq.try_again(s);
   perform gangq.keep_service(s);
   perform gangq.log_event(t, 'roll_back_service',

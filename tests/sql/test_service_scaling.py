@@ -270,6 +270,14 @@ def test_what_is_asked_for_is_asked_for_anew_when_the_size_of_its_gangs_changes(
     assert service(q)["replicas"] == 12
 
 
+def test_rolled_back_to_smaller_gangs_it_has_no_more_than_its_maximum(q: Q) -> None:
+    put(q, target_load=0.5, replicas=4, **{**MORE, "max_replicas": 4})
+    put(q, task=None, gang=3)
+    assert service(q)["replicas"] == 6, "its maximum in whole gangs"
+    q.call("roll_back_service", name="chat", to_revision=1)
+    assert service(q)["replicas"] == 4
+
+
 def test_stopped_it_is_not_scaled(q: Q, fleet: Replicas) -> None:
     put(q, target_load=0.5, **{**MORE, "up_after_s": 0})
     go_on(fleet, 10, 0.5)
