@@ -74,8 +74,8 @@ begin
       'It is a number, 0 or more: 1 is as busy as a replica should be.');
   end if;
   insert into gangq.replicas as r (job_id, token, gang_id, ready, since, load, load_at)
-  -- Rounded: what is nearly 0 has no value in a real.
-  values (j.id, j.token, j.gang_id, false, t, round(report_load.load, 6), t)
+  -- It is not ready since it was claimed. Rounded: what is nearly 0 has no value in a real.
+  values (j.id, j.token, j.gang_id, false, j.claimed_at, round(report_load.load, 6), t)
   on conflict on constraint replicas_pkey do update
   set load = excluded.load, load_at = excluded.load_at where r.token = excluded.token;
 end $$;

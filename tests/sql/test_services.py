@@ -231,6 +231,17 @@ def test_a_replica_that_is_not_ready_in_time_is_replaced_with_its_gang(q: Q, fle
     assert failed["gang_id"] == old["gang_id"]
 
 
+def test_a_replica_that_says_its_load_first_has_no_longer_to_become_ready(q: Q, fleet: Replicas) -> None:
+    put(q, ready_within_s=30)
+    fleet.becomes_ready = lambda _: False
+    fleet.turn()
+    q.live_on(25, *fleet.workers)
+    (claim,) = fleet.claims.values()
+    q.call("report_load", job_id=claim.job_id, token=claim.token, load=0.5)
+    q.live_on(7, *fleet.workers)
+    assert len(q.events("service_failed")) == 1
+
+
 def test_an_outage_counts_against_no_replica(q: Q, fleet: Replicas) -> None:
     put(q, gang=2, ready_within_s=30)
     fleet.becomes_ready = lambda _: False
