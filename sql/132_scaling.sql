@@ -93,6 +93,8 @@ create function gangq.asked_for(
 ) language plpgsql stable as $$
 declare
   gangs constant integer := s.replicas / size;
+  -- No more jobs are counted: it is twice what asks for the maximum.
+  most_jobs constant bigint := ceil(x.max_replicas::float8 * x.target_depth * 2);
   known bigint;
   load double precision;
   -- In gangs at their target: if the unknown ones are idle, and if they are at their target, too.
@@ -100,11 +102,11 @@ declare
   most_work double precision;
 begin
   if x.target_depth is not null then
-    load := gangq.queue_depth(x.depth_of,
-      ceil(x.max_replicas::float8 * x.target_depth * 2)::bigint);
+    load := gangq.queue_depth(x.depth_of, most_jobs);
     least_work := load / x.target_depth / size;
     most_work := least_work;
-    why := format('%s in queue %s, target %s for each of %s', gangq.counted(load::bigint, 'job'),
+    why := format('%s%s in queue %s, target %s for each of %s',
+      case when load = most_jobs then 'at least ' else '' end, gangq.counted(load::bigint, 'job'),
       x.depth_of, x.target_depth, gangq.counted(s.replicas, 'replica'));
   else
     select count(l), sum(l) into known, load from unnest(loads) l;

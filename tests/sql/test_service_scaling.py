@@ -200,6 +200,15 @@ def test_it_is_scaled_by_the_depth_of_a_queue(q: Q) -> None:
     assert service(q)["replicas"] == 2
 
 
+def test_more_jobs_than_are_counted_are_said_to_be_more(q: Q, fleet: Replicas) -> None:
+    q.call("set_queue", name="asks")
+    put(q, target_depth=5, depth_of="asks", **MORE)
+    q.call("pause_task", task="ask")
+    q.submit("ask", count=100, queue="asks")
+    go_on(fleet, 5)
+    assert scaling(q)["why"] == "at least 80 jobs in queue asks, target 5 for each of 2 replicas"
+
+
 def test_the_default_queue_has_the_name_of_the_service_and_exists(q: Q) -> None:
     with refused(MISSING, "chat"):
         put(q, target_depth=5, **MORE)
