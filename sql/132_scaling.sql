@@ -169,7 +169,7 @@ end $$;
 create function gangq.scales(x gangq.scaling_table, t timestamptz) returns boolean
 language sql stable as $$
   select coalesce((
-    select y.wants is distinct from (x).wants or y.since is distinct from (x).since
+    select y.wants is distinct from (x).wants or y.due_at is distinct from (x).due_at
       or (x).due_at <= t
     from gangq.scaling_table y where y.service = (x).service), false)
 $$;

@@ -98,6 +98,16 @@ def test_the_most_that_it_may_have_is_in_whole_gangs_too(q: Q) -> None:
     assert service(q)["replicas"] == 99999
 
 
+def test_another_delay_counts_from_when_more_was_asked_for_and_is_shown(q: Q, fleet: Replicas) -> None:
+    put(q, target_load=0.5, **MORE)
+    go_on(fleet, 10, 1.0)
+    assert scaling(q)["wants"] == 4
+    put(q, task=None, up_after_s=300)
+    go_on(fleet, 5, 1.0)
+    told = scaling(q)
+    assert (told["due_at"] - told["since"]).total_seconds() == 300
+
+
 def test_what_was_asked_for_too_short_a_time_is_not_done(q: Q, fleet: Replicas) -> None:
     put(q, target_load=0.5, **MORE)
     for _ in range(10):
