@@ -219,7 +219,7 @@ class NvmlReader(Reader):
         except Exception:
             return None
 
-    def _read(self, uuid: str, at: float, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
+    def _read(self, uuid: str, at: float, pids: Collection[int]) -> DeviceReading:
         handle = self._handle(uuid)
         values = Values(self._reason)
         memory = values.get("used_mb", lambda: self._memory(uuid, handle.device))
@@ -231,7 +231,7 @@ class NvmlReader(Reader):
             values.unknown["own_mb"] = "not_available" if processes.listed else "no_own_process"
         gpu_pct, scope, memory_pct = self._utilisation(uuid, handle, values, processes, pids)
         counters = self._instance_counters if handle.mig else self._card_counters
-        reading = DeviceReading(
+        return DeviceReading(
             uuid,
             at,
             gpu_pct=gpu_pct,
@@ -245,7 +245,6 @@ class NvmlReader(Reader):
             **self._condition(uuid, handle, values),
             unknown=values.unknown,
         )
-        return reading, []
 
     def _instance_counters(self, uuid: str, handle: _Handle, values: Values) -> dict[str, Any]:
         # The card's meters run for all of its instances, and its errors may be a neighbour's. Of an instance itself

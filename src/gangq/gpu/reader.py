@@ -66,7 +66,7 @@ class Reader(ABC):
         """How many cards the driver lists."""
 
     @abstractmethod
-    def _read(self, uuid: str, at: float, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
+    def _read(self, uuid: str, at: float, pids: Collection[int]) -> DeviceReading:
         """Read one device; raises `DeviceGone` where there is no such device any more."""
 
     def _forget(self, uuid: str) -> None:  # noqa: B027 - not every driver changes handles
@@ -117,7 +117,7 @@ class Reader(ABC):
         """Read one device. A device that is gone gives a reading without values, and a notice."""
         at = boottime()
         try:
-            return self._read(uuid, at, pids)
+            return self._read(uuid, at, pids), []
         except DeviceGone as gone:
             reason, notices = f"failed: {gone.notice.kind}", [gone.notice]
         except Exception as error:

@@ -86,9 +86,11 @@ class AmdsmiReader(Reader):
     def _count(self) -> int:
         return len(self._smi.amdsmi_get_processor_handles())
 
-    def _read(self, uuid: str, at: float, pids: Collection[int]) -> tuple[DeviceReading, list[Notice]]:
+    def _read(self, uuid: str, at: float, pids: Collection[int]) -> DeviceReading:
         reading, lost = self._look(uuid, at, self._card(uuid), pids)
-        return reading, [] if lost is None else [Notice(uuid, "lost", lost)]
+        if lost is not None:
+            raise DeviceGone(Notice(uuid, "lost", lost))
+        return reading
 
     def _card(self, uuid: str) -> _Card:
         """Return a card by its UUID, after another look at what the driver lists where it is not known.
