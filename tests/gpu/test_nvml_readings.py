@@ -83,6 +83,14 @@ def test_a_sample_counts_once_even_where_the_driver_hands_out_its_whole_buffer_e
     assert reader.read(A, ())[0].gpu_pct is None
 
 
+def test_the_first_samples_that_come_are_the_first_look_although_there_were_none_before() -> None:
+    buffer: list[SimpleNamespace] = []
+    reader = bound(nvmlDeviceGetSamples=lambda handle, kind, since: (1, buffer))
+    assert reader.read(A, ())[0].gpu_pct is None
+    buffer += [sample(1_000_000, 99), sample(9_500_000, 40), sample(10_000_000, 0)]
+    assert reader.read(A, ())[0].gpu_pct == 40
+
+
 def test_a_binding_that_does_not_match_the_library_leaves_a_reason(fake_nvml: Script) -> None:
     def mismatch(*args: object) -> None:
         raise type("NVMLLibraryMismatchError", (Exception,), {})("unversioned function")
@@ -138,6 +146,28 @@ def test_what_was_seen_of_an_earlier_jobs_process_is_no_zero_for_the_next_one(
     assert look(7, 20, (71, 72)) == (20, "process")
     assert look(8, None, ()) == (88, "device")
     assert look(9, None, (71,)) == (88, "device")
+
+
+def test_a_busy_process_is_not_idle_after_the_hosts_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, uptime = SimpleNamespace(time=lambda: 0.0), SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(nvml_readings, "time", clock)
+    monkeypatch.setattr(nvml_readings, "boottime", lambda: uptime.seconds)
+
+    def newer(since: int) -> list[SimpleNamespace]:
+        """The driver stamps its samples by that clock, and has one of this moment."""
+        now = SimpleNamespace(**vars(sample(int(clock.time() * 1e6), 60)), pid=71, smUtil=60)
+        return [now] if now.timeStamp > since else []
+
+    reader = bound(
+        nvmlDeviceGetProcessUtilization=lambda handle, since: newer(since),
+        nvmlDeviceGetSamples=lambda handle, kind, since: (1, newer(since)),
+    )
+    for seconds in (50_000.0, 50_001.0, 46_400.0, 46_401.0):
+        clock.time, uptime.seconds = lambda at=seconds: at, uptime.seconds + 2
+        reading = reader.read(A, (71,))[0]
+        assert (reading.gpu_pct, reading.gpu_scope, reading.memory_pct) == (60, "process", 60), seconds
 
 
 def test_two_own_processes_add_up(fake_nvml: Script) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,13 @@ class _Handle:
     # Own processes of now that the driver has once seen at work: how busy (percent), and when that was read
     # (boottime). Only for them is silence a zero.
     visible: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+
+def _passed(stamp: int) -> int:
+    """A sample's time; 0, as before the first look, where the host's clock, by which the driver stamps samples, was
+    set back behind it: until it gets there the driver would have no newer sample, and a busy process seem idle.
+    """
+    return stamp if stamp <= time.time() * 1e6 else 0
 
 
 class NvmlReader(Reader):
@@ -326,15 +334,15 @@ class NvmlReader(Reader):
 
     def _busiest(self, uuid: str, handle: _Handle, kind: int) -> float | None:
         """Return the largest sample taken since the last look; None where the driver has no new one."""
-        last = handle.seen.get(kind)
+        last = _passed(handle.seen.get(kind, 0))
         try:
-            _, samples = self._call(uuid, "nvmlDeviceGetSamples", handle.device, kind, last or 0)
+            _, samples = self._call(uuid, "nvmlDeviceGetSamples", handle.device, kind, last)
         except (self._nvml.NVMLError, AttributeError):
             return None
         # Some drivers hand out the whole buffer whatever they are asked for.
         newest = max((int(s.timeStamp) for s in samples), default=0)
-        since = newest - self._poll_us if last is None else last
-        handle.seen[kind] = max(newest, last or 0)
+        since = last or newest - self._poll_us
+        handle.seen[kind] = max(newest, last)
         return max((float(s.sampleValue.uiVal) for s in samples if int(s.timeStamp) > since), default=None)
 
     def _own_utilisation(self, uuid: str, handle: _Handle, pids: Collection[int]) -> float | None:
@@ -345,10 +353,9 @@ class NvmlReader(Reader):
         for one that was never above it. That it saw an earlier job's processes proves nothing for these. It adds a
         sample every sixth of a second to every second, so what it said holds until the next is due.
         """
+        last = _passed(handle.processes_seen)
         try:
-            samples = self._call(
-                uuid, "nvmlDeviceGetProcessUtilization", handle.device, handle.processes_seen
-            )
+            samples = self._call(uuid, "nvmlDeviceGetProcessUtilization", handle.device, last)
         except self._nvml.NVMLError as error:
             if getattr(error, "value", None) not in _NO_SAMPLE:
                 return None
@@ -356,8 +363,8 @@ class NvmlReader(Reader):
         except AttributeError:
             return None
         newest = max((int(sample.timeStamp) for sample in samples), default=0)
-        since = handle.processes_seen or newest - self._poll_us
-        handle.processes_seen = max(newest, handle.processes_seen)
+        since = last or newest - self._poll_us
+        handle.processes_seen = max(newest, last)
         now = boottime()
         busiest: dict[int, float] = {}
         for sample in samples:
