@@ -42,16 +42,17 @@ begin
 end $$;
 
 -- Internal. For the verbs of its worker: locks a job, or its gang as a whole; returns the job.
--- Raises 42501 if another login's worker holds it. host: the bouncer of its host may, too.
-create function gangq.lock_job(job_id bigint, host boolean default false) returns gangq.live_jobs
-language plpgsql as $$
+-- Raises 42501 if another login's worker holds it by this token. host: the bouncer of its host may,
+-- too.
+create function gangq.lock_job(job_id bigint, token bigint, host boolean default false)
+returns gangq.live_jobs language plpgsql as $$
 declare
   j gangq.live_jobs;
 begin
   perform gangq.lock_jobs(array[lock_job.job_id],
     array(select x.gang_id from gangq.live_jobs x where x.id = lock_job.job_id));
   select x.* into j from gangq.live_jobs x where x.id = lock_job.job_id;
-  perform gangq.check_login(j.incarnation, lock_job.host);
+  perform gangq.check_login(j.incarnation, lock_job.host) where j.token = lock_job.token;
   return j;
 end $$;
 

@@ -31,9 +31,9 @@ begin
     perform gangq.check_results(finish.job_ids, finish.tokens, finish.results);
   end if;
   -- 2.
-  select coalesce(m.gang_ids, '{}') as gang_ids, m.placed, m.touched, (
-      select i.id from gangq.incarnations i
-      where i.id = any (m.held_by) and not gangq.may_report(i.login) limit 1) as foreign
+  select coalesce(m.gang_ids, '{}') as gang_ids, m.placed, m.touched, exists (
+      select 1 from gangq.incarnations i
+      where i.id = any (m.held_by) and not gangq.may_report(i.login)) as foreign
   into look
   from (
     select
@@ -43,8 +43,11 @@ begin
       -- Its own claim has set xmax too. Only a later lock counts: that one may still be held.
       bool_or(j.xmax not in ('0', j.xmin)) as touched
     from gangq.live_jobs j where j.id = any (finish.job_ids)) m;
-  if look.foreign is not null then
-    perform gangq.refuse_login(look.foreign);
+  if look.foreign then
+    -- Whose worker holds the job of a stale pair does not matter.
+    perform gangq.check_login(j.incarnation)
+    from unnest(finish.job_ids, finish.tokens) as c(id, token)
+    join gangq.live_jobs j on j.id = c.id and j.token = c.token;
   end if;
   -- 3.
   if not strict and (look.touched or look.gang_ids <> '{}') then

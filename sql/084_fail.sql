@@ -9,7 +9,7 @@ create function gangq.report(
   final boolean default false, strict boolean default true, delay_s real default null
 ) returns text language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
-  j gangq.live_jobs := gangq.lock_job(report.job_id);
+  j gangq.live_jobs := gangq.lock_job(report.job_id, report.token);
   t timestamptz := gangq.now();  -- Not before the moment at which it was told to stop.
 begin
   error := gangq.cut(report.error, gangq.most_said());

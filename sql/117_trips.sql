@@ -120,7 +120,7 @@ begin
   why := coalesce(trip.error ->> 'type', of_code.class);
   trip.error := gangq.cut(trip.error, gangq.most_said());
   -- 1. host: after a worker is gone, the restarter of its host reports what it left there.
-  j := gangq.lock_job(trip.job_id, host => true);
+  j := gangq.lock_job(trip.job_id, trip.token, host => true);
   if gangq.has_tripped(j, trip.incarnation, trip.job_id, trip.token) then
     return 'repeated';
   end if;

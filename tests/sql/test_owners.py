@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from sql.drive import INVALID, NAME_TAKEN, NOT_ALLOWED, Claim, Q, Worker, a_role, gpus, refused
+from sql.drive import INVALID, NAME_TAKEN, NOT_ALLOWED, STALE, Claim, Q, Worker, a_role, gpus, refused
 from sql.services import put
 
 ROLES = {
@@ -569,6 +569,40 @@ def test_another_logins_word_for_a_worker_or_its_job_is_refused_and_changes_noth
         spoken_by(on.a1, claim, worker, verb)
     else:
         spoken_by(on.w1, claim, worker, verb)
+
+
+ENDINGS = ("complete", "complete_and_claim", "fail", "snooze", "requeue", "ack_preempted", "trip")
+
+
+@pytest.mark.parametrize("verb", ENDINGS)
+def test_the_end_of_an_attempt_that_was_taken_away_is_stale_whichever_login_runs_the_job_now(
+    on: Logins, verb: str
+) -> None:
+    on.s1.submit()
+    worker = on.w1.worker("w1")
+    claim = worker.take()
+    worker.report_dead()
+    again = on.w2.worker("w2").take()
+    with refused(STALE, f"job {claim.job_id}"):
+        saying(claim, worker)[verb]()
+    assert again.complete() == "done"
+
+
+@pytest.mark.parametrize(
+    ("verb", "named", "said"),
+    [("complete", {"strict": False}, ["done", "stale"]), ("release", {}, ["released", "repeated"])],
+)
+def test_a_pair_whose_job_another_login_runs_now_keeps_no_other_pair_from_its_end(
+    on: Logins, verb: str, named: dict[str, Any], said: list[str]
+) -> None:
+    on.s1.submit(count=2)
+    own, gone = on.w1.worker("w1", prefetch=2).claim()
+    gone.release()
+    again = on.w2.worker("w2").take()
+    pairs = {"job_ids": [own.job_id, gone.job_id], "tokens": [own.token, gone.token]}
+    outcomes = {row["job_id"]: row["outcome"] for row in on.w1.call(verb, **pairs, **named)}
+    assert [outcomes[own.job_id], outcomes[gone.job_id]] == said
+    assert again.complete() == "done"
 
 
 def test_a_member_of_the_workers_login_may_complete_in_a_transaction_of_its_own(on: Logins) -> None:
