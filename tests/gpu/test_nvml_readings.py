@@ -319,6 +319,18 @@ def test_an_event_that_names_a_mig_instance_is_told_of_no_other(
     assert [notice.uuid for notice in reader.wait(1.0)] == befallen
 
 
+def test_an_event_of_a_card_that_cannot_be_named_is_not_told_of_the_whole_driver() -> None:
+    told = SimpleNamespace(device=9, eventType=8, eventData=79)
+    reader = bound(
+        nvmlEventSetWait=lambda events, timeout: told, nvmlDeviceGetUUID=lambda device: "GPU-other"
+    )
+    reader._events, reader._listens = object(), True
+    assert [notice.uuid for notice in reader.wait(1.0)] == ["GPU-other"]
+    # It has fallen off the bus, and the handle is not that of a card watched here.
+    del reader._nvml.nvmlDeviceGetUUID
+    assert reader.wait(1.0) == []
+
+
 def test_the_last_event_of_a_card_is_its_own_until_it_has_another_handle() -> None:
     device, told = 9, SimpleNamespace(device=9, eventType=8, eventData=79)
     registered: list[int] = []

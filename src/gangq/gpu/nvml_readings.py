@@ -112,12 +112,17 @@ class NvmlReader(Reader):
         notice = self._event(int(data.eventType), int(data.eventData))
         return [Notice(uuid, *notice) for uuid in self._befallen(data)] if notice else []
 
-    def _befallen(self, data: Any) -> list[str] | list[str | None]:
-        """Return the devices that an event of a card is about: a MIG instance's is none of its neighbours'."""
+    def _befallen(self, data: Any) -> list[str]:
+        """Return the devices that an event of a card is about: a MIG instance's is none of its neighbours'.
+
+        A card that is not watched and does not say its name is none: an event without a device is the whole
+        driver's, and would end every job of the worker.
+        """
         card = address(data.device)
         watched = [uuid for uuid, its_card in self._card_of.items() if its_card == card]
         if not watched:
-            return [self._uuid(data.device)]
+            name = self._uuid(data.device)
+            return [] if name is None else [name]
         # A binding from before MIG does not know the field.
         instance, kind = int(getattr(data, "gpuInstanceId", _NO_INSTANCE)), int(data.eventType)
         memory = kind == _DOUBLE_BIT or (kind == _XID and int(data.eventData) == _DOUBLE_BIT_XID)
