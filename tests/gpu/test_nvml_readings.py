@@ -331,6 +331,24 @@ def test_an_event_of_a_card_that_cannot_be_named_is_not_told_of_the_whole_driver
     assert reader.wait(1.0) == []
 
 
+def test_a_driver_that_refuses_events_is_asked_again_with_the_same_set() -> None:
+    sets: list[object] = []
+
+    def refuse(*args: object) -> None:
+        raise reader._nvml.NVMLError
+
+    reader = bound(
+        nvmlDeviceGetSupportedEventTypes=lambda device: 8,
+        nvmlEventSetCreate=lambda: sets.append(object()) or sets[-1],
+        nvmlDeviceRegisterEvents=refuse,
+    )
+    assert [reader.subscribe(A) for _ in range(3)] == ["not_supported"] * 3
+    assert len(sets) == 1
+    # Nothing was put into it: to wait on it would fail at once, every time.
+    reader._nvml.nvmlEventSetWait = lambda events, timeout: pytest.fail("waited on an empty set")
+    assert reader.wait(0.01) == []
+
+
 def test_the_last_event_of_a_card_is_its_own_until_it_has_another_handle() -> None:
     device, told = 9, SimpleNamespace(device=9, eventType=8, eventData=79)
     registered: list[int] = []

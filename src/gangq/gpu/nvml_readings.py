@@ -91,10 +91,8 @@ class NvmlReader(Reader):
 
     def _subscribe(self, handle: Any) -> None:
         wanted = self._nvml.nvmlDeviceGetSupportedEventTypes(handle) & _EVENTS
-        events = self._events or self._nvml.nvmlEventSetCreate()
-        self._nvml.nvmlDeviceRegisterEvents(handle, wanted, events)
-        # Not before: to wait on a set that nothing was put into fails at once, every time.
-        self._events = events
+        self._events = self._events or self._nvml.nvmlEventSetCreate()
+        self._nvml.nvmlDeviceRegisterEvents(handle, wanted, self._events)
 
     def _count(self) -> int:
         return int(self._nvml.nvmlDeviceGetCount())
