@@ -148,6 +148,16 @@ def test_what_was_seen_of_an_earlier_jobs_process_is_no_zero_for_the_next_one(
     assert look(9, None, (71,)) == (88, "device")
 
 
+def test_a_process_is_busy_once_for_a_sample_that_the_driver_hands_out_every_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    buffer = [SimpleNamespace(pid=71, timeStamp=1_000_000, smUtil=60)]
+    reader = bound(nvmlDeviceGetProcessUtilization=lambda handle, since: buffer)
+    for uptime, pct in ((2.0, 60), (4.0, 0), (6.0, 0)):
+        monkeypatch.setattr(nvml_readings, "boottime", lambda now=uptime: now)
+        assert reader.read(A, (71,))[0].gpu_pct == pct, uptime
+
+
 def test_a_busy_process_is_not_idle_after_the_hosts_clock_was_set_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
