@@ -223,6 +223,21 @@ def test_a_gang_is_told_who_it_is() -> None:
         FakeContext(gang=(4, 4))
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"attempt": 0}, "attempt is 0: attempts count from 1"),
+        ({"index": -1}, "index is -1: places in a batch count from 0"),
+        ({"checkpoint": (-1, b"")}, "at step -1. A checkpoint needs a step from 0"),
+        ({"job": JobInfo(1, 101, 1, 1, "q", "t"), "attempt": 2}, "pass job, or attempt and index"),
+        ({"job": JobInfo(1, 101, 1, 1, "q", "t"), "index": 0}, "pass job, or attempt and index"),
+    ],
+)
+def test_what_no_worker_would_tell_a_handler_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        FakeContext(**given)
+
+
 def test_a_new_epoch_is_heard_and_restores_what_was_saved(caplog: pytest.LogCaptureFixture) -> None:
     ctx = FakeContext(gang=(1, 4))
     heard: list[int] = []

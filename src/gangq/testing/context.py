@@ -85,11 +85,13 @@ class FakeContext(Said, HandlerContext):
     - `devices`: "2x24GiB" declares them as `gangq worker --devices` does; or `DeviceInfo` objects.
     - `service`: the service that it is a replica of. None: it is none.
     - `attempt`: from 1. `index`: its place in its batch.
-    - `job`: all facts of the job at once; `run` replaces its task and payload. Without it the facts are those that
-      the task declares.
+    - `job`: all facts of the job at once, in place of `attempt` and `index`; `run` replaces its task and payload.
+      Without it the facts are those that the task declares.
     - `stop_at`: it is told to stop once it has beaten, or saved a checkpoint, at this step or a later one.
       :meth:`stop` tells it at once.
     - `checkpoint_bytes`: the limit of a checkpoint [1 MiB].
+
+    Raises `InvalidInput` for what no worker tells a handler, such as attempt 0.
 
     What the handler said: `beats`, `phases`, `logs`, `checkpoints`, `model`, `submitted`, `snoozed_s`, `completed`,
     `result`, and of a replica `is_ready` and `loads`.
@@ -110,6 +112,12 @@ class FakeContext(Said, HandlerContext):
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
         super().__init__()
+        if attempt < 1:
+            raise InvalidInput(f"attempt is {attempt}: attempts count from 1")
+        if index is not None and index < 0:
+            raise InvalidInput(f"index is {index}: places in a batch count from 0")
+        if job is not None and (attempt, index) != (1, None):
+            raise InvalidInput("job has an attempt and an index of its own: pass job, or attempt and index")
         self._facts_given = job is not None
         # Each member of a gang has an id of its own, and the token of a later attempt is larger.
         rank = gang[0] if isinstance(gang, tuple) else 0
@@ -265,10 +273,7 @@ class FakeContext(Said, HandlerContext):
         kept = bytes(memoryview(data))
         if not isinstance(step, int) or isinstance(step, bool):
             raise TypeError(f"the step of a checkpoint is {step!r}: an integer is needed")
-        if not 0 <= step <= _MOST_STEP:
-            raise InvalidInput(
-                f"checkpoint of job {self._info.id} at step {step}. A checkpoint needs a step from 0 and its bytes."
-            )
+        self._require_step(step)
         if len(kept) > self._checkpoint_bytes:
             raise TooLarge(
                 f"checkpoint of job {self._info.id} has {len(kept)} bytes, the limit is {self._checkpoint_bytes}. "
@@ -363,6 +368,12 @@ class FakeContext(Said, HandlerContext):
                 "(lease ended, cancelled, drained) or is over. Stop the work and report nothing."
             )
 
+    def _require_step(self, step: int) -> None:
+        if not 0 <= step <= _MOST_STEP:
+            raise InvalidInput(
+                f"checkpoint of job {self._info.id} at step {step}. A checkpoint needs a step from 0 and its bytes."
+            )
+
     def _reached(self, step: object) -> None:
         if self._stop_at is not None and isinstance(step, int | float) and step >= self._stop_at:
             self.stop()
@@ -378,6 +389,7 @@ class FakeContext(Said, HandlerContext):
         if checkpoint is None:
             return None
         step, data = checkpoint if isinstance(checkpoint, tuple) else (checkpoint.step, checkpoint.data)
+        self._require_step(step)
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="gangq-fake-"))
             weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
