@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,40 @@ def test_a_new_epoch_is_heard_and_restores_what_was_saved(caplog: pytest.LogCapt
     assert ctx.checkpoint.data == b"two"
     with pytest.raises(InvalidInput, match="in no gang"):
         FakeContext().change_gang((0, 1))
+
+
+@pytest.mark.parametrize(
+    ("rank", "changed"), [(1, (1, 4)), (1, (1, 3)), (1, (0, 3)), (3, (0, 1)), (0, (0, 2))]
+)
+def test_a_gang_goes_on_with_the_members_that_are_left_and_their_ranks_close_up(
+    rank: int, changed: tuple[int, int]
+) -> None:
+    ctx = FakeContext(gang=(rank, 4))
+    ctx.change_gang(changed)
+    assert ctx.gang is not None
+    assert (ctx.gang.rank, ctx.gang.world_size) == changed
+    assert ctx.gang.peers[ctx.gang.rank].job_id == ctx.job.id
+    assert {peer.job_id for peer in ctx.gang.peers} <= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("changed", [(2, 4), (0, 4), (1, 5), (2, 3)])
+def test_a_running_gang_neither_grows_nor_swaps_ranks(changed: tuple[int, int]) -> None:
+    ctx = FakeContext(gang=(1, 4))
+    before = ctx.gang
+    with pytest.raises(InvalidInput, match=f"rank 1 of 4 cannot become rank {changed[0]} of {changed[1]}"):
+        ctx.change_gang(changed)
+    assert (ctx.gang, ctx.gang_changed.is_set()) == (before, False)
+
+
+@pytest.mark.parametrize("fields", [{}, {"epoch": 2, "id": 2}, {"epoch": 0}])
+def test_a_new_epoch_is_a_later_one_of_the_same_gang(fields: dict[str, int]) -> None:
+    ctx = FakeContext(gang=(1, 4))
+    assert ctx.gang is not None
+    with pytest.raises(InvalidInput, match="a later epoch than 1 of gang g1"):
+        ctx.change_gang(replace(ctx.gang, **fields))
+    assert not ctx.gang_changed.is_set()
+    ctx.change_gang(replace(ctx.gang, epoch=3))
+    assert ctx.gang.epoch == 3
 
 
 def test_devices_are_declared_as_a_worker_declares_them() -> None:
