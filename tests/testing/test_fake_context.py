@@ -258,6 +258,25 @@ def test_a_new_epoch_is_heard_and_restores_what_was_saved(caplog: pytest.LogCapt
         FakeContext().change_gang((0, 1))
 
 
+def test_a_new_epoch_is_heard_in_a_thread_of_gangq_as_in_a_worker() -> None:
+    heard: list[tuple[str, bool]] = []
+
+    @App().task
+    def trains(ctx: Context) -> None:
+        def changed(gang: GangInfo) -> None:
+            heard.append((threading.current_thread().name, gangq.current() is ctx))
+            ctx.save_checkpoint(1, b"one")
+
+        assert isinstance(ctx, FakeContext)
+        ctx.on_gang_change(changed)
+        ctx.change_gang((0, 1))
+        # The test need not wait for it.
+        assert heard == [("gangq-gang", True)]
+
+    run(trains, context=FakeContext(gang=(0, 2)))
+    assert len(heard) == 1
+
+
 @pytest.mark.parametrize(
     ("rank", "changed"), [(1, (1, 4)), (1, (1, 3)), (1, (0, 3)), (3, (0, 1)), (0, (0, 2))]
 )

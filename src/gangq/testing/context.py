@@ -153,8 +153,8 @@ class FakeContext(Said, HandlerContext):
         """Begin a new epoch around this member: (rank, world size), or a `GangInfo` with a later epoch.
 
         A gang that runs does not grow, and a rank falls only by the members before it that left. Given (rank, world
-        size), those are the first ones, and the others that left are the last ones. Callbacks of `on_gang_change` are
-        called here. `checkpoint` is the latest that was saved from now on.
+        size), those are the first ones, and the others that left are the last ones. `checkpoint` is the latest that
+        was saved from now on. Callbacks of `on_gang_change` run in a thread, and have run when this returns.
         """
         if self._gang is None:
             raise InvalidInput("this job is in no gang: make its context with FakeContext(gang=(rank, size))")
@@ -164,7 +164,9 @@ class FakeContext(Said, HandlerContext):
         with self._lock:
             self._given = self._latest()
             self._gang = changed
-        self._gang_changed(changed)
+        teller = threading.Thread(target=self._gang_changed, args=(changed,), name="gangq-gang", daemon=True)
+        teller.start()
+        teller.join()
 
     def next_attempt(self) -> FakeContext:
         """Return the context of the next attempt: a new token, in a gang a new epoch, and the latest checkpoint.
