@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -27,7 +28,10 @@ from gangq.errors import (
     Stopped,
     TooLarge,
 )
-from gangq.testing import FakeContext, drain, run
+from gangq.testing import FakeContext, assert_submitted, drain, run
+from gangq.worker.context_impl import HandlerContext
+
+PAGE = (Path(__file__).parents[2] / "docs/manual/testing.md").read_text(encoding="utf-8")
 
 
 def public(kind: type) -> dict[str, Any]:
@@ -44,6 +48,25 @@ def test_it_has_every_member_of_a_context_with_the_same_signature() -> None:
     # What is abstract, or says nothing unless a worker does, is its own.
     inherited = {name for name, member in wanted.items() if found[name] is member}
     assert inherited == {"token", "attempt", "index", "raise_if_stopping"}
+
+
+def test_the_page_of_the_manual_names_each_argument_and_each_member() -> None:
+    table = PAGE.partition("| `FakeContext` | |")[2].partition("\n\n")[0]
+    cells = "".join(re.findall(r"(?m)^\| (.*?) \|", table))
+    named = re.findall(r"`(\w+)(=?)", cells)
+    assert len(set(named)) == len(named)
+    assert {name for name, given in named if given} == inspect.signature(FakeContext).parameters.keys()
+    own = {*public(FakeContext), *(name for name in vars(FakeContext()) if not name.startswith("_"))}
+    of_all = {*public(HandlerContext), "stop_seen", "is_for"}
+    assert {name for name, given in named if not given} == own - of_all
+
+
+@pytest.mark.parametrize("function", [run, drain, assert_submitted])
+def test_the_page_of_the_manual_names_each_keyword(function: Any) -> None:
+    keywords = inspect.signature(function).parameters.values()
+    names = [one.name for one in keywords if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert names
+    assert [name for name in names if not re.search(rf"`{name}\b|\b{name}=", PAGE)] == []
 
 
 def test_neither_the_package_nor_a_program_that_uses_it_imports_what_is_for_tests() -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from projects import outcomes, run_pytest
 
-from gangq.testing import FakeContext
-
 pytestmark = pytest.mark.slow
 
 PAGE = (Path(__file__).parents[2] / "docs/manual/testing.md").read_text(encoding="utf-8")
@@ -54,12 +52,6 @@ def test_the_project_of_the_page_passes(tmp_path: Path) -> None:
     wanted = {name for text in files.values() for name in re.findall(r"def (test_\w+)", text)}
     assert len(wanted) == 9
     assert found == dict.fromkeys(wanted, "PASSED"), shown
-
-
-def test_the_page_names_all_that_a_fake_context_has() -> None:
-    own = {name for name in vars(FakeContext()) if not name.startswith("_")}
-    own |= {"phases", "stop", "lose", "change_gang", "next_attempt"}
-    assert own - {"stop_seen"} <= set(re.findall(r"\w+", PAGE))
 
 
 def test_every_test_has_a_database_of_its_own(tmp_path: Path) -> None:
