@@ -10,7 +10,7 @@ import pytest
 
 import gangq
 from gangq import App, Context, Job
-from gangq.errors import InvalidInput, NotSerializable, ResultNotStored, Stopped
+from gangq.errors import InvalidInput, NotSerializable, ResultNotStored, StaleToken, Stopped
 from gangq.hooks import Outcome
 from gangq.testing import FakeContext, run
 
@@ -157,6 +157,22 @@ def test_a_job_that_is_told_too_late_is_done() -> None:
     ctx = FakeContext()
     ctx.stop()
     assert run(finishes, context=ctx) is None
+
+
+def test_what_a_job_returns_that_has_lost_its_claim_is_not_stored() -> None:
+    @app.task
+    def loses(ctx: Context, looks: bool, completes: bool = False) -> Any:
+        if completes:
+            ctx.complete(object(), "completed")
+        assert isinstance(ctx, FakeContext)
+        ctx.lose()
+        return None if looks and ctx.stopping else "lost"
+
+    for looks in (False, True):
+        with pytest.raises(StaleToken, match="not the present claim of job 1"):
+            run(loses, looks)
+    # A worker takes no notice either.
+    assert run(loses, looks=False, completes=True) == "completed"
 
 
 def test_what_it_completes_with_is_its_result() -> None:

@@ -65,7 +65,8 @@ def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **
 
     Raises `InvalidInput` for arguments that do not fit, `NotSerializable` for those that are not JSON; `TypeError`
     for a handler that runs nothing when it is called, `ResultNotStored` for a result that is not JSON; `Stopped`
-    also when the handler returned None after it saw that it should stop: a worker hands such a job back.
+    also when the handler returned None after it saw that it should stop: a worker hands such a job back; `StaleToken`
+    when it returned after its claim was lost (`FakeContext.lose`): a worker reports nothing.
     """
     function = task.function
     if function is None:
@@ -103,12 +104,13 @@ def _stored(name: str, context: FakeContext, result: object) -> Any:
     """Return what a worker would store for a handler that returned `result`; raises what `run` says of results."""
     if context.completed:
         stored = context.result
-    elif result is None and context.stop_seen:
-        raise Stopped(
-            f"the handler of task {name!r} returned None after it saw that it should stop: a worker hands the "
-            "job back, to be run again"
-        )
     else:
+        context._require_claim()
+        if result is None and context.stop_seen:
+            raise Stopped(
+                f"the handler of task {name!r} returned None after it saw that it should stop: a worker hands the "
+                "job back, to be run again"
+            )
         stored = json.loads(dumps_result(result, f"the result of task {name!r}"))
     match stored:
         case {ResultNotStored.KEY: str(note), **others} if not others:
