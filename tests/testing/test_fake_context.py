@@ -13,6 +13,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -566,6 +567,60 @@ def test_a_key_of_single_jobs_is_refused_to_a_gang_and_the_reverse(of_gang: bool
     assert str(faked.value) == str(refused.value).replace(f" {real}.", f" {fake}.")
     assert ctx.submitted == kept
     assert ctx.submit_child(first, given[first])[which] == fake
+
+
+def test_a_submission_that_is_repeated_with_its_request_id_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GANGQ_DSN", raising=False)
+    app = App()
+
+    @app.task
+    def leaf(ctx: Context, n: int) -> None: ...
+
+    @app.task
+    def parent(ctx: Context) -> list[Any]:
+        single, many, gang, once = (leaf.options(request_id=UUID(int=n)) for n in range(4))
+        first = once.options(unique="k").submit(n=5)
+        assert not first.existed
+        assert leaf.options(unique="k", request_id=UUID(int=9)).submit(n=6).existed
+        return [
+            single.submit(n=1).id,
+            [job.id for job in many.submit_many([{"n": 2}, {"n": 3}])],
+            gang.gang(2).submit(n=4).id,
+            first.id,
+        ]
+
+    ctx = FakeContext()
+    made = run(parent, context=ctx)
+    assert [one.payload["n"] for one in ctx.submitted] == [5, 1, 2, 3, 4, 4]
+    again = ctx.next_attempt()
+    assert run(parent, context=again) == made
+    assert again.submitted == []
+
+
+def test_a_request_id_of_another_submission_is_refused_as_the_database_does(dsn: str) -> None:
+    first = {"task": "leaf", "payloads": [{}, {}], "request_id": UUID(int=1)}
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("submit", {"task": "leaf", "payloads": [{}], "request_id": UUID(int=1)}),
+        ("submit_gang", {"task": "leaf", "size": 2, "request_id": UUID(int=1)}),
+    ]
+    with gangq.Client(dsn) as client:
+        ids = client.submit(**first)
+        assert client.submit(**first) == ids
+        ctx = FakeContext()
+        kept = ctx.submit_child("submit", _encoded(first))
+        assert ctx.submit_child("submit", _encoded(first)) == kept
+        for verb, given in others:
+            with pytest.raises(InvalidInput) as refused:
+                getattr(client, verb)(**given)
+            with pytest.raises(InvalidInput) as faked:
+                ctx.submit_child(verb, _encoded(given))
+            assert str(faked.value) == str(refused.value)
+    assert len(ctx.submitted) == 2
+
+
+def _encoded(given: dict[str, Any]) -> dict[str, Any]:
+    payloads = [json.dumps(payload) for payload in given.get("payloads", [])]
+    return {**given, "payloads": payloads} if payloads else given
 
 
 def test_a_checkpoint_given_as_one_is_copied(tmp_path: Path) -> None:

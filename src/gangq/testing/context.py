@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import dumps
+from gangq.client.encoding import counted, dumps
 from gangq.client.inside import ROWS
 from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer, ServiceInfo
 from gangq.errors import InvalidInput, StaleToken, TooLarge
@@ -171,7 +171,7 @@ class FakeContext(Said, HandlerContext):
     def next_attempt(self) -> FakeContext:
         """Return the context of the next attempt: a new token, in a gang a new epoch, and the latest checkpoint.
 
-        What this attempt submitted exists: its ids are taken, and its unique keys stand for it.
+        What this attempt submitted exists: its ids are taken, and its unique keys and request ids stand for it.
         """
         info = self._info
         attempt = replace(info, attempt=info.attempt + 1, token=info.token + 1)
@@ -306,23 +306,26 @@ class FakeContext(Said, HandlerContext):
         self.completed = True
 
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Context.submit_child`. It is kept in `submitted`, and its ids are made up. No job ends here, so a
-        unique key stands for its job for good.
+        """See `Context.submit_child`. It is kept in `submitted`, and its ids are made up. No job ends here and no
+        time passes, so a unique key and a request_id stand for what was submitted with them for good.
         """
         if verb not in SUBMITS:
             raise InvalidInput(f"a job submits with {', '.join(SUBMITS)}, not with {verb!r}")
         self._require_claim()
         options = {name: value for name, value in arguments.items() if value is not None}
         options |= json.loads(options.pop("options", None) or "{}")
-        for name in ("request_id", "wake"):
+        for name in ("wake", "keep_s"):
             options.pop(name, None)
-        options.pop("keep_s", None)
+        request_id = options.pop("request_id", None)
         key, replaces = options.pop("unique_key", None), options.pop("replaces", None)
-        # As in `gangq.hold_key` (sql/036_unique.sql): a key is one of a task in a queue, for a gang of its own task,
+        # As in `gangq.hold_key`: a key is one of a task in a queue, for a gang of its own task,
         # which it need not have. Here is one login, and the queue is the one that was given: a task has no settings.
-        of_key = None if key is None else (key, options.get("queue"), options.get("task"))
+        of_key = () if key is None else (key, options.get("queue"), options.get("task"))
         members = _members(verb, options)
-        made, existed = self._keep(of_key, bool(replaces), members, options, gang=verb.endswith("gang"))
+        of_request = () if request_id is None else ("request", str(request_id))
+        made, existed = self._keep(
+            of_key, of_request, bool(replaces), members, options, gang=verb.endswith("gang")
+        )
         ids = [one.job_id for one in made]
         if verb == "submit":
             return {"job_ids": ids}
@@ -334,36 +337,37 @@ class FakeContext(Said, HandlerContext):
 
     def _keep(
         self,
-        of_key: tuple[object, ...] | None,
+        of_key: tuple[object, ...],
+        of_request: tuple[object, ...],
         replaces: bool,
         members: list[tuple[str | None, Any]],
         options: dict[str, Any],
         *,
         gang: bool,
     ) -> tuple[list[Submission], bool]:
-        """Keep these (task, payload) in `submitted`, unless their unique key stands for others: with `replaces` the
-        first of those gets the payload of these. Return what the submission stands for, and whether that existed.
-        Raises `InvalidInput` for a gang with the key of a job, and the reverse.
+        """Keep these (task, payload) in `submitted`, unless their unique key or request_id (empty: none) stands for
+        others: with `replaces` the job of the key gets this payload. Return what the submission stands for, and
+        whether that existed; what is repeated with its request_id did not. Raises `InvalidInput`.
         """
         with self._lock:
-            made = self._keys.get(of_key, []) if of_key is not None else []
-            existed = bool(made)
-            if existed and of_key is not None and gang != (made[0].gang_id is not None):
-                held, which = ("job", made[0].job_id) if gang else ("gang", made[0].gang_id)
-                raise InvalidInput(
-                    f"unique_key '{of_key[0]}' stands for {held} {which}. "
-                    "Use another key for gangs than for single jobs."
-                )
-            if not existed:
+            held, asked = self._keys.get(of_key, []), self._keys.get(of_request, [])
+            if held:
+                _require_kind(of_key[0], held, gang=gang)
+                existed = [one.job_id for one in held] != [one.job_id for one in asked]
+                if existed and replaces:
+                    new = replace(held[0], payload=members[0][1])
+                    self._keys[of_key] = [new]
+                    self.submitted = [new if one.job_id == new.job_id else one for one in self.submitted]
+                return held, existed
+            if asked:
+                _require_same(of_request[1], asked, len(members), gang=gang)
+                made = asked
+            else:
                 gang_id = next(self._ids) if gang else None
                 made = [Submission(next(self._ids), *member, gang_id, options) for member in members]
                 self.submitted += made
-            elif replaces:
-                made = [replace(made[0], payload=members[0][1])]
-                self.submitted = [made[0] if one.job_id == made[0].job_id else one for one in self.submitted]
-            if of_key is not None:
-                self._keys[of_key] = made
-        return made, existed
+            self._keys |= {key: made for key in (of_key, of_request) if key}
+        return made, False
 
     def _require_claim(self) -> None:
         if self._lost:
@@ -465,6 +469,26 @@ def _require_follows(before: GangInfo, after: GangInfo) -> None:
         raise InvalidInput(
             f"rank {before.rank} of {before.world_size} cannot become rank {after.rank} of {after.world_size}: a "
             "gang that runs does not grow, and a rank falls only by the members before it that left"
+        )
+
+
+def _require_kind(key: object, held: Sequence[Submission], *, gang: bool) -> None:
+    """Refuse a gang with the key of a job, and the reverse, as `gangq.hold_key` does (sql/036_unique.sql)."""
+    if gang != (held[0].gang_id is not None):
+        what = f"job {held[0].job_id}" if gang else f"gang {held[0].gang_id}"
+        raise InvalidInput(
+            f"unique_key '{key}' stands for {what}. Use another key for gangs than for single jobs."
+        )
+
+
+def _require_same(request_id: object, asked: Sequence[Submission], members: int, *, gang: bool) -> None:
+    """Refuse the request_id of another submission, as `gangq.answer_of` does (sql/033_admission.sql)."""
+    of_gang = asked[0].gang_id is not None
+    if gang != of_gang or members != len(asked):
+        what = f"a gang of {len(asked)}" if of_gang else counted(len(asked), "job")
+        raise InvalidInput(
+            f"request_id {request_id} was given to another call before, which submitted {what}. "
+            "Make a new one for each submission (a UUID), and use it again only to repeat that one."
         )
 
 
