@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -544,6 +545,25 @@ def test_a_key_stands_for_what_was_submitted_with_it(monkeypatch: pytest.MonkeyP
     run(parent, context=ctx)
     assert [one.payload["n"] for one in ctx.submitted] == [3, 4, 5, 5]
     assert ctx.submitted[0].options == {"priority": 2}
+
+
+def test_a_job_that_is_replaced_gets_priority_and_moment_as_in_the_database(dsn: str) -> None:
+    due = datetime(2040, 1, 1, tzinfo=UTC)
+    calls: list[dict[str, Any]] = [
+        {"priority": 1, "due_at": due},
+        {"replaces": True, "priority": 9, "gpus": 2},
+        {"replaces": True, "due_at": due},
+    ]
+    ctx = FakeContext()
+    with gangq.Client(dsn) as client:
+        for call in calls:
+            given = {"unique_key": "k", "task": "leaf", **call}
+            id = client.submit_unique(**given, wait_for_hardware=True).job_id
+            ctx.submit_child("submit_unique", given)
+            row, (fake,) = client.job(id=id), ctx.submitted
+            assert fake.options.get("priority", 0) == row.priority
+            assert ("due_at" in fake.options) == (row.state == "scheduled")
+            assert fake.options.get("gpus", 0) == row.gpus
 
 
 @pytest.mark.parametrize("of_gang", [False, True])

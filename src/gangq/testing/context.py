@@ -346,7 +346,7 @@ class FakeContext(Said, HandlerContext):
         gang: bool,
     ) -> tuple[list[Submission], bool]:
         """Keep these (task, payload) in `submitted`, unless their unique key or request_id (empty: none) stands for
-        others: with `replaces` the job of the key gets this payload. Return what the submission stands for, and
+        others: with `replaces` the job of the key is replaced. Return what the submission stands for, and
         whether that existed; what is repeated with its request_id did not. Raises `InvalidInput`.
         """
         with self._lock:
@@ -355,7 +355,7 @@ class FakeContext(Said, HandlerContext):
                 _require_kind(of_key[0], held, gang=gang)
                 existed = [one.job_id for one in held] != [one.job_id for one in asked]
                 if existed and replaces:
-                    new = replace(held[0], payload=members[0][1])
+                    new = _replaced(held[0], members[0][1], options)
                     self._keys[of_key] = [new]
                     self.submitted = [new if one.job_id == new.job_id else one for one in self.submitted]
                 return held, existed
@@ -470,6 +470,13 @@ def _require_follows(before: GangInfo, after: GangInfo) -> None:
             f"rank {before.rank} of {before.world_size} cannot become rank {after.rank} of {after.world_size}: a "
             "gang that runs does not grow, and a rank falls only by the members before it that left"
         )
+
+
+def _replaced(held: Submission, payload: object, options: Mapping[str, Any]) -> Submission:
+    """With the payload, due_at and priority (none: its own) of another call, as `gangq.replace_job` does."""
+    kept = {name: value for name, value in held.options.items() if name != "due_at"}
+    new = {name: options[name] for name in ("due_at", "priority") if name in options}
+    return replace(held, payload=payload, options=kept | new)
 
 
 def _require_kind(key: object, held: Sequence[Submission], *, gang: bool) -> None:
