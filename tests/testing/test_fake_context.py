@@ -663,3 +663,10 @@ def test_a_replica_says_that_it_is_ready_and_how_busy_it_is() -> None:
     alone.ready()
     alone.load(1)
     assert (alone.service, alone.is_ready, alone.loads) == (None, None, [])
+
+
+def test_a_replica_that_was_told_to_stop_takes_no_requests_any_more() -> None:
+    ctx = FakeContext(service=ServiceInfo("chat", 1, 8000))
+    ctx.stop()
+    ctx.ready()
+    assert (ctx.is_ready, ctx.stop_seen) == (None, False)

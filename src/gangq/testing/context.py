@@ -261,7 +261,7 @@ class FakeContext(Said, HandlerContext):
 
     def ready(self, ready: bool = True, *, port: int | None = None) -> None:
         """See `Context.ready`. Kept in `is_ready`."""
-        if self._service is not None:
+        if self._service is not None and not self.told_to_stop:
             self.is_ready = (ready, self._service.port if port is None else port or None)
 
     def load(self, load: float) -> None:
