@@ -19,7 +19,7 @@ from uuid import UUID
 import pytest
 
 import gangq
-from gangq import App, Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Role, ServiceInfo
+from gangq import App, Checkpoint, Context, DeviceInfo, GangInfo, JobInfo, Peer, Role, ServiceInfo
 from gangq.errors import (
     GangqError,
     InvalidInput,
@@ -234,6 +234,22 @@ def test_all_ranks_see_the_same_gang() -> None:
     assert [[peer.job_id for peer in ctx.gang.peers] for ctx in ranks if ctx.gang] == [[1, 2, 3]] * 3
     assert [ctx.job.id for ctx in ranks] == [1, 2, 3]
     assert ranks[0].submit_child("submit", {"task": "a"})["job_ids"] == [4]
+
+
+def test_a_member_is_the_job_that_its_gang_names_at_its_rank() -> None:
+    peers = tuple(Peer(rank, 40 + rank, "h", "w") for rank in range(3))
+    gang = GangInfo(7, 3, 2, 3, 0, 0, 1, peers, "h", 1)
+    ctx = FakeContext(gang=gang)
+    assert ctx.job.id == 42
+    assert ctx.submit_child("submit", {"task": "a"})["job_ids"] == [43]
+    with pytest.raises(InvalidInput, match="rank 1 of gang g7 is job 41, and this is job 42"):
+        ctx.change_gang(replace(gang, epoch=4, rank=1, world_size=2))
+    job = JobInfo(2, 101, 1, 1, "default", "task")
+    with pytest.raises(InvalidInput, match="rank 2 of gang g7 is job 42, and this is job 2"):
+        FakeContext(gang=gang, job=job)
+    assert FakeContext(gang=(1, 3), job=job).job.id == 2
+    with pytest.raises(InvalidInput, match="the job of rank 0 would be 0"):
+        FakeContext(gang=(2, 3), job=job)
 
 
 def test_a_gang_is_told_who_it_is() -> None:

@@ -119,10 +119,9 @@ class FakeContext(Said, HandlerContext):
         if job is not None and (attempt, index) != (1, None):
             raise InvalidInput("job has an attempt and an index of its own: pass job, or attempt and index")
         self._facts_given = job is not None
-        # Each member of a gang has an id of its own, and the token of a later attempt is larger.
-        rank = gang[0] if isinstance(gang, tuple) else 0
+        # The token of a later attempt is larger.
         self._info = job or JobInfo(
-            1 + rank, 100 + attempt, attempt, max(attempt, 3), "default", "task", index=index
+            _job_id(gang), 100 + attempt, attempt, max(attempt, 3), "default", "task", index=index
         )
         self._gang = _gang_info(gang, self._info.id, epoch=1)
         self._given_inputs = {job_id: _as_input(job_id, given) for job_id, given in (inputs or {}).items()}
@@ -133,6 +132,10 @@ class FakeContext(Said, HandlerContext):
         self._told = threading.Event()
         self._lost = False
         peers = () if self._gang is None else self._gang.peers
+        if peers and peers[0].job_id < 1:
+            raise InvalidInput(
+                f"job {self._info.id} cannot be a member of {gang}: the job of rank 0 would be {peers[0].job_id}"
+            )
         self._ids = itertools.count(max([self._info.id, *(peer.job_id for peer in peers)]) + 1)
         self._keys: dict[tuple[object, ...], list[Submission]] = {}
         self._directory: Path | None = None
@@ -433,9 +436,27 @@ def _declared(spec: str) -> list[DeviceInfo]:
     return [DeviceInfo(device.uuid, device.index, device.vram_mb) for device in found]
 
 
+def _job_id(gang: tuple[int, int] | GangInfo | None) -> int:
+    """The job of a member, where the test does not say which it is: each rank has one of its own."""
+    if gang is None:
+        return 1
+    if isinstance(gang, GangInfo):
+        return {peer.rank: peer.job_id for peer in gang.peers}.get(gang.rank, 1 + gang.rank)
+    return 1 + gang[0]
+
+
 def _gang_info(gang: tuple[int, int] | GangInfo | None, job_id: int, *, epoch: int) -> GangInfo | None:
-    """The gang as told, or of members that all run on this host; the ids of their jobs follow their ranks."""
-    if gang is None or isinstance(gang, GangInfo):
+    """The gang as told, or of members that all run on this host; the ids of their jobs follow their ranks.
+    Raises `InvalidInput` where job `job_id` cannot be the member.
+    """
+    if gang is None:
+        return None
+    if isinstance(gang, GangInfo):
+        for peer in gang.peers:
+            if peer.rank == gang.rank and peer.job_id != job_id:
+                raise InvalidInput(
+                    f"rank {peer.rank} of gang g{gang.id} is job {peer.job_id}, and this is job {job_id}"
+                )
         return gang
     rank, size = gang
     if not 0 <= rank < size:
