@@ -140,6 +140,7 @@ class FakeContext(Said, HandlerContext):
         self._keys: dict[tuple[object, ...], list[Submission]] = {}
         self._directory: Path | None = None
         self._given = self._as_file(checkpoint)
+        """What `checkpoint` is in this epoch; what is saved meanwhile is for the next one, or the next attempt."""
 
     # -- what a test does ------------------------------------------------------------------------------------
 
@@ -227,11 +228,6 @@ class FakeContext(Said, HandlerContext):
     def devices(self) -> tuple[DeviceInfo, ...]:
         """See `Context.devices`."""
         return self._devices
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """See `Context.checkpoint`. What this attempt saves is for the next one: see `next_attempt`."""
-        return self._load_checkpoint()
 
     def _load_checkpoint(self) -> Checkpoint | None:
         return self._given
