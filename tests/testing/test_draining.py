@@ -137,6 +137,15 @@ def test_placed_jobs_find_what_they_ask_for_here(app: App, monkeypatch: pytest.M
     assert app.client.violations() == []
 
 
+def test_light_jobs_find_the_labels_that_they_ask_for(app: App) -> None:
+    @app.task
+    def works(ctx: Context, site: str | None) -> None: ...
+
+    for site in (None, "oslo", "bergen"):
+        works.options(labels={} if site is None else {"site": site}).submit(site=site)
+    assert str(drain(app)) == "3 done"
+
+
 def test_each_single_job_finds_the_cpus_that_it_asks_for(app: App) -> None:
     @app.task
     def works(ctx: Context) -> None: ...

@@ -77,9 +77,9 @@ def drain(
 
     Workers do it, one after another, each as `gangq worker --once` does:
 
-    1. Light jobs run in this thread, one after another.
-    2. Placed single jobs run in this thread, too, on a worker with the labels and just the (declared) GPUs that
-       they ask for. Its memory and CPUs are those of this machine, or what they ask for where that is more.
+    1. Light jobs run in this thread, one after another, on a worker with the labels that they ask for.
+    2. Placed single jobs run in this thread, too, on a worker with those labels and just the (declared) GPUs they
+       ask for. Its memory and CPUs are those of this machine, or what they ask for where that is more.
     3. The members of a gang run at the same time, in child processes that import the App. So do jobs of tasks with
        `isolate=True`, and commands. What a test has patched is not patched there.
 
@@ -127,8 +127,9 @@ class _Drain:
         """Let workers run what waits now; whether that has changed anything."""
         self._tick()
         first = self._jobs("pending", "blocked")
-        if any(job.state == "pending" and not _asks(job) for job in first):
-            self._serve([], {job.queue for job in first}, slots=0, light=1)
+        for jobs in self._shapes():
+            if not _asks(jobs[0]):
+                self._serve(jobs[:1], {job.queue for job in jobs}, slots=0, light=1)
         for jobs in self._shapes():
             self._serve(jobs[:1], {job.queue for job in jobs}, slots=1, light=0)
         gangs = defaultdict[int, list[JobRow]](list)
@@ -158,7 +159,7 @@ class _Drain:
         return self._app.client.jobs(state=states, limit=None)
 
     def _shapes(self) -> list[list[JobRow]]:
-        """The single jobs that wait to be placed, those that ask for the same together. Commands have a worker of
+        """The single jobs that wait, those that ask for the same together. Commands have a worker of
         their own, without an App.
         """
         shapes = defaultdict[Any, list[JobRow]](list)
