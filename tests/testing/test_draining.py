@@ -146,6 +146,33 @@ def test_light_jobs_find_the_labels_that_they_ask_for(app: App) -> None:
     assert str(drain(app)) == "3 done"
 
 
+@pytest.mark.parametrize("beside", ["inside", "elsewhere"])
+def test_one_drain_at_a_time_runs_in_a_process(app: App, beside: str) -> None:
+    """The worker of a second one would report that of the first dead: it has its name."""
+    said: list[object] = []
+
+    def drains() -> None:
+        try:
+            said.append(drain(app))
+        except InvalidInput as problem:
+            said.append(str(problem))
+
+    @app.task
+    def works(ctx: Context) -> None:
+        if beside == "inside":
+            drains()
+        else:
+            thread = threading.Thread(target=drains)
+            thread.start()
+            thread.join()
+
+    works.submit()
+    assert str(drain(app)) == "1 done"
+    assert said == ["a drain runs in this process already, and it also runs what is submitted meanwhile"]
+    drains()
+    assert str(said[1]) == "nothing ran"
+
+
 def test_each_single_job_finds_the_cpus_that_it_asks_for(app: App) -> None:
     @app.task
     def works(ctx: Context) -> None: ...

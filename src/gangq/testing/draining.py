@@ -42,6 +42,8 @@ _LOOK_S = 0.05
 _TOLD_S = 1.0
 """The time between two looks at a handler that is told to stop: see `_Run._end_at`."""
 _now = time.monotonic
+_alone = threading.Lock()
+"""Held by a drain. The workers of this process have one name, and each reports an earlier one of its name dead."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,20 @@ def drain(
     Watchdogs work as in any worker: one that trips ends the process that runs the handler, which is this one. In the
     databases of `gangq_database` they only report.
 
-    Raises `WaitTimeout`; `InvalidInput` for a gang where no other process could find the App.
+    Raises `WaitTimeout`; `InvalidInput` for a gang where no other process could find the App, and where another drain
+    runs in this process: call it after that one, not inside a handler.
     """
-    return _Drain(
+    made = _Drain(
         app if isinstance(app, App) else app._app, seconds(timeout, "timeout"), devices, labels or {}, taints
-    ).run()
+    )
+    if not _alone.acquire(blocking=False):
+        raise InvalidInput(
+            "a drain runs in this process already, and it also runs what is submitted meanwhile"
+        )
+    try:
+        return made.run()
+    finally:
+        _alone.release()
 
 
 class _Drain:
