@@ -499,6 +499,24 @@ def test_an_app_inside_the_job_submits_through_it(monkeypatch: pytest.MonkeyPatc
         ctx.submit_child("cancel", {})
 
 
+def test_each_member_of_a_role_has_the_payload_that_the_role_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GANGQ_DSN", raising=False)
+    app = App()
+
+    @app.task
+    def leaf(ctx: Context, n: int) -> None: ...
+
+    @app.task
+    def parent(ctx: Context) -> None:
+        leaf.gang(roles=[Role("a", 2, payloads=[{"n": 1}, {"n": 2}]), Role("b", 1)]).submit(n=3)
+
+    ctx = FakeContext()
+    run(parent, context=ctx)
+    assert [one.payload for one in ctx.submitted] == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
 @pytest.mark.parametrize("of_role", [{"payload": {"n": 1}}, {"payloads": [{"n": 1}, {"n": 2}]}])
 def test_payloads_of_a_gang_and_of_its_role_are_refused_as_the_database_does(
     of_role: dict[str, Any], dsn: str, monkeypatch: pytest.MonkeyPatch
@@ -554,12 +572,14 @@ def test_a_key_stands_for_what_was_submitted_with_it(monkeypatch: pytest.MonkeyP
         assert (again, again.existed, again.replaced, first.existed) == (first, True, False, False)
         assert once.options(replace=True).submit(n=3).replaced
         assert leaf.options(unique="other").submit(n=4) != first
+        fresh = leaf.options(unique="fresh", replace=True).submit(n=7)
+        assert (fresh.existed, fresh.replaced) == (False, False)
         gang = once.options(unique="gang").gang(2).submit(n=5)
         assert once.options(unique="gang").gang(2).submit(n=6) == gang
 
     ctx = FakeContext()
     run(parent, context=ctx)
-    assert [one.payload["n"] for one in ctx.submitted] == [3, 4, 5, 5]
+    assert [one.payload["n"] for one in ctx.submitted] == [3, 4, 7, 5, 5]
     assert ctx.submitted[0].options == {"priority": 2}
 
 
