@@ -719,6 +719,26 @@ PLANS = {
         Y starts in 700 on h0
         """,
     ),
+    "one that ends before a planned start fits, though one at an earlier moment was planned meanwhile": (
+        """
+        plans=3
+        h0 AAAA....
+        h1 BB class=1
+        A ends=1000
+        B ends=100
+        X 8
+        Y 2 ends=1500
+        Z 2 class=1
+        V 2 ends=500
+        """,
+        """
+        h0 AAAAVV..
+        h1 BB
+        X starts in 1000 on h0
+        Y starts in 4600 on h0
+        Z starts in 100 on h1
+        """,
+    ),
     "each role counts what those before it take beside a planned start": (
         """
         plans=1
@@ -1064,6 +1084,29 @@ STOPS = {
         h1 ABB.......
         X starts in 50 on h1
         b stops b
+        """,
+    ),
+    "and for one that ends before a planned start, where for another it was in vain": (
+        """
+        plans=3 victims=1
+        h0 AAAABB..
+        h1 CC class=1
+        A ends=1000 fixed
+        B ends=900
+        C ends=100 fixed
+        X 8 prio=9
+        Y 1x4 prio=5 ends=1500
+        Z 2 class=1 prio=5
+        V 1x4 prio=5 ends=500
+        """,
+        """
+        h0 AAAABB..
+        h1 CC
+        X starts in 1000 on h0
+        Y starts in 4600 on h0
+        Z starts in 100 on h1
+        V stops B
+        V starts in 30 on h0
         """,
     ),
 }

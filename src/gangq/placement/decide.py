@@ -147,8 +147,8 @@ class KeptSeats(NamedTuple):
 class Before(NamedTuple):
     """How the first of a kind was refused."""
 
-    layer: int
-    """How many planned starts it would have met."""
+    last_met: float
+    """:meth:`Free.last_met` of it."""
     priority: int
     refused: Refused
 
@@ -213,8 +213,8 @@ class Pass:
 
         The first refusal of its kind (:meth:`_remember`) holds for it too, if it has no more room and no more rights:
 
-        - It meets the same planned starts or more: ``before.layer <= layer(ask)``. In a pass what is free only
-          shrinks, except for an ask whose own seats are kept.
+        - It meets the same planned starts or more: its last one is no earlier. In a pass what is free only shrinks,
+          except for an ask whose own seats are kept.
         - It may displace no more: ``ask.priority <= before.priority``.
         - It gets no planned start: its kind never fits, or as many have one as may.
         """
@@ -222,7 +222,8 @@ class Pass:
         if before is None or ask.missing is not None or ask.id in self._kept:
             return None
         planned = ask.kind in self._never or len(self.free.starts) >= self.board.planned_starts
-        alike = before.layer <= self.layer(ask) and ask.priority <= before.priority
+        last_met = self.free.last_met(self.layer(ask))
+        alike = before.last_met <= last_met and ask.priority <= before.priority
         return before.refused if planned and alike else None
 
     def _remember(self, ask: Ask, refused: Refused) -> None:
@@ -230,7 +231,8 @@ class Pass:
         if ask.missing is None and refused.gate.remembered:
             # Who may stop for one of them later is not said of the others of its kind.
             alone = replace(refused, may_stop=(), may_stop_at=None) if refused.may_stop else refused
-            self._refused.setdefault(ask.kind, Before(self.layer(ask), ask.priority, alone))
+            last_met = self.free.last_met(self.layer(ask))
+            self._refused.setdefault(ask.kind, Before(last_met, ask.priority, alone))
 
     def seats(self, ask: Ask, counts: Sequence[int]) -> list[Taken] | Refused:
         """Seats that are free now, those kept for it first. If there are none, why the search found none."""

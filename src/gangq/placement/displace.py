@@ -34,7 +34,7 @@ class Displacer:
     ``_holds``      what each unit gives back when it ends                    less once some is kept for an ask
     ``_left``       how many more units may be told to stop                   counts down
     ``_searches``   how many more searches may be in vain                     counts down
-    ``_in_vain``    by kind, the layer and priority of a search in vain       one with a higher priority is in vain
+    ``_in_vain``    by kind, last start met and priority of one in vain       one with a higher priority is in vain
     ``_known``      by rights, candidates, and what is free without them      anything is taken, given or planned
     ``borrowing``   asks with a planned start that no guarantee covers        the end of the pass
     ==============  ========================================================  ======================================
@@ -51,8 +51,10 @@ class Displacer:
         """How many more units may be told to stop in this pass."""
         self._searches = SEARCHES
         """How many more searches may be in vain."""
-        self._in_vain: dict[int, tuple[int, int]] = {}
-        """By kind, at which layer and priority nobody could be told to stop for one of it."""
+        self._in_vain: dict[int, tuple[float, int]] = {}
+        """By kind, beside which planned starts (:meth:`Free.last_met`) and at which priority nobody could be told to
+        stop for one of it.
+        """
         self._known: dict[tuple[int, str, str], tuple[list[str], Free]] = {}
         """By priority, queue that is owed something, and path of queues: :meth:`_all_gone`."""
         self._known_at = 0
@@ -112,7 +114,7 @@ class Displacer:
                 return fewest
             self._searches -= 1
         if ask.missing is None and not self._known_in_vain(ask, asked_at):
-            self._in_vain[ask.kind] = asked_at, ask.priority
+            self._in_vain[ask.kind] = self._search.free.last_met(asked_at), ask.priority
         return None
 
     def _known_in_vain(self, ask: Ask, layer: int) -> bool:
@@ -121,8 +123,8 @@ class Displacer:
         """
         if ask.missing is not None or ask.kind not in self._in_vain:
             return False
-        before, priority = self._in_vain[ask.kind]
-        return before <= layer and ask.priority <= priority
+        last_met, priority = self._in_vain[ask.kind]
+        return last_met <= self._search.free.last_met(layer) and ask.priority <= priority
 
     def later(
         self, ask: Ask, counts: Sequence[int], layer: int, before: float

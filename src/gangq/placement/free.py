@@ -7,6 +7,7 @@ Hosts in the same state are kept together, so that five thousand idle hosts cost
 from __future__ import annotations
 
 import copy
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -253,6 +254,12 @@ class Free:
     def layer(self, ends_at: float) -> int:
         """The layer for something that runs until then: how many planned starts it would meet."""
         return bisect_left(self.starts, ends_at, key=lambda start: start.starts_at)
+
+    def last_met(self, layer: int) -> float:
+        """The moment of the last planned start that something of this layer meets. What is remembered in a pass is
+        compared by it, because a start that is planned meanwhile moves the numbers of the layers after it.
+        """
+        return self.starts[layer - 1].starts_at if layer else -math.inf
 
     def _rebuild(self, place: int = 0) -> None:
         """The layers that meet the planned start at this place, and later ones."""
