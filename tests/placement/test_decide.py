@@ -1109,6 +1109,23 @@ STOPS = {
         V starts in 30 on h0
         """,
     ),
+    "one that stops for another is not moved besides": (
+        """
+        victims=8
+        h0 A closed
+        h1 AA vram=80
+        h2 ....
+        A drained
+        X 2 vram=40 prio=5
+        """,
+        """
+        h0 A
+        h1 AA
+        h2 ....
+        X stops A
+        X starts in 30 on h1
+        """,
+    ),
 }
 
 

@@ -40,8 +40,9 @@ def decide(board: Board) -> list[Decision]:
             judge(now, ask)
         except Exception as problem:
             now.failed(ask, problem)
+    told = {unit for decision in now.decisions.values() for unit in decision.stop}
     for unit in board.units:
-        if unit.drained and not unit.leaving and unit.ask is not None:
+        if unit.drained and not unit.leaving and unit.id not in told and unit.ask is not None:
             try:
                 now.move(unit, unit.ask)
             except Exception as problem:
