@@ -123,3 +123,17 @@ def test_what_has_an_unknown_strategy_is_refused_and_neither_placed_nor_moved() 
     refused = of["g88"].refused
     assert refused is not None
     assert (refused.gate, refused.of, refused.where) == ("unknown", "strategy", "by_moon")
+
+
+def test_what_is_kept_for_one_that_fails_is_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Picture("h0 A...\nA leaving\nX 2 prio=5 kept=..XX\nY 2")
+    seats = Search.seats
+
+    def fails(search: Search, ask: Ask, *counts: Sequence[int], **rest: object) -> list[Taken] | Refused:
+        if ask.id == "g88":
+            raise ZeroDivisionError
+        return seats(search, ask, *counts, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Search, "seats", fails)
+    of = decided(picture)
+    assert {name: of[name].action for name in of} == {"X": "wait", "Y": "wait"}

@@ -242,12 +242,15 @@ class Pass:
             return self.counted_seat(ask) or self.search.seats(ask, counts, self.layer(ask))
         self._give_back(ask.id, kept)
         first = frozenset(seat.worker for seat in kept.seats)
-        found = self.search.seats(ask, counts, self.layer(ask), first=first)
-        if isinstance(found, Refused):
-            self._reserve(ask.id, kept)
-        else:
-            del self._kept[ask.id]
-        return found
+        found: list[Taken] | Refused | None = None
+        try:
+            found = self.search.seats(ask, counts, self.layer(ask), first=first)
+            return found
+        finally:
+            if isinstance(found, list):
+                del self._kept[ask.id]
+            else:  # Also where the search failed: :meth:`failed`.
+                self._reserve(ask.id, kept)
 
     def counted_seat(self, ask: Ask) -> list[Taken]:
         """The seat of the first open place whose start a rate has counted, for an ask that has no seats kept for
