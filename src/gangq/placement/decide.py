@@ -390,7 +390,6 @@ class Pass:
         """Nothing becomes of it in this pass, and the others go on. What it left half done is not given to others:
         a pass that errs wastes room, and the next one begins anew.
         """
-        self._refused.pop(ask.kind, None)
         at = traceback.extract_tb(problem.__traceback__)[-1]
         what = f"{type(problem).__name__}: {problem} ({at.name}, line {at.lineno})"
         self.decisions[ask.id] = Decision(ask.id, refused=Refused(gates.ERROR, where=what[:500]))
