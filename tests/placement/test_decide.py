@@ -18,6 +18,17 @@ PICTURES = {
         h1 ........
         """,
     ),
+    "where the scarcer role takes what the other needs, the other one chooses first": (
+        """
+        h0 ..
+        h1 ...
+        X 1x2+2x1 strict_spread
+        """,
+        """
+        h0 X.
+        h1 XXX
+        """,
+    ),
     "single jobs are packed like gangs": (
         """
         h0 ........
@@ -739,6 +750,26 @@ PLANS = {
         Z starts in 100 on h1
         """,
     ),
+    "a planned start takes nothing from one that comes when it has ended": (
+        """
+        plans=3
+        h0 AAAAAA__
+        h1 B
+        A ends=100
+        B ends=1000
+        X 2 cpu strict_spread
+        Y 4 cpu strict_pack ends=400
+        Z 5 cpu strict_pack ends=1500
+        W 1 cpu ends=5000
+        """,
+        """
+        h0 AAAAAAW_
+        h1 B
+        X starts in 1000 on h0 h1
+        Y starts in 100 on h0
+        Z starts in 500 on h0
+        """,
+    ),
     "each role counts what those before it take beside a planned start": (
         """
         plans=1
@@ -1124,6 +1155,96 @@ STOPS = {
         h2 ....
         X stops A
         X starts in 30 on h1
+        """,
+    ),
+    "what a unit leaves beyond what is kept counts for the next, which tells only others": (
+        """
+        victims=8
+        h0 AABBC
+        X 1 prio=5
+        Y 4 prio=5
+        """,
+        """
+        h0 AABBC
+        X stops A
+        X starts in 30 on h0
+        Y stops B C
+        Y starts in 30 on h0
+        """,
+    ),
+    "an ask of a higher priority is judged anew, though an older one of its kind was refused": (
+        """
+        victims=8
+        h0 AA
+        queue q policy=fifo
+        A prio=2
+        X 2 queue=q
+        Y 2 queue=q prio=5
+        """,
+        """
+        h0 AA
+        X waits: room 0 of 2
+        Y stops A
+        Y starts in 30 on h0
+        """,
+    ),
+    "one that needs more to stop than a pass may tell waits, whatever they hold": (
+        """
+        victims=1
+        h0 AB
+        X 2 cpu prio=5
+        """,
+        """
+        h0 AB
+        X waits: room 0 of 2
+        """,
+    ),
+    "what waits in a queue that displaces nobody waits": (
+        """
+        victims=8
+        h0 AA
+        queue q meek
+        X 2 queue=q prio=5
+        Y 2 prio=4
+        """,
+        """
+        h0 AA
+        X waits: room 0 of 2
+        Y stops A
+        Y starts in 30 on h0
+        """,
+    ),
+    "what was told in this pass is lost to its queue, which keeps its guarantee": (
+        """
+        victims=8
+        h0 AABB
+        queue a least_gpus=2
+        A queue=a
+        B queue=a
+        X 2 prio=5
+        Y 2 prio=5
+        """,
+        """
+        h0 AABB
+        X stops A
+        X starts in 30 on h0
+        Y waits: room 0 of 2
+        """,
+    ),
+    "what was told in this pass keeps nothing apart from what starts when it has gone": (
+        """
+        victims=8
+        h0 AB
+        A apart=db
+        X 1 prio=5
+        Y 1 prio=5 apart=db
+        """,
+        """
+        h0 AB
+        X stops A
+        X starts in 30 on h0
+        Y stops B
+        Y starts in 30 on h0
         """,
     ),
 }

@@ -73,3 +73,20 @@ def test_after_so_many_searches_in_vain_nobody_is_named_who_may_stop_later(
     assert first is not None
     assert second is not None
     assert (first.may_stop, second.may_stop) == ((), named)
+
+
+def test_nobody_is_named_who_may_stop_only_after_the_planned_start() -> None:
+    board = with_young(Picture("plans=1 victims=8\nh0 AB\nA fixed ends=30\nX 1 prio=5").board, "g66")
+    (planned,) = decide(board)
+    assert planned.refused is not None
+    assert (planned.starts_at, planned.refused.may_stop) == (board.now + 30, ())
+
+
+@pytest.mark.parametrize(("queue", "named"), [("", ("g65",)), ("meek", ())])
+def test_in_a_queue_that_displaces_nobody_nobody_is_named_who_may_stop_later(
+    queue: str, named: tuple[str, ...]
+) -> None:
+    board = with_young(Picture(f"victims=8\nh0 A\nqueue q {queue}\nX 1 queue=q prio=5").board, "g65")
+    refused = decide(board)[0].refused
+    assert refused is not None
+    assert refused.may_stop == named
