@@ -100,7 +100,7 @@ class Unit:
     part_of: str = ""
     """The gang of which this member is a unit of its own, because the gang goes on without it."""
     leaving: bool = False
-    """Told to stop already."""
+    """Told to stop already: not movable, nor ever again."""
     drained: bool = False
     """Some of it runs on a host or worker that is being drained."""
     apart: str = ""

@@ -141,7 +141,6 @@ class Displacer:
             if unit.movable_at is not None
             and not unit.movable
             and unit.movable_at < before
-            and not unit.leaving
             and (unit.priority < ask.priority or self._elsewhere(unit.queue, owed))
         )
         if not young or not self._searches or not self._usage.path(kind.queue)[0].displaces:
@@ -204,7 +203,7 @@ class Displacer:
                     gone[up.name].add(Amount.held(unit))
         chosen = []
         for unit in self._by_cost:
-            if not unit.movable or unit.leaving or unit.id in self._told:
+            if not unit.movable or unit.id in self._told:
                 continue
             if not (unit.priority < ask.priority or self._elsewhere(unit.queue, owed)):
                 continue
