@@ -90,3 +90,11 @@ def test_in_a_queue_that_displaces_nobody_nobody_is_named_who_may_stop_later(
     refused = decide(board)[0].refused
     assert refused is not None
     assert refused.may_stop == named
+
+
+def test_only_what_an_ask_may_displace_is_named_that_may_stop_later() -> None:
+    """Y is worth more than A alone. What X asks for its queue is guaranteed, so it may have either."""
+    text = "h0 AB\nqueue q least_gpus=1\nA prio=4\nB prio=5\nX 1 queue=q prio=4\nY 1 prio=5"
+    board = with_young(Picture(text).board, "g65", "g66")
+    named = {one.ask: one.refused.may_stop for one in decide(board) if one.refused}
+    assert named == {"g88": ("g65", "g66"), "g89": ("g65",)}
