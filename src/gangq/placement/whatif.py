@@ -42,7 +42,7 @@ def priority(board: Board, change: Change, preview: Preview) -> Board:
     id, value = f"g{change['priority']['gang']}", change["priority"]["value"]
     asks = board.asks
     if preview.get("ask") and all(ask.id != id for ask in asks):
-        more = Board.from_json({"now": 0, "asks": [preview["ask"]]}).asks
+        more = Board.from_json({"format": board.format, "now": 0, "asks": [preview["ask"]]}).asks
         asks += tuple(ask for ask in more if any(kind.id == ask.kind for kind in board.kinds))
     return replace(
         board,
@@ -65,7 +65,7 @@ def submit(board: Board, _: Change, preview: Preview) -> Board:
     """With one gang more, which waits behind all others. Its roles name the workers that serve them: a class of which
     only some do becomes two.
     """
-    data = {"now": 0, "kinds": [preview["kind"]], "asks": [preview["ask"]]}
+    data = {"format": board.format, "now": 0, "kinds": [preview["kind"]], "asks": [preview["ask"]]}
     new = Board.from_json(data)
     roles = new.kinds[0].roles
     for role in roles:
@@ -98,8 +98,8 @@ def add_workers(board: Board, _: Change, preview: Preview) -> Board:
     for one in preview["workers"]:
         serves = frozenset((kind, role) for kind, role in one["serves"])
         class_id = classes.setdefault(serves, first + len(classes))
-        (worker,) = Board.from_json({"now": 0, "workers": [one["worker"]]}).workers
-        added.append(replace(worker, class_id=class_id))
+        new = Board.from_json({"format": board.format, "now": 0, "workers": [one["worker"]]})
+        added.append(replace(new.workers[0], class_id=class_id))
 
     def extended(kind: Kind) -> Kind:
         roles = (

@@ -1,0 +1,35 @@
+"""Boards as they would be, on which `gangq plan` decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangq.placement import board as layout
+from gangq.placement.whatif import edit
+from placement.drawn_boards import Picture
+
+MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a gang": (
+        {"submit": {}},
+        {"kind": {"id": 9, "roles": [{"serves": [0]}]}, "ask": {"id": "new1", "kind": 9}},
+    ),
+    "a gang that waits behind all that is shown": (
+        {"priority": {"gang": 7, "value": 5}},
+        {"ask": {"id": "g7", "kind": 1}},
+    ),
+    "a worker": (
+        {"add_workers": 1},
+        {"workers": [{"worker": {"id": 9, "name": "w9", "host": "h9"}, "serves": []}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_what_is_added_is_of_the_format_of_the_board(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board that tells no format is one of the first."""
+    monkeypatch.setattr(layout, "_UNTOLD", 0)
+    board = Picture("h0 ..\nX 2").board
+    change, preview = MORE[what]
+    assert edit(board, [change], [preview]) != board
