@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,3 +34,11 @@ def test_what_is_added_is_of_the_format_of_the_board(what: str, monkeypatch: pyt
     board = Picture("h0 ..\nX 2").board
     change, preview = MORE[what]
     assert edit(board, [change], [preview]) != board
+
+
+def test_the_priority_of_a_gang_is_that_of_its_members_that_are_units_of_their_own() -> None:
+    board = Picture("h0 aB").board
+    gang, member = board.units
+    board = replace(board, units=(gang, replace(member, part_of=gang.id)))
+    board = edit(board, [{"priority": {"gang": 66, "value": 7}}], [{}])
+    assert [unit.priority for unit in board.units] == [7, 7]

@@ -47,7 +47,9 @@ def priority(board: Board, change: Change, preview: Preview) -> Board:
     return replace(
         board,
         asks=tuple(replace(ask, priority=value) if ask.id == id else ask for ask in asks),
-        units=tuple(replace(unit, priority=value) if unit.id == id else unit for unit in board.units),
+        units=tuple(
+            replace(unit, priority=value) if id in (unit.id, unit.part_of) else unit for unit in board.units
+        ),
     )
 
 
