@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gangq.placement import board as layout
+from gangq.placement.board import Hold, Kept
 from gangq.placement.whatif import edit
 from placement.drawn_boards import Picture
 
@@ -42,3 +43,9 @@ def test_the_priority_of_a_gang_is_that_of_its_members_that_are_units_of_their_o
     board = replace(board, units=(gang, replace(member, part_of=gang.id)))
     board = edit(board, [{"priority": {"gang": 66, "value": 7}}], [{}])
     assert [unit.priority for unit in board.units] == [7, 7]
+
+
+def test_with_a_host_go_the_seats_that_were_kept_on_it() -> None:
+    board = Picture("h0 AA\nh1 BB\nA leaving\nX 2\nY 1 kept=/Y.").board
+    kept = (Kept("g88", (Hold(0, (0,)), Hold(1, (100,))), board.now + 30), *board.kept)
+    assert edit(replace(board, kept=kept), [{"remove_host": "h0"}], [{}]).kept == board.kept

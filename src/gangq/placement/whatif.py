@@ -83,13 +83,16 @@ def submit(board: Board, _: Change, preview: Preview) -> Board:
 
 
 def remove_host(board: Board, change: Change, _: Preview) -> Board:
-    """Without a host and what is placed on it: a gang with a member there has stopped everywhere."""
+    """Without a host and what is placed on it: a gang with a member there has stopped everywhere, and seats of which
+    one is there are kept no more.
+    """
     gone = {worker.id for worker in board.workers if worker.host == change["remove_host"]}
     there = {
         unit.part_of or unit.id for unit in board.units if any(hold.worker in gone for hold in unit.holds)
     }
     units = tuple(unit for unit in board.units if not {unit.id, unit.part_of} & there)
-    return replace(board, workers=tuple(w for w in board.workers if w.id not in gone), units=units)
+    kept = tuple(kept for kept in board.kept if all(hold.worker not in gone for hold in kept.holds))
+    return replace(board, workers=tuple(w for w in board.workers if w.id not in gone), units=units, kept=kept)
 
 
 def add_workers(board: Board, _: Change, preview: Preview) -> Board:
