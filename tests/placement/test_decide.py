@@ -576,6 +576,31 @@ TURNS = {
         X waits: quota 2 of 3
         """,
     ),
+    "behind one of a lower priority none counts for more where age alone counts": (
+        """
+        h0 ..
+        queue q policy=fifo
+        X 1 queue=q
+        Y 1 queue=q prio=5
+        Z 1
+        """,
+        """
+        h0 XZ
+        Y waits: room 0 of 1
+        """,
+    ),
+    "a member that is replaced is of a gang that counts already": (
+        """
+        h0 A...
+        queue q gangs=2
+        A queue=q
+        A 2 queue=q missing=1 mates=0
+        Y 1 queue=q
+        """,
+        """
+        h0 AAY.
+        """,
+    ),
     "limits on what runs and on submitters": (
         """
         h0 A.......
@@ -1245,6 +1270,31 @@ STOPS = {
         X starts in 30 on h0
         Y stops B
         Y starts in 30 on h0
+        """,
+    ),
+    "within a queue that is guaranteed its share one displaces another": (
+        """
+        victims=8
+        h0 AA
+        queue a least_gpus=2
+        A queue=a
+        X 2 queue=a prio=5
+        """,
+        """
+        h0 AA
+        X stops A
+        X starts in 30 on h0
+        """,
+    ),
+    "what leaves a drained host already is not moved": (
+        """
+        h0 A closed
+        h1 .
+        A drained leaving
+        """,
+        """
+        h0 A
+        h1 .
         """,
     ),
 }

@@ -93,3 +93,9 @@ def test_a_gang_that_starts_again_elsewhere_leaves_what_it_holds_now() -> None:
     kept = Kept("g65", (Hold(1, (100,)), Hold(1, (101,))), board.now + 30)
     (planned,) = decide(replace(board, kept=(kept,)))
     assert (planned.starts_at, [seat.worker for seat in planned.planned]) == (board.now + 30, [0, 0])
+
+
+def test_what_was_kept_for_single_jobs_of_which_none_waits_is_free() -> None:
+    board = Picture("h0 A.\nA leaving\nX 1").board
+    (starts,) = decide(replace(board, kept=(Kept("k9/0", (Hold(0, (1,)),), board.now + 30),)))
+    assert starts.action == "start"

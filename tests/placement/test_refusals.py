@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import test_decide
@@ -188,3 +189,11 @@ def test_thousandths_of_cpus_add_up_to_a_limit_and_not_beyond() -> None:
     for cpus, fits in ((2.2, True), (2.201, False)):
         assert (usage.limit_on("a", "", Amount(cpus=cpus)) is None) is fits
         assert (usage.covered_by("a", Amount(cpus=cpus)) is queue) is fits
+
+
+def test_without_any_worker_that_is_what_it_waits_for() -> None:
+    """Not: it would never fit."""
+    board = Picture("plans=1\nh0 .\nX 1").board
+    (waits,) = decide(replace(board, workers=()))
+    assert waits.refused is not None
+    assert waits.refused.gate == "workers"
