@@ -383,7 +383,7 @@ class Pass:
             self.rivals.add(ask, key=refused.where)
         elif refused.gate.waits_for == "limit":
             self.rivals.add(ask, queue=refused.where)
-        elif refused.gate.waits_for == "room" and ask.kind not in self._never:
+        elif refused.gate.waits_for == "room":
             self.rivals.add(ask)
 
     def failed(self, ask: Ask, problem: Exception) -> None:
