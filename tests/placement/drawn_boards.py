@@ -3,7 +3,8 @@
     h0  AAAA....   rack=r0        a host with eight GPUs; unit A holds four of them
     h1  --------                  a host whose worker may get nothing now
     h3  ........   link=00112233  GPUs with the same digit are joined by NVLink
-    w   h2 ____                   a host without GPUs: four slots
+    h2  ____                      a host without GPUs: four slots
+    w0  ..         host=h3        a worker of a host of another name
     A   ends=600 prio=2           what is known of unit A; upper case: a gang, lower case: a single job
     X   4x2 ends=100 spread       asks: four members with two GPUs each, for 100 s at most
     x*3 1                         three single jobs with a GPU each
