@@ -42,6 +42,9 @@ begin
     'require', coalesce((m.options).require, ''), 'prefer', coalesce((m.options).prefer, ''),
     'apart', coalesce((m.options).apart, ''),
     'model', coalesce((select min(s.model) from unnest(shapes) s), ''),
+    'limit_key', coalesce((select min(s.limit_key) from unnest(shapes) s), ''),
+    'paused_task', coalesce((
+      select min(p.task) from gangq.task_pauses p join unnest(shapes) s on s.task = p.task), ''),
     'roles', (
       select jsonb_agg(jsonb_build_object('name', r.name, 'least', r.min, 'most', r.count,
         'strategy', r.strategy, 'balanced', r.balanced, 'require', coalesce(r.require, ''),

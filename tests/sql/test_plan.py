@@ -452,3 +452,16 @@ def test_what_is_moved_is_planned_though_nothing_waits(q: Q) -> None:
     assert [(row["gang_id"], row["after"]) for row in plan(q)] == [(gang.id, "move")]
     assert [(ask, one.action) for ask, one in q.decisions().items()] == [(f"g{gang.id}", "move")]
     assert plan(q, {"cancel": {"gang": gang.id}})[0]["after"] == "gone", "what is cancelled does not move"
+
+
+@pytest.mark.parametrize("what", ["a paused task", "a limit key"])
+def test_a_submission_waits_for_what_it_would_wait_for(fleet: Q, what: str) -> None:
+    q = fleet
+    if what == "a paused task":
+        q.call("pause_task", task="new")
+        changed: Row = {}
+    else:
+        q.call("set_limit", key="licence", most=0)
+        changed = {"limit_key": "licence"}
+    (row,) = [row for row in plan(q, {"submit": SUBMITTED | changed}) if row["gang_id"] is None]
+    assert (row["after"], row["gate"]) == ("wait", "paused" if what == "a paused task" else "limit_key")
