@@ -201,9 +201,12 @@ begin
   case action
     when 'ended' then
       delete from gangq.service_gangs_table x where x.gang_id = gang;
-      -- A report that met the end of its gang may have written a row after this step for that gang.
-      delete from gangq.replicas r
-      where not exists (select from gangq.service_gangs_table x where x.gang_id = r.gang_id);
+      -- A report that met the end of its gang may have written a row after this step for that gang,
+      -- or holds its row now: the next gang that ends takes that with it.
+      delete from gangq.replicas r where r.job_id = any (array(
+        select y.job_id from gangq.replicas y
+        where not exists (select from gangq.service_gangs_table x where x.gang_id = y.gang_id)
+        for update of y skip locked));
       select h.state, h.reason into ended from gangq.gang_history h
       where h.gang_id = gang order by h.finished_at desc limit 1;
       -- One that was cancelled by hand has not failed.

@@ -554,6 +554,24 @@ def test_what_a_replica_said_as_its_gang_was_forgotten_is_forgotten_with_the_nex
     assert q.sql("select * from gangq.replicas") == []
 
 
+def test_a_report_that_is_not_committed_holds_up_no_new_gang(q: Q, fleet: Replicas, dsn: str) -> None:
+    put(q)
+    fleet.turn()
+    (claim,) = fleet.claims.values()
+    (ended,) = (gang["gang_id"] for gang in gangs(q))
+    with psycopg.connect(dsn) as frozen:
+        frozen.execute(
+            "select gangq.report_load(job_id => %s, token => %s, load => 1)", (claim.job_id, claim.token)
+        )
+        fleet.claims.clear()
+        claim.complete()
+        q.tick()
+        assert service(q)["failures"] == 1, "it is seen that its gang has ended"
+        q.later(5)
+        q.tick()
+        assert [gang["gang_id"] > ended for gang in gangs(q)] == [True]
+
+
 # Another revision -------------------------------------------------------------------------------------------
 
 
