@@ -67,7 +67,7 @@ class Service:
     """Those of `Client.set_service`."""
 
     def __repr__(self) -> str:
-        return f"<Service {self.name}: {self.arguments['replicas']} x {self.arguments['task']}>"
+        return f"<Service {self.name}: {self.arguments['replicas'] or 'scaled'} x {self.arguments['task']}>"
 
     def row(self) -> ServiceRow:
         """Return it as `gangq.services` shows it: how many replicas are wanted and ready, and what is in the way.
@@ -162,7 +162,8 @@ def make(
         "name": called,
         "task": task.name,
         "payload": given,
-        "replicas": replicas or (gang if scale is None else scale.min),
+        # A number that is declared resets the present one when it changes: what scales has none of its own.
+        "replicas": replicas or (gang if scale is None else None),
         "gang": gang,
         "work": {
             key: value

@@ -71,6 +71,10 @@ def test_it_is_scaled_as_it_is_declared(app: App, client: Client) -> None:
     app.services["serve"].scale(5)
     app.store_services("tests:app")
     assert client.scaling()[0].replicas == 5, "where it was scaled to it stays"
+    lower = App(client=client)
+    lower.service(scale=Scale(min=3, max=8, load=0.7))(serve)
+    lower.store_services("tests:app")
+    assert client.scaling()[0].replicas == 5, "a new minimum that is lower changes nothing"
     other = App(client=client)
     other.service()(serve)
     other.store_services("tests:app")
