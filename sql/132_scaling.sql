@@ -44,6 +44,15 @@ begin
     then kept.target_depth end);
   x.depth_of := case when x.target_depth is not null
     then coalesce(o.depth_of, kept.depth_of, service) end;
+  -- What was asked for by another target is asked for anew.
+  if (x.target_load, x.target_depth, x.depth_of)
+    is distinct from (old.target_load, old.target_depth, old.depth_of)
+  then
+    x.wants := null;
+    x.since := null;
+    x.due_at := null;
+    x.why := null;
+  end if;
   x.up_after_s := coalesce(o.up_after_s, kept.up_after_s, 30);
   x.down_after_s := coalesce(o.down_after_s, kept.down_after_s, 300);
   perform gangq.refuse('GQ001', w.what, w.hint) from (values

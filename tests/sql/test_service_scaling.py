@@ -108,6 +108,21 @@ def test_another_delay_counts_from_when_more_was_asked_for_and_is_shown(q: Q, fl
     assert (told["due_at"] - told["since"]).total_seconds() == 300
 
 
+def test_what_another_target_asks_for_is_asked_for_anew(q: Q, fleet: Replicas) -> None:
+    q.call("set_queue", name="asks")
+    put(q, target_load=0.5, **MORE)
+    go_on(fleet, 25, 1.0)
+    assert scaling(q)["wants"] == 4
+    q.call("pause_task", task="ask")
+    q.submit("ask", count=19, queue="asks")
+    put(q, task=None, target_depth=5, depth_of="asks")
+    assert scaling(q)["wants"] is None
+    go_on(fleet, 25)
+    assert service(q)["replicas"] == 2
+    go_on(fleet, 10)
+    assert service(q)["replicas"] == 4
+
+
 def test_what_was_asked_for_too_short_a_time_is_not_done(q: Q, fleet: Replicas) -> None:
     put(q, target_load=0.5, **MORE)
     for _ in range(10):
