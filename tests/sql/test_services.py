@@ -242,6 +242,16 @@ def test_a_replica_that_says_its_load_first_has_no_longer_to_become_ready(q: Q, 
     assert len(q.events("service_failed")) == 1
 
 
+def test_a_member_that_waits_for_the_others_to_start_is_not_late(q: Q) -> None:
+    fleet = Replicas.of_hosts(q, 2, slots=1)
+    put(q, gang=2, ready_within_s=5)
+    q.tick()
+    fleet.workers[0].claim()
+    q.live_on(8, *fleet.workers)
+    assert gangs(q)[0]["state"] == "reserved"
+    assert q.events("service_failed") == []
+
+
 def test_an_outage_counts_against_no_replica(q: Q, fleet: Replicas) -> None:
     put(q, gang=2, ready_within_s=30)
     fleet.becomes_ready = lambda _: False
@@ -473,6 +483,27 @@ def test_who_has_the_least_to_do_leaves_first(q: Q, fleet: Replicas) -> None:
     fleet.turn()
     assert idle not in whole(q)
     assert len(whole(q)) == 2
+
+
+@pytest.mark.parametrize("how", ["silent", "restarted"])
+def test_a_gang_that_runs_and_does_not_serve_leaves_before_one_that_serves(
+    q: Q, fleet: Replicas, how: str
+) -> None:
+    put(q, replicas=4, gang=2)
+    fleet.settle(2)
+    first, serves = (gang["gang_id"] for gang in gangs(q))
+    if how == "silent":
+        q.live_on(35, *fleet.workers[1:])
+    else:
+        q.call("preempt_gang", gang_id=first)
+        fleet.becomes_ready = lambda claim: claim["gang_id"] == serves
+        fleet.turn()
+        q.sql("update gangq.live_gangs set not_before = null")
+        fleet.turn()
+    assert [(gang["state"], gang["serves"]) for gang in gangs(q)] == [("running", False), ("running", True)]
+    put(q, task=None, replicas=2)
+    q.tick()
+    assert set(whole(q)) == {serves}
 
 
 def test_what_is_not_placed_leaves_before_what_serves(q: Q) -> None:
