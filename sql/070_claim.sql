@@ -104,9 +104,10 @@ begin
     select distinct j.gang_id from gangq.live_jobs j where j.id = any (members)), t);
 end $$;
 
--- Internal, for take. start_members; returns those that it has started. None where another session
--- is giving this port to a gang; not patient: nor where one has done so. What was reported in this
--- transaction stays so, and the next claim says which port it is.
+-- Internal, for take. Calls start_members and returns the members. Starts and returns none while
+-- another session gives this port to a gang. If the port serves a gang already: raises GQ004 where
+-- patient, otherwise starts none. Then what this transaction has reported stays reported, and the
+-- next claim names the port.
 create function gangq.start_reserved(
   me gangq.incarnations, members bigint[], request_id uuid, ports integer[], base bigint,
   t timestamptz, patient boolean

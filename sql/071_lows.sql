@@ -65,8 +65,8 @@ exception when lock_not_available then
   return;  -- Another session is raising one.
 end $$;
 
--- Internal. Raises low where nothing is pending. Returns how often it tried. Where nothing is
--- pending no claim comes by. Horizon and position are read before the jobs are.
+-- Internal, for the tick. Raises low where nothing is pending: no claim finds a job there, so none
+-- raises it. Returns how often it tried. Horizon and position are read before the jobs are.
 create function gangq.raise_idle_lows() returns integer language plpgsql as $$
 declare
   horizon constant xid8 := pg_snapshot_xmin(pg_current_snapshot());

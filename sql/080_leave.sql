@@ -1,7 +1,8 @@
 -- leave: the one way from live_jobs into history. How an attempt ends by its worker's word:
 --   complete, complete_and_claim      finish (082): a single job leaves, a member's end is told to
---   fail, snooze, requeue, release,   its gang (100_drain)
---   ack_preempted                     report (084): so too, or end_attempt, which may keep the job
+--                                     its gang (100_drain)
+--   fail, snooze, requeue, release,   report (084): a single job leaves, or end_attempt keeps it
+--   ack_preempted                     for another attempt; a member's end is told to its gang
 -- Who pays for which cause: gangq.causes (078).
 -- A repeated report succeeds silently: was_final knows the token of the last attempt. An attempt
 -- that was taken from its worker (taken_token, set in 108, 110) is stale instead.

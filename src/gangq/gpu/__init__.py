@@ -16,10 +16,10 @@ tables, without calls  ``faults``, ``xid``, ``amd_notices``
 Where something new goes:
 
 ===================  =============================================================================================
-a value              a field of ``reading.DeviceReading`` and its name in ``VALUES``; ``_read`` of both readers
+a value              a field of ``reading.DeviceReading`` and its name in ``VALUES``; both readers
 a kind of event      ``reading.EventKind`` and its meaning in ``findings.judge``, a ``Fault`` of ``faults``; the
                      reader that notices it, or ``findings`` where readings tell it
-an Xid               a line in ``xid``; a notification of AMD: in ``amd_notices.NOTICES``
+an Xid               its bucket and its words in ``xid``; a notification of AMD: in ``amd_notices.NOTICES``
 a driver             a ``device.Driver`` and a ``reader.Reader``, as in ``nvml`` and ``nvml_readings``;
                      ``device.Source``, ``detection``, and where ``probe``, ``sampling`` and ``sampler_process``
                      choose by name
