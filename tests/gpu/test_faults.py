@@ -108,6 +108,7 @@ def test_a_lost_device_is_said_again_every_minute_and_at_once_when_it_is_lost_an
     said: list[DeviceEvent | None] = []
     for _ in range(121):
         said.append(findings.notice("A", "lost", 15))
+        findings.reading(DeviceReading.nothing("A", 0.0, "failed: lost"))
         clock.now += 1
     assert len([event for event in said if event]) == 3
     findings.reading(reading(gpu_pct=1.0))

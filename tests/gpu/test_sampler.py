@@ -115,6 +115,15 @@ def test_a_device_that_is_watched_later_has_its_full_time_from_then(
     assert known.doubtful() == {A, B}
 
 
+def test_a_device_is_doubtful_until_a_reading_has_a_value() -> None:
+    known = SamplerState([A], poll_s=1.0, late_s=5.0, start_s=30.0, history_s=60.0)
+    known.hang(A, "temp", False)
+    known.take({"reading": DeviceReading.nothing(A, boottime(), "timeout").as_json()})
+    assert known.doubtful() == {A}
+    known.take({"reading": DeviceReading(A, boottime(), gpu_pct=1.0).as_json()})
+    assert known.doubtful() == frozenset()
+
+
 def test_a_caller_that_cannot_name_its_processes_does_not_blind_the_sampler(fake_nvml: Script) -> None:
     with sampling(fake_nvml(gpu("a"))) as sampler:
         sampler.watch([A], lambda: 1 / 0)  # type: ignore[return-value]
