@@ -95,6 +95,16 @@ def test_light_jobs_run_here_and_so_do_those_that_they_submit(
     assert (str(again), again.ended) == ("nothing ran", [])
 
 
+def test_a_job_that_is_retried_by_hand_ends_again(app: App) -> None:
+    @app.task
+    def works(ctx: Context) -> None: ...
+
+    job = works.submit()
+    drain(app)
+    app.client.retry(job_ids=[job.id])
+    assert [ended.id for ended in drain(app).ended] == [job.id]
+
+
 def test_a_job_that_fails_is_tried_again_and_said(app: App) -> None:
     @app.task(max_attempts=2)
     def breaks(ctx: Context) -> None:
