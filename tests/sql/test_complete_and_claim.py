@@ -405,3 +405,16 @@ def test_a_tick_is_asked_for_where_a_gang_comes_while_the_report_waits_for_its_o
             asked()
         assert [row["outcome"] for row in reported.result()] == ["done"]
     assert asked() > 0
+
+
+@pytest.mark.parametrize(("due_in_s", "ticks"), [(1, 1), (1e6, 0)])
+def test_a_tick_is_asked_for_where_an_attempt_is_due_again_before_the_next_safety_tick(
+    q: Q, asked: Callable[[], int], due_in_s: float, ticks: int
+) -> None:
+    q.submit(count=2)
+    failed, snoozed = q.worker(prefetch=2).claim()
+    asked()
+    assert failed.fail(retry_in_s=due_in_s) == "scheduled"
+    assert asked() == ticks
+    assert snoozed.snooze(due_in_s) == "scheduled"
+    assert asked() == ticks

@@ -528,6 +528,17 @@ def test_a_log_is_kept_in_order_without_repeats_and_without_strangers(q: Q) -> N
     assert [row["chunk"] for row in rows] == ["one", "two", "three", "the tail, after its end"]
 
 
+def test_output_of_an_attempt_before_the_last_is_dropped(q: Q) -> None:
+    q.submit()
+    worker = q.worker()
+    first = worker.take()
+    log(q, first, (0, "one"))
+    first.release()
+    worker.take().release()
+    log(q, first, (1, "of the first attempt, after the second"))
+    assert [row["chunk"] for row in q.sql("select chunk from gangq.logs")] == ["one"]
+
+
 # The last word about an attempt that was taken away ---------------------------------------------------------------
 
 

@@ -142,6 +142,18 @@ def test_a_line_that_has_run_dry_is_raised_by_the_tick(q: Q) -> None:
     assert [c["priority"] for c in worker.claim(2)] == [3, 0]
 
 
+def test_the_tick_raises_no_low_above_what_is_pending(q: Q) -> None:
+    worker = q.worker(prefetch=100)
+    churn(worker, 2 * RAISES_AT)
+    waiting = q.submit()
+    churn(worker, 600, priority=3)  # Whole claims of 100, so that none takes the other as well.
+    assert q.state(waiting) == "pending"
+    q.tick()
+    q.tick()
+    check(q)
+    assert worker.take().job_id == waiting
+
+
 def test_a_job_of_priority_100_goes_first_behind_thousands_of_priority_0(q: Q) -> None:
     worker = q.worker(prefetch=1000)
     q.submit(count=2000)
