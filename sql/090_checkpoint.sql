@@ -36,8 +36,8 @@ end $$;
 -- Saves opaque bytes at a step for the claim of this token, while it runs or is told to stop. The
 -- same step again replaces it. Older steps are kept until a newer one is complete. Mode rank0 keeps
 -- only what rank 0 saves while it belongs to the epoch. epoch: the one the member knows; mode each
--- keeps nothing from an older epoch. Raises GQ001, GQ002, GQ003, GQ004 (other ranks do not save),
--- GQ007, 42501.
+-- keeps nothing from an older epoch, and no step that a member which is done has not saved. Raises
+-- GQ001, GQ002, GQ003, GQ004 (other ranks do not save), GQ007, 42501.
 create function gangq.save_checkpoint(
   job_id bigint, token bigint, step bigint, data bytea, epoch integer default null
 ) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
@@ -63,13 +63,18 @@ begin
   if j.gang_id is not null then
     select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
   end if;
-  -- Two kinds of checkpoint are dropped without an error. rank0: from another rank, or from a
+  -- Three kinds of checkpoint are dropped without an error. rank0: from another rank, or from a
   -- member that has left the epoch. Its step could hide the steps of the members that go on. each:
   -- from an older epoch. Combined with what the replaced member saves after its restore, it would
-  -- complete a step out of two histories.
+  -- complete a step out of two histories. each: of a step that a member which is done has not
+  -- saved, because that step is never complete.
   if g.checkpoint_mode = 'rank0'
       and (gangq.rank_of(j) <> 0 or not gangq.in_epoch(j, g))
-    or g.checkpoint_mode = 'each' and save_checkpoint.epoch < g.epoch
+    or g.checkpoint_mode = 'each' and (save_checkpoint.epoch < g.epoch or exists (
+      select from gangq.live_jobs x
+      where x.gang_id = g.id and x.state = 'done' and not exists (
+        select from gangq.checkpoints c
+        where c.job_id = x.id and c.step = save_checkpoint.step)))
   then
     return;
   end if;

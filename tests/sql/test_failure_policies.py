@@ -321,6 +321,21 @@ def test_no_step_is_made_of_what_two_epochs_saved(q: Q) -> None:
     assert q.value("select gangq.restore_step(g) from gangq.live_gangs g") == 50
 
 
+def test_no_step_is_kept_that_a_member_which_is_done_cannot_complete(q: Q) -> None:
+    first, second = q.workers(2)
+    gang = q.submit_gang(2, checkpoint_mode="each")
+    ahead, behind = gang.start(first, second)
+    for step in (1, 2, 3):
+        ahead.save(step, b"ahead")
+    behind.save(1, b"behind")
+    ahead.complete()
+    for step in range(2, 80):
+        behind.save(step, b"behind")
+    kept = q.sql("select step from gangq.checkpoints where job_id = %(job)s order by step", job=behind.job_id)
+    assert [row["step"] for row in kept] == [3]
+    assert q.value("select gangq.restore_step(g) from gangq.live_gangs g") == 3
+
+
 def test_a_gang_that_waits_for_a_successor_does_not_stand_still(q: Q) -> None:
     gang, workers = of_three(q)
     claims = run(gang, workers)
