@@ -152,7 +152,9 @@ runner = InlineRunner(
 app = App("host=nowhere")
 app.task(quick, name="quick")
 app.task(hang, name="isolated", isolate=True)
-dispatcher = Dispatcher(app=app, target="tasks:app", devices=0, commands=SlowCommands(), reporter=reporter)
+dispatcher = Dispatcher(
+    app=app, target="tasks:app", devices=0, commands=SlowCommands(), reporter=reporter, ports=PortHolder(0)
+)
 
 
 def leave(code: int) -> None:

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from gangq.commands import COMMAND
 from gangq.context import DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.worker import handler_info, main
+from gangq.worker import ports as ports_module
+from gangq.worker.dispatch import Dispatcher
 from gangq.worker.environment import scrubbed
+from gangq.worker.jobs import ActiveJob
 from gangq.worker.main import Worker
 from gangq.worker.options import default_name
 from gangq.worker.ports import PortHolder
@@ -30,6 +34,37 @@ def test_a_port_given_to_a_member_stays_bound_until_it_starts() -> None:
     ports.release(first)
     with socket.socket() as other:
         other.bind(("", first))
+    ports.close()
+
+
+def test_a_port_that_is_let_go_of_twice_stays_bound_where_it_is_offered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ports = PortHolder(1)
+    (port,) = ports.offer()
+    ports.give(port)
+    ports.release(port)
+    monkeypatch.setattr(ports_module, "_RANGE", [port])
+    assert ports.offer() == [port]
+    ports.release(port)
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind(("", port))
+    ports.close()
+
+
+def test_a_job_that_cannot_be_run_lets_go_of_its_port() -> None:
+    ports = PortHolder(1)
+    (port,) = ports.offer()
+    ports.give(port)
+    about = {"job_id": 1, "token": 1, "light": False, "gang_id": 1, "epoch": 1, "rank": 0}
+    claim: Any = SimpleNamespace(task=COMMAND, payload={"argv": 7}, master_port=port, **about)
+    job = ActiveJob(claim)
+    failed: list[ActiveJob] = []
+    reporter: Any = SimpleNamespace(failed=lambda job, *_, **__: failed.append(job))
+    Dispatcher(None, None, 0, None, reporter, ports).run(job, None, lambda *_: None)  # type: ignore[arg-type]
+    assert failed == [job]
+    with socket.socket() as program:
+        program.bind(("", port))
     ports.close()
 
 

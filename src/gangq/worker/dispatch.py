@@ -14,6 +14,7 @@ from gangq.tasks import CoroutineTask
 from gangq.worker.child_main import app_target
 from gangq.worker.command_report import Done
 from gangq.worker.jobs import ActiveJob
+from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, describe
 from gangq.worker.runner_command import Command, CommandRunner
 from gangq.worker.runner_inline import InlineRunner
@@ -32,7 +33,13 @@ class Dispatcher:
     """Runs claimed jobs. Thread-safe."""
 
     def __init__(
-        self, app: App | None, target: str | None, devices: int, commands: CommandRunner, reporter: Reporter
+        self,
+        app: App | None,
+        target: str | None,
+        devices: int,
+        commands: CommandRunner,
+        reporter: Reporter,
+        ports: PortHolder,
     ) -> None:
         """``target`` (``module:app``) is where children find the app [searched for]; ``devices`` is how many this
         worker offers.
@@ -42,6 +49,7 @@ class Dispatcher:
         self._devices = devices
         self._commands = commands
         self._reporter = reporter
+        self._ports = ports
 
     def run(
         self, job: ActiveJob, inline: InlineRunner | None, done: Done, *, more_follow: bool = False
@@ -70,6 +78,10 @@ class Dispatcher:
                     describe(type(problem).__qualname__, f"its worker could not run it: {problem}"),
                     again=Again(not isinstance(problem, _Unrunnable)),
                 )
+            finally:
+                # Its runner lets go of them just before its code begins, which may not have come to pass.
+                for port in job.ports:
+                    self._ports.release(port)
 
     def _run(self, job: ActiveJob, inline: InlineRunner | None, done: Done, more_follow: bool) -> None:
         task = job.claim.task

@@ -128,7 +128,12 @@ class Incarnation:
         main, slots = process.lanes.main, process.lanes.children
         intake = Intake(self._session, process.drain, process.sampler)
         dispatcher = Dispatcher(
-            process.app, process.target, len(process.detection.devices), self._commands, self._reporter
+            process.app,
+            process.target,
+            len(process.detection.devices),
+            self._commands,
+            self._reporter,
+            process.ports,
         )
         left = NothingLeft(intake, process.lanes.slots > 0) if process.options.once else None
         children: ChildProcessLoop | None = None

@@ -58,9 +58,11 @@ class PortHolder:
         return port
 
     def release(self, port: int) -> None:
-        """Close it: its member starts, or will not. A repeat is harmless."""
+        """Close it: its member starts, or will not. A repeat is harmless, even if the number is offered again."""
         with self._lock:
-            self._given.discard(port)
+            if port not in self._given:
+                return
+            self._given.remove(port)
             bound = self._bound.pop(port, None)
             self._offered = None
         if bound is not None:

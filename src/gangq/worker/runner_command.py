@@ -186,8 +186,6 @@ class CommandRunner:
             self._run(job, command, directory, done)
         finally:
             self._server.withdraw(job)
-            for port in job.ports:
-                self._ports.release(port)
             shutil.rmtree(directory, ignore_errors=True)
 
     def _hand_back_without_directory(self, job: ActiveJob) -> bool:
