@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -313,3 +314,32 @@ def test_a_job_that_was_reaped_cannot_complete(
     (tmp_path / "go").touch()
     assert charged(until_state(client, other, "done")) == (1, 0, 0, 0)
     assert next(row.incarnation for row in client.workers()) == incarnation
+
+
+CROWDED = """
+import asyncio
+
+def waits():
+    while not (HERE / "go").exists():
+        time.sleep(0.05)
+
+@app.task
+async def task(ctx, how="returns"):
+    if how == "has a thread":
+        (HERE / f"begun-{ctx.job.id}").touch()
+        await asyncio.to_thread(waits)
+"""
+
+
+def test_one_begins_and_ends_while_others_have_all_threads_of_the_event_loop(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.define(CROWDED)
+    most = min(32, (os.cpu_count() or 1) + 4)
+    fleet.start(slots=0, light=most + 1)
+    others = [submit(client, "has a thread") for _ in range(most)]
+    begun(tmp_path, *others)
+    until_state(client, submit(client), "done", timeout=10)
+    (tmp_path / "go").touch()
+    for job in others:
+        until_state(client, job, "done")

@@ -1,7 +1,8 @@
 """The process of async handlers: runs the jobs it is given, all at once, in one event loop.
 
 The main thread has the event loop. The thread ``gangq-orders`` asks the worker what to do. Each job has its own
-context, connection to the worker, and log.
+context, connection to the worker, and log. Its first and its last request are made in threads ``gangq-call_*``,
+because handlers may have all of the event loop's own (``asyncio.to_thread``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
 from gangq import tracing
@@ -35,6 +37,9 @@ log = logging.getLogger("gangq.worker.async")
 
 _HELD_S = 1.0
 """An event loop that runs nothing else for so long is held."""
+
+_CALLS = 4
+"""Threads for requests to the worker, at most."""
 
 _here: contextvars.ContextVar[_Job] = contextvars.ContextVar("gangq_job")
 
@@ -135,6 +140,7 @@ class _Jobs:
         self._jobs: dict[str, _Job] = {}
         self._of: weakref.WeakKeyDictionary[asyncio.Task[Any], _Job] = weakref.WeakKeyDictionary()
         self._loop: asyncio.AbstractEventLoop
+        self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="gangq-call")
         self._ending = False
         self._over = asyncio.Event()
 
@@ -201,7 +207,7 @@ class _Jobs:
                     job.log = _JobLog(job.order.log, job.order.log_sizes)
                 except OSError as problem:
                     log.warning("output_not_kept: %s", problem)
-                context = await asyncio.to_thread(_Context, link, job.stopping)
+                context = await self._loop.run_in_executor(self._calls, _Context, link, job.stopping)
                 job.work = self._loop.create_task(self._attempt(job, context))
                 if job.cancelled:
                     job.work.cancel()
@@ -211,7 +217,7 @@ class _Jobs:
                 ended: Ended = (None, asyncio.CancelledError(), AGAIN)
                 if not job.work.cancelled():
                     ended = job.work.result()
-                await asyncio.to_thread(report, context, *ended)
+                await self._loop.run_in_executor(self._calls, report, context, *ended)
         except GangqError as problem:
             log.warning("job_not_reported: %s", problem)  # Its claim is over, or the worker is gone.
         finally:
