@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +318,7 @@ def test_a_job_that_was_reaped_cannot_complete(
 
 
 CROWDED = """
-import asyncio
+import asyncio, contextlib, resource
 
 def waits():
     while not (HERE / "go").exists():
@@ -325,10 +326,38 @@ def waits():
 
 @app.task
 async def task(ctx, how="returns"):
+    if how == "has all files":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        files = []
+        with contextlib.suppress(OSError):
+            while True:
+                files.append(open("/dev/null"))
+        files.pop().close()
+        files.append(open(HERE / "crowded", "w"))
+        while not os.access(HERE / "go", os.F_OK):
+            await asyncio.sleep(0.05)
+        for file in files:
+            file.close()
     if how == "has a thread":
         (HERE / f"begun-{ctx.job.id}").touch()
         await asyncio.to_thread(waits)
 """
+
+
+def test_one_for_which_the_process_has_no_file_left_begins_once_it_has(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.define(CROWDED)
+    fleet.start(slots=0, light=2)
+    first = submit(client, "has all files")
+    eventually((tmp_path / "crowded").exists, "no file is left")
+    second = submit(client)
+    until_state(client, second, "running")
+    time.sleep(0.5)
+    assert client.job(id=second).state == "running"
+    (tmp_path / "go").touch()
+    for job in (first, second):
+        until_state(client, job, "done")
 
 
 def test_one_begins_and_ends_while_others_have_all_threads_of_the_event_loop(

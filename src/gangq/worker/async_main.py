@@ -18,12 +18,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from gangq import tracing
 from gangq.app import App
 from gangq.context import set_current_of_task
-from gangq.errors import GangqError
+from gangq.errors import GangqError, WorkerGone
 from gangq.proc.bounded_log import BoundedLog
 from gangq.retry import AGAIN
 from gangq.worker.child_context import ChildContext, Link
@@ -40,6 +40,9 @@ _HELD_S = 1.0
 
 _CALLS = 4
 """Threads for requests to the worker, at most."""
+_AGAIN_S = 0.1
+
+T = TypeVar("T")
 
 _here: contextvars.ContextVar[_Job] = contextvars.ContextVar("gangq_job")
 
@@ -207,7 +210,7 @@ class _Jobs:
                     job.log = _JobLog(job.order.log, job.order.log_sizes)
                 except OSError as problem:
                     log.warning("output_not_kept: %s", problem)
-                context = await self._loop.run_in_executor(self._calls, _Context, link, job.stopping)
+                context = await self._asked(lambda: _Context(link, job.stopping))
                 job.work = self._loop.create_task(self._attempt(job, context))
                 if job.cancelled:
                     job.work.cancel()
@@ -217,13 +220,28 @@ class _Jobs:
                 ended: Ended = (None, asyncio.CancelledError(), AGAIN)
                 if not job.work.cancelled():
                     ended = job.work.result()
-                await self._loop.run_in_executor(self._calls, report, context, *ended)
+                await self._asked(lambda: report(context, *ended))
         except GangqError as problem:
             log.warning("job_not_reported: %s", problem)  # Its claim is over, or the worker is gone.
         finally:
             del self._jobs[key]
             if self._ending and not self._jobs:
                 self._over.set()
+
+    async def _asked(self, call: Callable[[], T]) -> T:
+        """What ``call()`` returns, which asks the worker; made again until there is an answer.
+
+        Raises:
+            GangqError: the worker refused; or there is no answer, and this process is to end.
+        """
+        while True:
+            try:
+                return await self._loop.run_in_executor(self._calls, call)
+            except WorkerGone:
+                # This process may have no file left for a connection. If the worker has ended, SIGTERM comes.
+                if self._ending:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
 
     async def _attempt(self, job: _Job, context: ChildContext) -> Ended:
         set_current_of_task(context)
