@@ -283,6 +283,37 @@ def test_a_process_without_jobs_ends_with_the_lease_and_the_next_job_has_another
     assert until_state(client, submit(client), "done").result != first
 
 
+def test_one_that_its_guardian_stopped_before_its_worker_has_told_it_goes_back_uncharged(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.define(
+        MANY
+        + """
+from gangq.errors import DatabaseUnreachable
+from gangq.worker.lease import LeaseKeeper, LeaseWatch
+
+beat = LeaseKeeper.beat
+
+async def fails(self):
+    if (HERE / "away").exists():
+        raise DatabaseUnreachable("away")
+    await beat(self)
+
+LeaseKeeper.beat = fails
+LeaseWatch._tell = lambda self: None  # It may be a quarter of a second late.
+"""
+    )
+    worker = fleet.start(slots=0, light=2)
+    job = submit(client, "waits")
+    begun(tmp_path, job)
+    (tmp_path / "away").touch()
+    eventually(
+        lambda: "job_released" in worker.log or client.job(id=job).state != "running", "it has stopped"
+    )
+    (tmp_path / "away").unlink()
+    assert charged(until_state(client, job, "done", "failed")) == (1, 0, 0, 1)
+
+
 def test_a_drain_tells_each_to_stop_and_hands_them_back(client: Client, fleet: Fleet, tmp_path: Path) -> None:
     fleet.define(MANY)
     worker = fleet.start(slots=0, light=3)

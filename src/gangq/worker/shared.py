@@ -69,16 +69,17 @@ class SharedProcess:
         """Whether it can be given a further job."""
         if self.over is not None or self.taken >= _MOST_JOBS or self.child.poll() is not None:
             return False
-        return not self._ending()
+        return not self.ending
 
     def set_deadline(self, at: float, grace_s: float) -> None:
         """Move the instant of its SIGKILL, which is that of the lease."""
         # A later deadline does not take back the SIGTERM of an earlier one.
-        if not self._ending():
+        if not self.ending:
             self._stop_at = at - grace_s
         self.child.set_deadline(at, grace_s)
 
-    def _ending(self) -> bool:
+    @property
+    def ending(self) -> bool:
         """Whether its guardian has told it to stop, or is about to. Nothing renews the deadline of an idle one."""
         return boottime() > self._stop_at - _SPARE_S
 
@@ -134,7 +135,9 @@ class SharedJob:
     def poll(self) -> Exit | None:
         """How it ended, or None while it runs. Never waits."""
         if (end := self.job.work_end) is not None:
-            return Exit(int(end["kind"] == "error"), None, True)
+            # At the end of the lease its guardian may be the first to tell it to stop.
+            by_guardian = end["kind"] == "stopped" and self.process.ending
+            return Exit(int(end["kind"] == "error"), None, True, cause="deadline" if by_guardian else "exit")
         return self.process.child.poll()
 
     def wait(self, timeout: float) -> Exit | None:
