@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import gangq.worker
+from gangq.cli.worker import worker as cli_worker
 from gangq.client import Client
 from gangq.watchdogs import ExitCode
+from gangq.worker.options import WorkerOptions
 from worker.worker_process import Fleet, until_state
 
 TOP = Path(__file__).parents[2]
@@ -32,6 +35,15 @@ NO_THREADS = {"gangq-", "gangq-w-", "gangq-call", "gangq-lookup"}
 def test_the_map_of_the_worker_names_each_of_its_modules_once() -> None:
     modules = [path.stem for path in (PACKAGE / "worker").glob("[a-z]*.py")]
     assert sorted(re.findall(r"`(\w+)`", gangq.worker.__doc__ or "")) == sorted(modules)
+
+
+def test_every_option_of_a_worker_is_one_of_its_command_too() -> None:
+    of_command = {parameter.name for parameter in cli_worker.params}
+    beside = {
+        *("app", "dsn", "embedded", "json", "log_level"),
+        *("supervisor", "expect_gpus", "silence_s", "start_s"),
+    }
+    assert of_command - beside == {field.name for field in fields(WorkerOptions)}
 
 
 def test_a_worker_with_a_job_in_each_lane_has_the_threads_it_names(client: Client, fleet: Fleet) -> None:
