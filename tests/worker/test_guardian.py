@@ -415,7 +415,8 @@ sys.path.append({str(Path(procfs.__file__).parent)!r})
 import guardian
 was = guardian.Guardian.{method}
 def late(*args, **more):
-    while not os.path.exists({str(directory / "begun")!r}):
+    until = time.monotonic() + 20
+    while not os.path.exists({str(directory / "begun")!r}) and time.monotonic() < until:
         time.sleep(0.01)
     {does}
 guardian.Guardian.{method} = late
