@@ -3,10 +3,9 @@
 Every thread of the library says that it runs whenever it does, and one of them has nothing else to do than to
 run once a second. When all fall silent, something holds the interpreter, or the process is stopped, and nothing
 inside can help: the supervisor ends the worker
-(:mod:`gangq.proc.supervisor`). Should the supervisor be unable to, the kernel does it, once the lease is over
-that this silence began with: not sooner, because worker and supervisor may have been paused together, which the
-supervisor knows and a timer does not. Without a supervisor (``App.run_worker()``) the kernel is all there is, and
-a pause is silence like any other (:mod:`gangq.watchdogs.backstop`).
+(:mod:`gangq.proc.supervisor`). If the supervisor cannot, a kernel timer does, one lease after the last sign of life.
+Not earlier: if the host was paused, only the supervisor can tell. Without a supervisor (``App.run_worker()``) the
+kernel is all there is, and a pause is silence like any other (:mod:`gangq.watchdogs.backstop`).
 
 The supervisor also has to know what it ended: the worker writes its incarnation and the job in its own process
 into memory they share (:mod:`gangq.proc.liveness_memory`).

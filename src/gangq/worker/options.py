@@ -25,8 +25,8 @@ class WorkerOptions:
     ``queues`` it serves; ``name`` [the host's, with ``-gpu<index>`` where CUDA_VISIBLE_DEVICES restricts it]
     is unique among live workers and stays the same over restarts; ``slots`` [one for each device, at least 1] is
     how many placed jobs run at once (members of gangs, and jobs that ask for devices, memory or CPUs, for a model,
-    or wait in a queue with limits or a fair order), ``light`` [1] how many of all others, and 0 none of them: the
-    main thread runs the jobs of one lane, if that has one slot (the placed lane where there are devices, else the
+    or wait in a queue with limits or a fair order), ``light`` [1] how many of all others; 0 in either: it takes none.
+    The main thread runs the jobs of one lane, if that has one slot (the placed lane where there are devices, else the
     light one), child processes run all others; ``prefetch`` [1] is how many light jobs it may hold for its main
     thread; ``devices`` declares GPUs
     where no driver answers (``2x24GiB``) or none at all (``none``); ``memory_mb`` and ``cpus`` [all this process may

@@ -4,7 +4,8 @@ The process is a :class:`gangq.worker.child.Child`, as that of any handler. It g
 :mod:`gangq.worker.shared_orders` says. A job in it is a :class:`SharedJob`, which its runner handles as it does a
 child. If the process is killed over one job, the others go back uncharged.
 
-A process without jobs is kept for the next one until the lease ends that was last renewed for a job of it.
+A process without jobs is kept for the next job. Nothing renews its deadline meanwhile, so its
+guardian ends it at the one that its last job had.
 """
 
 from __future__ import annotations
