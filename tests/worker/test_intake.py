@@ -176,3 +176,30 @@ def test_a_port_that_another_worker_serves_under_this_hosts_name_is_not_offered_
         assert (source.outstanding, source.wait_s < 1) == (False, True)
     finally:
         ports.close()
+
+
+@pytest.mark.parametrize(
+    ("lane", "free", "arrives", "sleeps"),
+    [
+        (None, True, True, True),
+        (None, False, True, False),
+        (None, True, False, False),
+        ("light", False, True, True),
+        ("placed", True, True, False),
+    ],
+)
+def test_only_a_loop_that_can_take_light_work_and_hears_of_it_asks_to_be_woken(
+    client: Client, tmp_path: Path, lane: Any, free: bool, arrives: bool, sleeps: bool
+) -> None:
+    session = session_of(client, tmp_path)
+    source = ClaimSource(
+        session,
+        LeaseKeeper(session),
+        PortHolder(0),
+        ThreadWakes(),
+        lambda: arrives,
+        lane=lane,
+        light_slot_free=lambda: free,
+    )
+    claim: Any = next(source.taking(1))
+    assert claim.params["sleep"] is sleeps

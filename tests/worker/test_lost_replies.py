@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gangq.client import Client
-from gangq.errors import StaleToken
+from gangq.errors import Busy, StaleToken
+from gangq.proc.proof import HostIdentity
 from gangq.worker.claims import ClaimSource, ThreadWakes
-from gangq.worker.jobs import ActiveJob
+from gangq.worker.jobs import ActiveJob, JobTable
 from gangq.worker.lease import LeaseKeeper
+from gangq.worker.registration import _is_ours
 from gangq.worker.repeating import until_answered
 from gangq.worker.reporter import Reporter
 from gangq.worker.session import Session
@@ -232,6 +236,42 @@ def test_a_registration_whose_reply_was_lost_is_made_again(client: Client, tmp_p
     assert lossy.calls == 3, "the second call finds the incarnation of the first, the third is answered"
     assert client.heartbeat(incarnation=session.incarnation) == []
     assert [worker.state for worker in client.workers()] == ["live"]
+
+
+@pytest.mark.parametrize("other", ["mark", "pid", "boot_id"])
+def test_an_incarnation_of_another_process_or_call_is_not_retired_for_its_name(other: str) -> None:
+    boot_id = HostIdentity.here().boot_id
+    ours: dict[str, Any] = {
+        "identity": {"mark": "m"},
+        "pid": os.getpid(),
+        "boot_id": boot_id,
+        "incarnation": 1,
+    }
+    assert _is_ours(ours, "m")
+    assert not _is_ours({**ours, other: 0, **({"identity": {"mark": "n"}} if other == "mark" else {})}, "m")
+
+
+def test_a_report_that_a_transaction_holds_is_given_up_where_the_worker_is_in_a_hurry() -> None:
+    def fail(**_: object) -> None:
+        raise Busy("an open transaction holds it")
+
+    about = {
+        "job_id": 1,
+        "token": 1,
+        "light": True,
+        "task": "t",
+        "gang_id": None,
+        "epoch": None,
+        "rank": None,
+    }
+    job = ActiveJob(SimpleNamespace(**about))  # type: ignore[arg-type]
+    parts = {"ended": threading.Event(), "table": JobTable(), "wake": lambda: None}
+    session: Any = SimpleNamespace(**parts, thread_client=SimpleNamespace(fail=fail))
+    session.table.add(job)
+    reporter = Reporter(session, impatient=lambda: True)
+    reporter.failed(job, {"type": "E", "message": ""})
+    reporter.stop()
+    assert (len(session.table), job in reporter.held) == (0, False)
 
 
 def test_nothing_is_repeated_once_an_answer_is_an_answer() -> None:
