@@ -269,8 +269,9 @@ begin
     master_host = case when runs then x.master_host end,
     master_addr = case when runs then x.master_addr end,
     master_port = case when runs then x.master_port end,
-    not_before = t + gangq.backoff(cfg.gang_backoff_s, cfg.gang_backoff_max_s,
-      x.placement_misses + 1)
+    -- A member lost meanwhile may have to wait longer.
+    not_before = greatest(x.not_before, t + gangq.backoff(cfg.gang_backoff_s,
+      cfg.gang_backoff_max_s, x.placement_misses + 1))
   where x.id = g.id;
   perform gangq.log_event(t, 'rollback', g.id, g.epoch,
     reason => coalesce(rollback_gang.reason, 'not claimed in time'),

@@ -45,7 +45,8 @@ begin
     g.timeout_at := t + make_interval(secs => g.timeout_s);
     g.ineligible_s := gangq.ineligible_s(g.kind_id, t);
   end if;
-  g.not_before := gangq.resumes_at(g, cause, stopped, t);
+  -- A member that was lost before this one may have to wait longer.
+  g.not_before := greatest(g.not_before, gangq.resumes_at(g, cause, stopped, t));
   update gangq.live_gangs x set missing_since = g.missing_since, timeout_at = g.timeout_at,
     ineligible_s = g.ineligible_s, not_before = g.not_before
   where x.id = g.id;

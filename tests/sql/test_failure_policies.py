@@ -363,6 +363,25 @@ def test_a_tripped_worker_is_gone_before_its_members_successor_comes(q: Q) -> No
     assert left >= 30
 
 
+@pytest.mark.parametrize("how", ["another is lost", "a successor is not claimed"])
+def test_what_happens_meanwhile_brings_no_successor_before_a_tripped_worker_is_gone(q: Q, how: str) -> None:
+    gang, workers = of_three(q)
+    claims = run(gang, workers)
+    if how == "a successor is not claimed":
+        claims[2].fail()
+        gang.skip_backoff()
+        assert reserve(gang, [claims[2].job_id], [workers[2]])
+    claims[1].trip(exit_in_s=100)
+    gone_at = workers[1].row["exits_at"]
+    assert gang.live["not_before"] >= gone_at
+    if how == "another is lost":
+        workers[2].report_dead()
+    else:
+        assert q.one("rollback_gang", gang_id=gang.id)
+    assert gang.states == ["running", "blocked", "blocked"]
+    assert gang.live["not_before"] >= gone_at
+
+
 # fail -------------------------------------------------------------------------------------------------------
 
 
