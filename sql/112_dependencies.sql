@@ -172,7 +172,7 @@ end $$;
 
 -- Internal, for promote_due. Releases or cancels jobs whose awaited jobs have ended: together the
 -- single jobs that wait for nothing more or were cancelled for the same one, and those of a gang.
--- Returns how many.
+-- Begins at a random job, as settle_dependents does. Returns how many.
 create function gangq.promote_dependents(t timestamptz, most integer) returns integer
 language plpgsql as $$
 declare
@@ -181,6 +181,9 @@ declare
   locked boolean;
   waiting bigint[];
   moved integer := 0;
+  first bigint := (
+    select min(x.job_id) + floor(random() * (max(x.job_id) - min(x.job_id) + 1))::bigint
+    from gangq.dependencies x where x.outcome is not null);
 begin
   for w in
     select x.gang_id, x.unmet, array_agg(x.job_id) as job_ids
@@ -190,8 +193,12 @@ begin
       from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
       where d.job_id = any (array(
           with told as (
-            select distinct x.job_id from gangq.dependencies x
-            where x.outcome is not null order by x.job_id limit most)
+            (select distinct x.job_id from gangq.dependencies x
+              where x.outcome is not null and x.job_id >= first order by x.job_id limit most)
+            union all
+            (select distinct x.job_id from gangq.dependencies x
+              where x.outcome is not null and x.job_id < first order by x.job_id limit most)
+            limit most)
           select s.job_id from told s
           union
           -- Members are released together: the limit never cuts a gang.

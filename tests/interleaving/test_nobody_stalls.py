@@ -358,3 +358,19 @@ def test_a_gang_that_waited_is_let_go_as_a_whole_however_small_the_bite(meeting)
     assert {meeting.state(m) for m in members} == {"blocked"}
     assert meeting.gang_row(gang_id)["state"] == "blocked"
     assert meeting.violations() == []
+
+
+def test_waiting_jobs_that_a_frozen_client_holds_do_not_keep_the_others_waiting(meeting, frozen, others):
+    job, token = meeting.running(meeting.worker("w1"))
+    held = [
+        row["submit"] for row in call(meeting.db, "submit", task="t", payloads=[Jsonb({})] * 250, after=[job])
+    ]
+    free = meeting.job(after=[job])
+    call(frozen, "set_priority", priority=5, job_ids=held)
+    call(others, "complete", job_ids=[job], tokens=[token])
+    for _ in range(20):
+        tick(others)
+    assert meeting.state(free) == "pending"
+    frozen.commit()
+    meeting.tick()
+    assert {meeting.state(one) for one in held[:3]} == {"pending"}
