@@ -64,6 +64,10 @@ declare
   freed integer := 0;
 begin
   select x.* into g from gangq.live_gangs x where x.id = free_orphaned_members.gang_id;
+  -- Another transaction may have freed them, and the gang may have been reserved anew.
+  if not exists (select from gangq.orphans(t) o where (o.job).gang_id = g.id) then
+    return 0;
+  end if;
   update gangq.live_jobs x set taken_token = x.token
   from gangq.orphans(t) o
   where x.id = (o.job).id and x.gang_id = g.id and x.token is not null;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interleaving.sessions import Arena, Later, call, value
+from interleaving.sessions import Arena, Connection, Later, call, value
 
 
 @pytest.mark.parametrize("judge", ["reap_expired", "flag_dead_workers", "rollback_stale"])
@@ -91,28 +91,57 @@ def test_a_member_stops_no_earlier_than_it_was_told_to(meeting: Arena) -> None:
     assert meeting.violations() == []
 
 
-def test_a_reservation_made_anew_since_the_look_is_not_rolled_back(meeting: Arena) -> None:
-    one, two = meeting.worker("w1"), meeting.worker("w2")
-    gangs = [meeting.gang(1)[0] for _ in range(2)]
-    for gang_id, worker in zip(gangs, (one, two), strict=True):
-        assert value(meeting.db, "reserve_gang", gang_id=gang_id, incarnations=[worker])
-    slow, anew = gangs
+def held_up(meeting: Arena, gang_id: int) -> Connection:
+    """Changes of this gang wait until the session that is returned unlocks 1."""
     meeting.db.execute(
         "create function public.hold_up() returns trigger language plpgsql set lock_timeout = '10s' as "
         "$$ begin perform pg_advisory_xact_lock(1); return new; end $$"
     )
     meeting.db.execute(
         "create trigger hold_up before update on gangq.live_gangs for each row "
-        f"when (old.id = {slow}) execute function public.hold_up()"
+        f"when (old.id = {gang_id}) execute function public.hold_up()"
     )
-    meeting.clock.advance(100)
     gate = meeting.connect()
     gate.execute("select pg_advisory_lock(1)")
+    return gate
+
+
+def test_a_reservation_made_anew_since_the_look_is_not_rolled_back(meeting: Arena) -> None:
+    one, two = meeting.worker("w1"), meeting.worker("w2")
+    gangs = [meeting.gang(1)[0] for _ in range(2)]
+    for gang_id, worker in zip(gangs, (one, two), strict=True):
+        assert value(meeting.db, "reserve_gang", gang_id=gang_id, incarnations=[worker])
+    slow, anew = gangs
+    gate = held_up(meeting, slow)
+    meeting.clock.advance(100)
     judged = Later(meeting.connect(), lambda conn: value(conn, "rollback_stale")).start(meeting.db)
     assert judged.waited
     assert value(meeting.db, "rollback_gang", gang_id=anew)
     assert value(meeting.db, "reserve_gang", gang_id=anew, incarnations=[meeting.worker("w3")])
     gate.execute("select pg_advisory_unlock(1)")
     assert judged.join().result() == 1
+    assert [meeting.gang_row(gang_id)["state"] for gang_id in gangs] == ["blocked", "reserved"]
+    assert meeting.violations() == []
+
+
+def test_a_gang_that_was_freed_and_reserved_anew_since_the_look_loses_nothing(meeting: Arena) -> None:
+    one, two, three = (meeting.worker(name) for name in ("w1", "w2", "w3"))
+    gangs = [meeting.gang(1)[0] for _ in range(2)]
+    for gang_id, worker in zip(gangs, (one, two), strict=True):
+        assert value(meeting.db, "reserve_gang", gang_id=gang_id, incarnations=[worker])
+    slow, anew = gangs
+    meeting.db.execute(
+        "update gangq.incarnations set state = 'dead', ended_at = gangq.now() where id = any (%s)",
+        ([one, two],),
+    )
+    gate = held_up(meeting, slow)
+    judged = Later(
+        meeting.connect(), lambda conn: conn.execute("select gangq.free_orphans(null)").fetchall()
+    ).start(meeting.db)
+    assert judged.waited
+    assert value(meeting.db, "rollback_gang", gang_id=anew)
+    assert value(meeting.db, "reserve_gang", gang_id=anew, incarnations=[three])
+    gate.execute("select pg_advisory_unlock(1)")
+    judged.join().result()
     assert [meeting.gang_row(gang_id)["state"] for gang_id in gangs] == ["blocked", "reserved"]
     assert meeting.violations() == []
