@@ -97,6 +97,19 @@ begin
   return true;
 end $$;
 
+-- Internal, for move_away. The gangs and single jobs that are where the deadline of a drain has
+-- passed.
+create function gangq.must_move(t timestamptz)
+returns table (gang_id bigint, job_id bigint, why text) language sql stable as $$
+  select j.gang_id, case when j.gang_id is null then j.id end,
+    min(format('%s %s is drained: %s', c.kind, c.name, c.reason))
+  from gangq.cordons c
+  join gangq.incarnations i on gangq.is_at(i, c.kind, c.name) and i.ended_at is null
+  join gangq.live_jobs j on j.incarnation = i.id and j.state in ('reserved', 'running')
+  where c.drain and c.deadline <= t
+  group by 1, 2
+$$;
+
 -- Internal, a step of the tick. After the deadline of a drain, tells what runs there to stop.
 -- Returns how many gangs and single jobs.
 create function gangq.move_away(most integer default 200) returns integer language plpgsql as $$
@@ -106,13 +119,7 @@ declare
   moved integer := 0;
 begin
   for w in
-    select j.gang_id, case when j.gang_id is null then j.id end as job_id,
-      min(format('%s %s is drained: %s', c.kind, c.name, c.reason)) as why
-    from gangq.cordons c
-    join gangq.incarnations i on gangq.is_at(i, c.kind, c.name) and i.ended_at is null
-    join gangq.live_jobs j on j.incarnation = i.id and j.state in ('reserved', 'running')
-    where c.drain and c.deadline <= t
-    group by 1, 2 order by 1 nulls last, 2 limit most
+    select o.* from gangq.must_move(t) o order by o.gang_id nulls last, o.job_id limit most
   loop
     if w.gang_id is not null then
       continue when not gangq.try_lock_gang(w.gang_id);
@@ -121,6 +128,10 @@ begin
       where j.id = w.job_id and j.gang_id is null for update skip locked;
       continue when not found;
     end if;
+    -- It may have left that host, or may have ended.
+    continue when not exists (
+      select from gangq.must_move(t) o
+      where (o.gang_id, o.job_id) is not distinct from (w.gang_id, w.job_id));
     moved := moved + gangq.stop_unit(coalesce('g' || w.gang_id, 'j' || w.job_id), 'move', w.why,
       '{}', t)::integer;
   end loop;

@@ -145,3 +145,36 @@ def test_a_gang_that_was_freed_and_reserved_anew_since_the_look_loses_nothing(me
     judged.join().result()
     assert [meeting.gang_row(gang_id)["state"] for gang_id in gangs] == ["blocked", "reserved"]
     assert meeting.violations() == []
+
+
+@pytest.mark.parametrize("kind", ["gang", "job"])
+def test_what_left_a_drained_host_since_the_look_is_not_told_to_stop(meeting: Arena, kind: str) -> None:
+    here, also_here, elsewhere = (
+        meeting.worker("w1", host="h1"),
+        meeting.worker("w2", host="h1"),
+        meeting.worker("w3"),
+    )
+    slow, _, _ = meeting.running_gang([here])
+    if kind == "gang":
+        gone, (job,), (token,) = meeting.running_gang([also_here])
+    else:
+        job, token = meeting.running(also_here)
+    meeting.db.execute(
+        "select gangq.cordon(host => 'h1', drain => true, deadline => gangq.now() + interval '1 s')"
+    )
+    meeting.clock.advance(2)
+    gate = held_up(meeting, slow)
+    judged = Later(meeting.connect(), lambda conn: value(conn, "move_away")).start(meeting.db)
+    assert judged.waited
+    if kind == "gang":
+        assert value(meeting.db, "preempt_gang", gang_id=gone)
+        value(meeting.db, "ack_preempted", job_id=job, token=token)
+        assert value(meeting.db, "reserve_gang", gang_id=gone, incarnations=[elsewhere])
+        assert meeting.claim(elsewhere)
+    else:
+        call(meeting.db, "release", job_ids=[job], tokens=[token])
+        assert [row["job_id"] for row in meeting.claim(elsewhere)] == [job]
+    gate.execute("select pg_advisory_unlock(1)")
+    assert judged.join().result() == 1
+    assert meeting.state(job) == "running"
+    assert meeting.violations() == []
