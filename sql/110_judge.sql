@@ -30,7 +30,8 @@ begin
   why := case when s.last_at is null then null
     when s.server_started_at is distinct from started then 'the server restarted'
     when s.timeline is distinct from server_timeline then 'the server changed timeline'
-    when s.last_at > t then 'the clock went back' end;
+    -- The clock is read again: another judge may have read it after t and have ended by now.
+    when s.last_at > gangq.now() then 'the clock went back' end;
   if why is null and s.last_at > t - interval '0.1 s' then
     return s.outage_ended_at;  -- Another step of this tick has just been here.
   end if;
@@ -122,7 +123,7 @@ declare
   n integer := 0;
 begin
   for w in
-    select x.id, x.gang_id
+    select x.id, x.gang_id, x.token
     from gangq.live_jobs x
     join gangq.leases l on l.incarnation = x.incarnation
     cross join gangq.settings s
@@ -133,8 +134,9 @@ begin
     order by x.gang_id nulls last, x.id limit most
   loop
     continue when w.gang_id is not null and not gangq.try_lock_gang(w.gang_id);
+    -- It may have stopped, and been claimed and told to stop again.
     select x.* into j from gangq.live_jobs x
-    where x.id = w.id and x.state = 'preempting' for update skip locked;
+    where x.id = w.id and x.token = w.token and x.state = 'preempting' for update skip locked;
     continue when not found;
     withheld := gangq.withhold(j,
       format('job %s was told to stop and never confirmed it', j.id), t);

@@ -178,3 +178,24 @@ def test_what_left_a_drained_host_since_the_look_is_not_told_to_stop(meeting: Ar
     assert judged.join().result() == 1
     assert meeting.state(job) == "running"
     assert meeting.violations() == []
+
+
+def test_a_job_that_stopped_and_was_told_to_stop_anew_since_the_look_is_not_forced(meeting: Arena) -> None:
+    worker = meeting.worker("w1", slots=2)
+    slow, _, _ = meeting.running_gang([worker])
+    job, token = meeting.running(worker)
+    value(meeting.db, "preempt_gang", gang_id=slow)
+    value(meeting.db, "displace_job", job_id=job)
+    for _ in range(16):
+        meeting.clock.advance(20)
+        call(meeting.db, "heartbeat", incarnation=worker)
+    gate = held_up(meeting, slow)
+    judged = Later(meeting.connect(), lambda conn: value(conn, "reap_expired")).start(meeting.db)
+    assert judged.waited
+    value(meeting.db, "ack_preempted", job_id=job, token=token)
+    assert [row["job_id"] for row in meeting.claim(worker)] == [job]
+    value(meeting.db, "displace_job", job_id=job)
+    gate.execute("select pg_advisory_unlock(1)")
+    assert judged.join().result() == 1, "the member of the gang"
+    assert meeting.state(job) == "preempting"
+    assert meeting.violations() == []

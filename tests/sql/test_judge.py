@@ -254,6 +254,15 @@ def test_a_gap_between_ticks_shorter_than_a_lease_is_no_outage(q: Q) -> None:
     assert q.events("outage") == []
 
 
+def test_a_judge_that_read_the_clock_before_the_last_one_was_done_sees_no_jump_of_it(q: Q) -> None:
+    q.worker()
+    read = q.value("select gangq.now()")
+    q.later(0.01)
+    q.tick()
+    assert q.value("select gangq.note_outage(%(t)s)", t=read) is None
+    assert q.events("outage") == []
+
+
 def test_the_first_tick_ever_is_no_outage(q: Q) -> None:
     q.worker()
     q.tick()
