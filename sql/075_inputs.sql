@@ -50,7 +50,9 @@ returns table (
   from unnest(inputs_of.awaited) as a(id)
   cross join lateral (
     select x.* from gangq.history x
-    where x.job_id = a.id order by x.finished_at desc limit 1) h
+    where x.job_id = a.id and not exists (
+      select from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)
+    limit 1) h
   join gangq.shapes s on s.id = h.shape_id
   join gangq.queues_table q on q.name = s.queue
   cross join lateral (

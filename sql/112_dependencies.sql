@@ -12,8 +12,9 @@ language sql immutable as $$
   select outcome = wants or wants = 'any' and outcome is not null
 $$;
 
--- Internal. How this job's latest ending counts for a dependency that wants this; null: it has not
--- ended. A member that a done gang could spare (its completion rule, an elastic role) is cancelled
+-- Internal. How this job's latest ending, from which no retry has started, counts for a dependency
+-- that wants this; null: it has not ended. (The clock may have gone back since an earlier ending.)
+-- A member that a done gang could spare (its completion rule, an elastic role) is cancelled
 -- and counts as done. All members of a failed gang have failed for what waits for its failure,
 -- those too that were done before.
 create function gangq.ended_as(job_id bigint, wants text) returns text language sql stable as $$
@@ -24,10 +25,14 @@ create function gangq.ended_as(job_id bigint, wants text) returns text language 
     else h.state end
   from (
     select x.* from gangq.history x
-    where x.job_id = ended_as.job_id order by x.finished_at desc limit 1) h
+    where x.job_id = ended_as.job_id and not exists (
+      select from gangq.retried r where r.job_id = x.job_id and r.finished_at = x.finished_at)
+    limit 1) h
   left join lateral (
     select k.state from gangq.gang_history k
-    where k.gang_id = h.gang_id order by k.finished_at desc limit 1) g on true
+    where k.gang_id = h.gang_id and not exists (
+      select from gangq.retried r where r.gang_id = k.gang_id and r.finished_at = k.finished_at)
+    limit 1) g on true
 $$;
 
 -- Internal. Of jobs that are waited for: whether each is live, else how it ended; null: it does not

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sql.drive import Q, Worker
+from sql.drive import Claim, Q, Worker
 
 
 def fail(worker: Worker, job: int) -> None:
@@ -257,3 +257,29 @@ def test_a_fan_out_of_10000_is_revived_in_bounded_steps(q: Q) -> None:
     assert took < 3
     assert slowest < 3
     assert whole < 120
+
+
+@pytest.mark.parametrize("kind", ["job", "gang"])
+def test_the_last_ending_counts_though_the_clock_went_back(q: Q, kind: str) -> None:
+    worker = q.worker(slots=2)
+    gang = q.submit_gang(1) if kind == "gang" else None
+    first = gang.job_ids[0] if gang else q.submit()
+    waits = q.submit(after=[first])
+
+    def claim() -> Claim:
+        if gang:
+            q.place()
+        return worker.take()
+
+    claim().fail(retryable=False)
+    q.settle()
+    assert q.state(waits) == "cancelled"
+    q.later(-3600)
+    q.call("retry", **({"gang_ids": [gang.id]} if gang else {"job_ids": [first]}))
+    worker.beat()
+    claim().complete({"ok": True})
+    q.settle()
+    assert q.state(waits) == "pending"
+    last = worker.take()
+    (given,) = q.call("inputs", job_id=last.job_id, token=last.token)
+    assert (given["state"], given["result"]) == ("done", {"ok": True})
