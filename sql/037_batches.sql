@@ -64,7 +64,8 @@ create function gangq.add_batch(
 $$;
 
 -- A retry and a tick that ends the batch:
--- 1. A retry inserts its jobs, then locks the batch, shared. Retries do not wait for each other.
+-- 1. A retry inserts its jobs, then locks the batch, shared. Retries wait for each other only if
+--    the batch has ended, because one of them sets that back.
 -- 2. end_batches locks the batch, and only then, in a later statement, looks for live jobs. So it
 --    sees the jobs of a retry that has committed, and skips the batch of one that has not.
 -- 3. A retry that had to wait for end_batches finds finished_at set, and sets it back.
@@ -78,6 +79,26 @@ begin
     select z.id from gangq.batches_table z
     where z.id = any (ids) and z.finished_at is not null order by z.id for no key update));
 end $$;
+
+-- Internal, for revive, which waits for nobody. Those of these jobs in history for which
+-- reopen_batches need not wait: they have no batch, theirs has not ended, or it is locked here.
+create function gangq.reopenable(job_ids bigint[]) returns bigint[] language sql as $$
+  with ended as materialized (
+    select h.job_id, h.batch_id
+    from gangq.history h join gangq.batches_table b on b.id = h.batch_id
+    where h.job_id = any (reopenable.job_ids) and b.finished_at is not null
+  ),
+  locked as materialized (
+    select b.id from gangq.batches_table b
+    where b.id in (select e.batch_id from ended e) and b.finished_at is not null
+    order by b.id for no key update skip locked
+  )
+  select array(
+    select c.id from unnest(reopenable.job_ids) with ordinality as c(id, n)
+    where c.id not in (
+      select e.job_id from ended e where e.batch_id not in (select l.id from locked l))
+    order by c.n)
+$$;
 
 -- Internal, a step of the tick. Batches of which no job is live any more have ended: who wants
 -- batch_done is told. Looks at most at so many open batches. Returns how many have ended. Each call

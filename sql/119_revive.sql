@@ -8,7 +8,8 @@
 --    ending is revived twice.
 -- Only what has unmet is revived: what somebody cancelled by hand stays cancelled. A job of which
 -- another awaited job has ended otherwise than wanted stays so until that one is retried as well.
--- Locks: jobs, dependencies, gangs and the endings that are revived, all with skip locked.
+-- Locks: jobs, dependencies, gangs, the endings that are revived and their batches, all with skip
+-- locked.
 
 -- Internal, for revive. What was cancelled for these jobs, and could wait for them again: it has
 -- not been retried since, nothing else that it waited for has ended otherwise than wanted, and its
@@ -73,7 +74,7 @@ begin
     coalesce(array_agg(c.gang_id) filter (where c.gang_id is not null), '{}')
   into jobs, gangs
   from gangq.cancelled_for(revive.ids, most + 1) c;
-  revived := gangq.retry_jobs(jobs[: most], null, most, t, true);
+  revived := gangq.retry_jobs(gangq.reopenable(jobs[: most]), null, most, t, true);
   held := array(select u.id from unnest(jobs) as u(id) where u.id <> all (revived));
   foreach g in array gangs loop
     taken := null;

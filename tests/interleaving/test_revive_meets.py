@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from interleaving.sessions import Arena, Later, call, value
 
@@ -155,4 +156,28 @@ def test_a_dependent_is_not_cancelled_for_an_outcome_that_a_retry_has_taken_back
         meeting.tick()
     assert [meeting.state(one) for one in (slow, waiting)] == ["cancelled", "waiting"]
     assert unfollowed(meeting) == []
+    assert meeting.violations() == []
+
+
+def test_a_batch_that_another_transaction_reopens_keeps_no_retry_and_no_tick_waiting(meeting: Arena) -> None:
+    worker = meeting.worker("w1")
+    first, token = meeting.running(worker)
+    batched = [
+        row["submit"]
+        for row in call(meeting.db, "submit", task="t", payloads=[Jsonb({})] * 2, name="b", after=[first])
+    ]
+    single = meeting.job(after=[first])
+    value(meeting.db, "fail", job_id=first, token=token, retryable=False)
+    meeting.tick()
+    meeting.tick()
+    assert [meeting.state(job) for job in (*batched, single)] == ["cancelled"] * 3
+    frozen = meeting.connect(autocommit=False)
+    call(frozen, "retry", job_ids=batched[:1])
+    others = meeting.connect(statement_timeout="1000")
+    call(others, "retry", job_ids=[first])
+    assert meeting.tick()["detail"]["revive_dependents"] >= 0
+    assert [meeting.state(job) for job in (*batched, single)] == ["cancelled", "cancelled", "waiting"]
+    frozen.commit()
+    meeting.tick()
+    assert [meeting.state(job) for job in batched] == ["pending", "waiting"]
     assert meeting.violations() == []
