@@ -1,7 +1,7 @@
 -- Progress: what the watchdogs allow each task, what has been learned of its beats, and the gang's
 -- own watchdog, which sees the beats of all members.
--- Locks: learn_gap its own row; judge_progress gangs and members as every step of the tick does,
--- with skip locked.
+-- Locks: learn_gap its own row; judge_progress the row of tick_state, then gangs and members as
+-- every step of the tick does, with skip locked.
 
 -- What the watchdogs allow jobs of this task: the task's own settings, else the queue's (budget),
 -- else the installation's. device_class: model of the devices, empty without; learned gaps are kept
