@@ -143,7 +143,6 @@ begin
     select from gangq.live_jobs j where j.id = rest[1] and gangq.rank_of(j) <> 0);
   update gangq.live_jobs j set epoch_rank = array_position(rest, j.id) - 1
   where j.gang_id = g.id and j.epoch_rank is distinct from array_position(rest, j.id) - 1;
-  delete from gangq.checkpoints c where c.gang_id = g.id and c.step > coalesce(kept, -1);
   update gangq.live_gangs x set epoch = x.epoch + 1, world_size = cardinality(rest),
     restore_step = kept
   where x.id = g.id;
