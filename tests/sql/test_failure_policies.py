@@ -278,6 +278,16 @@ def test_without_a_place_within_its_timeout_the_gang_is_placed_as_a_whole(q: Q) 
     assert [row["attempts"] for row in gang.members] == [0, 1, 0]
 
 
+def test_a_second_loss_gives_the_first_no_further_time(q: Q) -> None:
+    gang, workers = of_three(q, timeout_s=30)
+    claims = run(gang, workers)
+    claims[1].fail()
+    first = (gang.live["missing_since"], gang.live["timeout_at"])
+    q.live_on(20, *workers, tick=False)
+    claims[2].fail()
+    assert (gang.live["missing_since"], gang.live["timeout_at"]) == first
+
+
 def test_a_running_gang_that_misses_nobody_cannot_be_reserved(q: Q) -> None:
     gang, workers = of_three(q)
     run(gang, workers)
@@ -450,6 +460,14 @@ def test_a_role_without_surplus_is_not_shrunk(q: Q) -> None:
     assert gang.state == "blocked"
 
 
+def test_a_rendezvous_port_that_was_taken_costs_a_shrinking_gang_no_member(q: Q) -> None:
+    gang, workers = submit_roles(q, ELASTIC, policy="shrink"), q.workers(4)
+    claims = run(gang, workers)
+    claims[0].fail(cause="port_taken")
+    assert gang.state == "draining"
+    assert (gang.row["never_started"], gang.row["attempts"]) == (1, 0)
+
+
 def test_a_new_rank_0_says_where_it_is_to_be_found(q: Q) -> None:
     gang, workers = submit_roles(q, ELASTIC, policy="shrink"), q.workers(4)
     claims = run(gang, workers)
@@ -531,6 +549,14 @@ def test_surplus_members_are_told_and_the_rest_goes_on_at_once(q: Q) -> None:
     assert workers[3].free["slots"] == 1
     assert (gang.state, gang.states) == ("running", ["running", "running", "blocked", "blocked"])
     assert [row["attempts"] for row in gang.members] == [1, 1, 0, 0]
+
+
+def test_while_a_member_is_replaced_no_other_is_displaced(q: Q) -> None:
+    gang, workers = submit_roles(q, ELASTIC, policy="restart_member"), q.workers(4)
+    claims = run(gang, workers)
+    claims[1].fail()
+    assert not shrink(gang, claims[3].job_id)
+    assert gang.states == ["running", "blocked", "running", "running"]
 
 
 def test_no_role_is_displaced_below_its_minimum(q: Q) -> None:
