@@ -91,15 +91,15 @@ def test_a_member_stops_no_earlier_than_it_was_told_to(meeting: Arena) -> None:
     assert meeting.violations() == []
 
 
-def held_up(meeting: Arena, gang_id: int) -> Connection:
-    """Changes of this gang wait until the session that is returned unlocks 1."""
+def held_up(meeting: Arena, number: int, table: str = "live_gangs") -> Connection:
+    """Changes of this gang, or job, wait until the session that is returned unlocks 1."""
     meeting.db.execute(
         "create function public.hold_up() returns trigger language plpgsql set lock_timeout = '10s' as "
         "$$ begin perform pg_advisory_xact_lock(1); return new; end $$"
     )
     meeting.db.execute(
-        "create trigger hold_up before update on gangq.live_gangs for each row "
-        f"when (old.id = {gang_id}) execute function public.hold_up()"
+        f"create trigger hold_up before update on gangq.{table} for each row "
+        f"when (old.id = {number}) execute function public.hold_up()"
     )
     gate = meeting.connect()
     gate.execute("select pg_advisory_lock(1)")
@@ -144,6 +144,28 @@ def test_a_gang_that_was_freed_and_reserved_anew_since_the_look_loses_nothing(me
     gate.execute("select pg_advisory_unlock(1)")
     judged.join().result()
     assert [meeting.gang_row(gang_id)["state"] for gang_id in gangs] == ["blocked", "reserved"]
+    assert meeting.violations() == []
+
+
+def test_a_job_that_was_freed_and_claimed_anew_since_the_look_is_not_taken_from_its_new_worker(
+    meeting: Arena,
+) -> None:
+    dead, healthy = meeting.worker("w1", slots=2), meeting.worker("w2")
+    slow, anew = meeting.job(), meeting.job()
+    tokens = {row["job_id"]: row["token"] for row in meeting.claim(dead, max_jobs=2)}
+    meeting.db.execute(
+        "update gangq.incarnations set state = 'dead', ended_at = gangq.now() where id = %s", (dead,)
+    )
+    gate = held_up(meeting, slow, "live_jobs")
+    judged = Later(
+        meeting.connect(), lambda conn: conn.execute("select gangq.free_orphans(null)").fetchall()
+    ).start(meeting.db)
+    assert judged.waited
+    call(meeting.db, "release", job_ids=[anew], tokens=[tokens[anew]])
+    assert [row["job_id"] for row in meeting.claim(healthy)] == [anew]
+    gate.execute("select pg_advisory_unlock(1)")
+    judged.join().result()
+    assert [meeting.state(job) for job in (slow, anew)] == ["pending", "running"]
     assert meeting.violations() == []
 
 

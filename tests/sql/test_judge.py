@@ -73,6 +73,18 @@ def test_a_worker_lost_while_the_gang_drains_completes_the_drain_uncharged(q: Q)
     assert sorted(m["crashes"] for m in gang.members) == [0, 0]
 
 
+def test_a_worker_lost_while_others_still_stop_changes_nothing_of_the_drain(q: Q) -> None:
+    gang, workers = q.submit_gang(3), q.workers(3)
+    claims = gang.start(*workers)
+    claims[0].fail()
+    lost = next(w for w in workers if w.incarnation == claims[1].incarnation)
+    assert lost.report_dead() == 1
+    assert gang.states == ["preempted", "preempted", "preempting"]
+    claims[2].ack()
+    assert (gang.state, gang.row["drain_cause"], gang.row["placement_misses"]) == ("blocked", "fail", 0)
+    assert len(q.events("drain")) == 1
+
+
 # Told but not acking ----------------------------------------------------------------------------------------
 
 
