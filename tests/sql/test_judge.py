@@ -246,6 +246,24 @@ def test_after_an_outage_a_reservation_that_nobody_claims_ends_as_ever(q: Q) -> 
     assert gang.row["placement_misses"] == 1
 
 
+@pytest.mark.parametrize("how", ["is quarantined", "drains"])
+def test_a_reservation_on_a_worker_that_takes_nothing_more_goes_back_at_once_even_after_an_outage(
+    q: Q, how: str
+) -> None:
+    gang, worker = q.submit_gang(1, claim_deadline_s=600), q.worker()
+    q.tick()
+    assert gang.state == "reserved"
+    if how == "drains":
+        worker.retire(final=False)
+    else:
+        q.call("quarantine", worker=worker.name)
+    q.sql(OUTAGES["the server restarted"])
+    q.later(1)
+    q.tick()
+    assert gang.state == "blocked"
+    assert len(q.events("rollback")) == 1
+
+
 def test_an_outage_flags_nobody_at_once(q: Q) -> None:
     q.submit()
     worker = q.worker()
