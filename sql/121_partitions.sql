@@ -35,7 +35,9 @@ declare
   made integer := 0;
 begin
   if not at_once and exists (
-    select 1 from gangq.tick_state x where x.partitions_checked_at > t - interval '10 minutes') then
+    -- After t: a clock that was ahead has been set back.
+    select 1 from gangq.tick_state x
+    where x.partitions_checked_at > t - interval '10 minutes' and x.partitions_checked_at <= t) then
     return 0;
   end if;
   update gangq.tick_state x set partitions_checked_at = t;
@@ -166,8 +168,9 @@ end $$;
 create function gangq.turn_requests(t timestamptz) returns void language plpgsql
 set lock_timeout = '100ms' as $$
 begin
-  if exists (select 1 from gangq.tick_state x where x.requests_turned_at > t - interval '1 hour')
-    then
+  if exists (
+    select 1 from gangq.tick_state x
+    where x.requests_turned_at > t - interval '1 hour' and x.requests_turned_at <= t) then
     return;
   end if;
   lock table gangq.requests, gangq.requests_before in access exclusive mode;

@@ -423,6 +423,17 @@ def test_partitions_are_looked_after_every_ten_minutes_only(q: Q) -> None:
     assert q.one("keep_partitions") >= 1
 
 
+def test_partitions_are_looked_after_again_once_a_clock_that_was_ahead_is_set_back(q: Q) -> None:
+    tomorrow = "to_char((gangq.now() at time zone 'UTC') + interval '1 day', 'YYYYMMDD')"
+    q.later(400 * DAY)
+    q.tick()
+    turned = q.value("select requests_turned_at from gangq.tick_state")
+    q.later(-400 * DAY)
+    q.tick()
+    assert q.value(f"select to_regclass('gangq.events_' || {tomorrow}) is not null")
+    assert q.value("select requests_turned_at from gangq.tick_state") < turned
+
+
 def test_incarnations_long_over_are_forgotten_but_not_a_quarantine(q: Q) -> None:
     q.worker("a").retire()
     q.worker("b").retire()
