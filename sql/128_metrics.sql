@@ -117,6 +117,8 @@ begin
   update gangq.tick_state x
   set counted_below = pg_snapshot_xmax(pg_current_snapshot()), uncounted = '{}', counted_from = t
   where x.counted_below > pg_snapshot_xmax(pg_current_snapshot());
+  -- A clock that was ahead has been set back.
+  update gangq.tick_state x set counted_from = t - interval '1 day' where x.counted_from > t;
   -- One statement: what is counted and what is stored of the snapshot belong together.
   with news as materialized (
     select n.name, n.labels, n.value from gangq.uncounted(but_of => mine) n

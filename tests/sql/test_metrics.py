@@ -251,6 +251,21 @@ def test_a_database_restored_into_a_cluster_of_lower_numbers_counts_what_ends_fr
         q.tick()
 
 
+def test_what_ends_is_counted_once_a_clock_that_was_ahead_is_set_back(q: Q) -> None:
+    worker = q.worker()
+    q.submit(count=3)
+    worker.take().complete()
+    q.later(400 * 86400)
+    q.tick()
+    q.worker("w2").take().complete()
+    q.tick()
+    q.later(-400 * 86400)
+    q.worker("w3").take().complete()
+    for _ in range(2):
+        q.tick()
+        assert counted(q)[2] == {"done": 3}
+
+
 def test_preemptions_drains_and_forced_ends_are_counted(q: Q) -> None:
     workers = q.workers(2)
     gang, claims = q.running_gang(*workers)
