@@ -7,6 +7,7 @@ import hmac
 import json
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import time
@@ -86,6 +87,27 @@ def test_nobody_there_is_a_failure() -> None:
 
 def test_a_name_that_does_not_exist_is_a_failure() -> None:
     assert "looked up" in reason(Post("https://no-such-host.invalid/hunter2", timeout_s=20)(7, BODY))
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..example"])
+def test_a_name_that_none_can_have_is_a_failure_too(host: str) -> None:
+    assert "looked up" in reason(Post(f"http://{host}/hunter2")(7, BODY))
+
+
+@pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443)])
+def test_an_address_without_a_port_is_of_its_scheme_also_in_ipv6(
+    scheme: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def create_connection(address: tuple[str, int], *_: object) -> socket.socket:
+        asked.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    for host in ("[fd00::5]", "receiver.example"):
+        reason(Post(f"{scheme}://{host}/hook")(7, BODY))
+    assert asked == [("fd00::5", port), ("receiver.example", port)]
 
 
 def test_a_receiver_that_hangs_is_a_failure_in_time(there: Receiver) -> None:

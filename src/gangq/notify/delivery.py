@@ -76,12 +76,18 @@ class Post:
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         connection: http.client.HTTPConnection
+        # Always with a port: without one http.client takes the end of an IPv6 address for it.
         if parts.scheme == "https":
             connection = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=self.timeout_s, context=ssl.create_default_context()
+                parts.hostname,
+                parts.port or http.client.HTTPS_PORT,
+                timeout=self.timeout_s,
+                context=ssl.create_default_context(),
             )
         else:
-            connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=self.timeout_s)
+            connection = http.client.HTTPConnection(
+                parts.hostname, parts.port or http.client.HTTP_PORT, timeout=self.timeout_s
+            )
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = {
             "Content-Type": "application/json",
@@ -117,7 +123,7 @@ def _posted(
         return Failed("no answer in time")
     except ssl.SSLError as problem:
         return Failed(f"TLS: {problem.reason}", f"TLS: {problem}")
-    except socket.gaierror as problem:
+    except (socket.gaierror, UnicodeError) as problem:  # UnicodeError: no name has such a part.
         return Failed("the name of the host cannot be looked up", str(problem))
     except (OSError, http.client.HTTPException) as problem:
         words = getattr(problem, "strerror", None) or type(problem).__name__
