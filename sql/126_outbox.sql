@@ -330,7 +330,7 @@ begin
         where z.target_id = x.id and (z.at < t - keep or z.id <= (
           select l.id from gangq.outbox l
           where l.target_id = x.id order by l.id desc offset cap limit 1))
-        order by z.id limit most for update skip locked))
+        order by z.id limit most - n for update skip locked))
       returning o.id
     )
     select count(*) into gone from dropped;

@@ -448,6 +448,15 @@ def test_only_the_newest_are_kept_and_the_next_that_is_told_says_how_many_are_go
     assert event["data"] == {"target": "oncall"}
 
 
+def test_a_step_drops_its_most_of_all_targets_together(q: Q) -> None:
+    for name in ("oncall", "other"):
+        target(q, name)
+        fill(q, 30, name)
+    assert q.value("select gangq.trim_outbox(25, 10)") == 25
+    assert [q.value("select gangq.trim_outbox(25, 10)") for _ in range(2)] == [15, 0]
+    assert [len(told(q, name)) for name in ("oncall", "other")] == [10, 10]
+
+
 def test_what_nobody_fetches_goes_after_a_week_in_a_tick(q: Q) -> None:
     target(q)
     fill(q, 3)
