@@ -225,7 +225,8 @@ begin
     perform gangq.refuse('GQ001', format('lease_s is %s', coalesce(lease_s::text, 'null')),
       'Seconds within which the delivery ends: more than 0, 3600 at most.');
   end if;
-  if x.paused_until > t then
+  -- Later than a minute: a clock that was ahead has been set back.
+  if x.paused_until > t and x.paused_until <= t + interval '60 s' then
     next_in_s := extract(epoch from x.paused_until - t);
     return next;
     return;

@@ -341,6 +341,16 @@ def test_after_a_failure_it_waits_longer_each_time_and_all_others_for_a_moment(q
     assert (state_of(q)["failures"], state_of(q)["error"], state_of(q)["paused_until"]) == (0, None, None)
 
 
+def test_a_clock_that_was_ahead_and_is_set_back_pauses_a_target_no_longer_than_a_failure_does(q: Q) -> None:
+    target(q)
+    q.later(400 * 86400)
+    fail_one(q)
+    acknowledge(q, fetch(q), "HTTP 500")
+    q.later(-400 * 86400)
+    made = q.one("test_notification", target="oncall")
+    assert fetch(q)["id"] == made
+
+
 def test_what_no_delivery_gets_across_is_given_up_with_the_reason_and_does_not_stop_the_others(q: Q) -> None:
     target(q, max_attempts=2)
     fail_one(q)
