@@ -106,13 +106,14 @@ begin
   return query
   with spent as (
     select x.shape_id, x.submitter, x.service, c.hours as kind, count(*) as attempts,
-      sum(extract(epoch from x.ended_at - greatest(x.started_at, began)))::float8 as seconds
+      sum(greatest(0, extract(epoch from x.ended_at - greatest(x.started_at, began))))::float8
+        as seconds
     from gangq.attempt_history x left join gangq.causes c on c.cause = x.cause
     where x.ended_at > began
     group by 1, 2, 3, 4
     union all
     select j.shape_id, j.submitter, g.service, null, count(*),
-      sum(extract(epoch from t - greatest(j.claimed_at, began)))::float8
+      sum(greatest(0, extract(epoch from t - greatest(j.claimed_at, began))))::float8
     from gangq.live_jobs j left join gangq.live_gangs g on g.id = j.gang_id
     where j.incarnation is not null and j.token is not null
     group by 1, 2, 3

@@ -235,6 +235,16 @@ def test_hours_are_devices_times_time_and_what_runs_counts_so_far(q: Q) -> None:
     assert hours(q) == (2.5, 0, 0)
 
 
+def test_a_clock_that_is_set_back_takes_no_hours_away(q: Q) -> None:
+    worker = q.worker(devices=gpus(1000))
+    q.submit(gpus=1)
+    claim = worker.take()
+    q.later(-HOUR)
+    assert hours(q) == (0, 0, 0)
+    claim.complete()
+    assert hours(q) == (0, 0, 0)
+
+
 def test_wasted_are_failures_and_losses_displaced_what_made_way(q: Q) -> None:
     worker = q.worker(devices=gpus(1000, 1000))
     q.call("set_queue", name="default", min_run_s=0)
