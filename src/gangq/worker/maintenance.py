@@ -66,13 +66,14 @@ class Maintenance:
 
     async def _tick(self, asked: bool) -> float:
         """One call; returns how long to wait for the next."""
-        # The run that was waited for may have begun before what is asked now: then another one has to.
-        turn = None if asked else self._turn
-        force = asked or self._forced
-        row = await self._session.control.client.tick(force=force, turn=turn)
+        # The run that was waited for may have begun before what is asked now: then another one has to. Kept before
+        # the call: if that fails, the next one asks for the same.
+        self._turn = None if asked else self._turn
+        self._forced = asked or self._forced
+        row = await self._session.control.client.tick(force=self._forced, turn=self._turn)
         # A step that has done a full batch (again, at once) goes on; what is busy is no reason for a whole tick.
         more = row.ran and row.again and not row.next_in_s
-        self._turn, self._forced = row.next_turn, more or (force and row.next_turn is not None)
+        self._turn, self._forced = row.next_turn, more or (self._forced and row.next_turn is not None)
         if self._turn is not None:
             return next(self._busy)
         self._busy = backoff(PACE_S, _BUSY_MOST_S)
