@@ -299,8 +299,8 @@ begin
   if not found then
     return 'stale';
   end if;
-  -- Its receiver may be away: then all others need not fail, too. After that it is tried once a
-  -- minute, so that what waits is told soon after its return.
+  -- Its receiver may be away: then not all others need to fail, too. A minute at most, so that
+  -- those that have not failed are told soon after its return.
   update gangq.notification_targets y
   set failures = y.failures + 1, paused_until = t + gangq.backoff(1, 60, y.failures + 1),
     error = o.error

@@ -66,7 +66,7 @@ def notify() -> None:
 @click.option(
     "--max-attempts",
     type=click.IntRange(1, 1000),
-    help="Deliveries of one notification before it is given up [20, which takes some nine hours].",
+    help="Deliveries of one notification before it is given up [20, which takes some eight hours].",
 )
 @common_options
 def add(session: Session, target: str, kinds: tuple[str, ...], **of: Any) -> None:
