@@ -1,8 +1,8 @@
 -- tick: all maintenance, in order. One session at a time runs it, in one autocommit call. All steps
 -- commit together, with the call; a step that fails is undone alone.
 -- Locks: the row 'tick' of lock_rows, with skip locked; then what each step locks; the row of
--- decider last. What the files of the steps do not name as waited for is locked with skip locked.
--- No wait is longer than 100 ms (150); a step that has waited in vain is tried again.
+-- decider last. A step locks with skip locked, unless its file says that it waits for a lock. No
+-- wait is longer than 100 ms (150); a step that has waited in vain is tried again.
 --
 -- A caller that finds another tick running may need what that one no longer sees:
 -- 1. The call reads runs = n and finds the row locked: run n + 1 is under way, or a later one.
@@ -10,9 +10,9 @@
 -- 3. The call returns next_turn = n + 2. The caller repeats it with turn => n + 2 until it has run
 --    itself or runs >= turn. A run that is rolled back, or does only what is due, is not counted.
 
--- Internal. The steps of a tick, in order. due: the moment of the step has come by t. at_work:
--- there are rows that the step may have to act on. One statement asks this of all steps; one with
--- neither is not begun. tick_step has the same names, and time_out.
+-- Internal. The steps of a tick, in order. due: something that the step does is due by t. at_work:
+-- there are rows that the step may have to act on. One statement asks this of all steps; a step
+-- that is neither due nor at work is not begun. tick_step has the same names, and time_out.
 create function gangq.tick_steps(t timestamptz)
 returns table (name text, due boolean, at_work boolean) language plpgsql stable
 set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$

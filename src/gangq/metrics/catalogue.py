@@ -87,7 +87,7 @@ METRICS = (
     _gauge(
         "gangq_worst_lease_age_seconds",
         "",
-        "How long ago the worker renewed its lease that has been silent longest; those that have ended do not count.",
+        "How long ago the worker that has been silent longest renewed its lease; those that have ended do not count.",
     ),
     _gauge(
         "gangq_devices",
