@@ -44,7 +44,8 @@ begin
     return;
   end if;
   if heartbeat.beats is not null then
-    perform gangq.keep_beats(heartbeat.job_ids, heartbeat.tokens, heartbeat.beats, t);
+    perform gangq.keep_beats(heartbeat.incarnation, heartbeat.job_ids, heartbeat.tokens,
+      heartbeat.beats, t);
   end if;
   if heartbeat.readings is not null then
     perform gangq.keep_readings(heartbeat.incarnation, heartbeat.readings, t);
@@ -90,9 +91,10 @@ end $$;
 -- 3. What was known of another claim of the job says nothing of this one, nor does the rate before
 --    a step lower than the last: the job counts from the start again.
 --
--- Internal. The beats that a heartbeat brings, aligned with its claims; waits for no lock.
+-- Internal. The beats that the heartbeat of this worker brings, aligned with its claims; a beat for
+-- another worker's job is left out. Waits for no lock.
 create function gangq.keep_beats(
-  job_ids bigint[], tokens bigint[], beats jsonb[], t timestamptz
+  incarnation bigint, job_ids bigint[], tokens bigint[], beats jsonb[], t timestamptz
 ) returns void language plpgsql as $$
 begin
   with said as materialized (
@@ -104,7 +106,8 @@ begin
     from unnest(keep_beats.job_ids, keep_beats.tokens, keep_beats.beats) as b(id, token, beat)
     cross join lateral (select gangq.cut(b.beat, 65536) as beat offset 0) c
     join gangq.live_jobs j
-      on j.id = b.id and j.token = b.token and j.state in ('running', 'preempting')
+      on j.id = b.id and j.token = b.token and j.incarnation = keep_beats.incarnation
+        and j.state in ('running', 'preempting')
     where b.beat is not null
   ),
   locked as materialized (
