@@ -32,9 +32,10 @@ begin
     what || ': submitter_maximum', q.submitter_maximum, null::gangq.submitter_resources)));
   select e.key, e.value, exists (select from pg_roles r where r.rolname = e.key) as known into wrong
   from jsonb_each(q.ceilings) e
-  where case when jsonb_typeof(e.value) = 'number' then e.value::numeric % 1 <> 0
-      or e.value::numeric not between -1000 and 1000 else true end
-    or not exists (select from pg_roles r where r.rolname = e.key)
+  -- Those that are not given now stay as they are, also if a role was dropped since.
+  where settings ? 'ceilings' and (case when jsonb_typeof(e.value) = 'number'
+      then e.value::numeric % 1 <> 0 or e.value::numeric not between -1000 and 1000 else true end
+    or not exists (select from pg_roles r where r.rolname = e.key))
   order by e.key limit 1;
   if found then
     perform gangq.refuse('GQ001',

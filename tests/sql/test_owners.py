@@ -461,6 +461,15 @@ def test_ceilings_are_priorities_of_roles_that_exist(on: Logins, ceilings: Any) 
         on.a1.call("set_queue", name="default", ceilings=ceilings)
 
 
+def test_a_role_that_was_dropped_since_keeps_no_queue_from_being_changed(on: Logins) -> None:
+    a_role(on.q.db, "left_test")
+    on.a1.call("set_queue", name="default", ceilings={"left_test": 5, "s1_test": 10})
+    on.q.sql("drop role left_test")
+    on.a1.call("set_queue", name="default", paused=True)
+    with refused(NOT_ALLOWED, "is above 10"):
+        on.s1.submit(priority=11)
+
+
 # Whose worker it is -----------------------------------------------------------------------------------------
 
 
