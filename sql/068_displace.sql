@@ -102,11 +102,12 @@ declare
   own text[] := gangq.queue_path((a).queue);
   owed text := gangq.owed_to(a, own, d -> 'planned');
   most integer := (select c.preemptions_per_pass from gangq.settings c);
+  units integer := coalesce(jsonb_array_length(d -> 'stop'), 0);
   unit record;
 begin
-  if jsonb_array_length(d -> 'stop') not between 1 and most then
-    return format('%s would be told to stop, and %s is the most',
-      gangq.counted(jsonb_array_length(d -> 'stop'), 'unit'), most);
+  if units not between 1 and most then
+    return format('%s would be told to stop, and %s is the most', gangq.counted(units, 'unit'),
+      most);
   end if;
   if not (select q.preempts from gangq.queues_table q where q.name = own[1]) then
     return format('queue %s displaces nothing', own[1]);

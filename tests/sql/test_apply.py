@@ -279,6 +279,10 @@ def nobody_at_all(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
     return stop(q.submit_gang(1, priority=5), [], worker)
 
 
+def no_list_of_them(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
+    return {name: said for name, said in nobody_at_all(q, low, worker, other).items() if name != "stop"}
+
+
 def nine_at_once(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
     return stop(q.submit_gang(1, priority=5), [f"g{low.id}"] * 9, worker)
 
@@ -302,6 +306,7 @@ def what_another_queue_is_guaranteed(q: Q, low: Gang, worker: Worker, other: Wor
         (stopped_too_often, "may not be told to stop"),
         (nobody_there, "busy"),
         (nobody_at_all, "0 units would be told to stop"),
+        (no_list_of_them, "0 units would be told to stop"),
         (nine_at_once, "9 units would be told to stop, and 4 is the most"),
         (what_another_queue_is_guaranteed, "queue default would keep less than the 1 jobs it is guaranteed"),
     ],
