@@ -235,8 +235,8 @@ end $$;
 -- Internal. These jobs are done. Where more jobs of their kind wait, their places become vacant and
 -- keep the devices. Returns how many places. Only a job that is done leaves its place open. A job
 -- that failed, tripped or was stopped may have left its device broken, so the next pass decides. A
--- place that a pass has locked is skipped. When no job of the kind waits, the devices are free at
--- once, and the next pass or tick deletes the place.
+-- place that a pass has locked is skipped. When no job of the kind waits, or a rate was set after
+-- the place was opened, the devices are free at once, and the next pass or tick deletes the place.
 create function gangq.vacate(job_ids bigint[], tokens bigint[], t timestamptz) returns integer
 language sql volatile as $$
   with vacant as (
@@ -245,8 +245,10 @@ language sql volatile as $$
         select z.id
         from unnest(job_ids, tokens) as g(job_id, token)
         join gangq.places z on z.token = g.token and z.job_id = g.job_id
+        join gangq.shapes s on s.id = z.shape_id
         cross join gangq.settings c
         where not gangq.is_over(z.until, c.tick_s, t)
+          and not exists (select from gangq.rates_on(s.queue, s.limit_key))
           and exists (
             select 1 from gangq.live_jobs j where j.shape_id = z.shape_id and j.state = 'pending')
         for update of z skip locked))

@@ -91,6 +91,21 @@ def test_a_place_is_one_start_and_is_not_refilled(q: Q) -> None:
     assert q.call("claim", incarnation=worker.incarnation, max_jobs=10) == []
 
 
+@pytest.mark.parametrize("whose", ["queue", "key"])
+def test_a_place_that_was_open_before_the_rate_was_set_is_not_refilled(q: Q, whose: str) -> None:
+    q.call("set_limit", key="api", most=9)
+    q.submit(count=4, limit_key="api")
+    workers = q.workers(2, slots=1)
+    claims = [worker.take() for worker in workers]
+    if whose == "queue":
+        q.call("set_queue", name="default", rate="1/1h")
+    else:
+        q.call("set_limit", key="api", rate="1/1h")
+    for claim in claims:
+        claim.complete()
+    assert sum(starts(q, worker) for worker in workers) == 1
+
+
 def test_a_start_is_not_lost_when_another_worker_was_faster(q: Q) -> None:
     workers = q.workers(2, slots=2)
     for _ in range(9):
