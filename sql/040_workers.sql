@@ -314,7 +314,7 @@ begin
   if me.ended_at is not null then
     return;
   end if;
-  if not final then
+  if final is not true then
     update gangq.incarnations i set state = 'draining' where i.id = me.id;
     perform gangq.forget_sleepers(array[me.id]);
     perform gangq.log_event(t, 'drain_worker', incarnation => me.id);

@@ -427,6 +427,15 @@ def test_retiring_cancels_a_job_that_was_told_to_cancel(q: Q) -> None:
     assert q.state(claim.job_id) == "cancelled"
 
 
+def test_who_does_not_say_whether_the_worker_is_gone_only_stops_it_from_taking_more(q: Q) -> None:
+    q.submit()
+    worker = q.worker()
+    claim = worker.take()
+    q.call("retire_worker", incarnation=worker.incarnation, final=None)
+    assert worker.row["state"] == "draining"
+    assert claim.complete() == "done"
+
+
 def test_retiring_an_unknown_incarnation_is_refused(q: Q) -> None:
     with refused(MISSING, "777"):
         q.call("retire_worker", incarnation=777)
