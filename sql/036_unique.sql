@@ -15,7 +15,8 @@ $$;
 -- Internal. Locks the row of a key, made if need be. existed: it stands for something. submitter,
 -- login: on whose behalf this is submitted. Raises GQ001, GQ003, GQ008, 42501, 55P03.
 create function gangq.hold_key(
-  unique_key text, task text, queue text, of_gang boolean, options jsonb, keep_s real,
+  unique_key text, task text, queue text, of_gang boolean, parent bigint, parent_token bigint,
+  keep_s real,
   out k gangq.unique_keys, out existed boolean, out submitter text, out login text
 ) language plpgsql as $$
 declare
@@ -29,8 +30,7 @@ begin
   perform gangq.read_options('submit_unique', jsonb_strip_nulls(jsonb_build_object(
     'unique_key', unique_key, 'keep_s', keep_s, 'task', task)), null::gangq.other_arguments);
   select p.submitter, p.login into submitter, login
-  from gangq.submitter_of((options ->> 'parent')::bigint,
-    (options ->> 'parent_token')::bigint) p;
+  from gangq.submitter_of(parent, parent_token) p;
   owner := login;
   queue := (gangq.queue_named(gangq.queue_for(queue, task))).name;
   if queue = any (gangq.shared_queues()) then
@@ -117,9 +117,11 @@ create function gangq.submit_unique(
   replaces boolean default false, request_id uuid default null, options jsonb default '{}'
 ) returns table (job_id bigint, existed boolean, replaced boolean) language plpgsql as $$
 declare
+  o gangq.job_options;
   held record;
 begin
-  held := gangq.hold_key(unique_key, task, queue, false, options, keep_s);
+  o := gangq.read_options('submit', coalesce(options, '{}'), o);
+  held := gangq.hold_key(unique_key, task, queue, false, o.parent, o.parent_token, keep_s);
   replaced := false;
   if held.existed then
     job_id := (held.k).job_ids[1];
@@ -148,19 +150,20 @@ create function gangq.submit_unique_gang(
 ) returns table (gang_id bigint, job_ids bigint[], note text, existed boolean)
 language plpgsql as $$
 declare
+  o gangq.gang_options;
   held record;
-  request_id uuid := options ->> 'request_id';
 begin
-  held := gangq.hold_key(unique_key, task, queue, true, options, keep_s);
+  o := gangq.read_options('submit_gang', coalesce(options, '{}'), o);
+  held := gangq.hold_key(unique_key, task, queue, true, o.parent, o.parent_token, keep_s);
   if held.existed then
     gang_id := (held.k).gang_id;
     job_ids := (held.k).job_ids;
-    existed := (held.k).request_id is distinct from request_id or request_id is null;
+    existed := (held.k).request_id is distinct from o.request_id or o.request_id is null;
   else
     existed := false;
     select g.* into gang_id, job_ids, note
     from gangq.submit_gang(task, size, queue, payload, priority, gpus, due_at, after, options) g;
-    perform gangq.give_key(held.k, gang_id, job_ids, keep_s, request_id);
+    perform gangq.give_key(held.k, gang_id, job_ids, keep_s, o.request_id);
   end if;
   return next;
 end $$;

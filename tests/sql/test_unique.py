@@ -163,6 +163,18 @@ def test_what_is_no_key_is_refused(q: Q, wrong: dict[str, Any]) -> None:
         q.one("submit_unique", **{"unique_key": "k", "task": "t", **wrong})
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"parent": "x"}, {"parent": 1.5, "parent_token": 1}, {"parent": 1, "parent_token": []}]
+)
+def test_options_that_cannot_be_read_are_refused_as_submit_refuses_them(q: Q, wrong: dict[str, Any]) -> None:
+    with refused(INVALID, "parent"):
+        submit(q, **wrong)
+    with refused(INVALID, "parent"):
+        gang(q, **wrong)
+    with refused(INVALID, "request_id"):
+        gang(q, options={"request_id": "x"})
+
+
 def test_a_key_needs_read_committed(q: Q) -> None:
     with refused(WRONG_ISOLATION), q.db.transaction():
         q.sql("set transaction isolation level repeatable read")
