@@ -154,7 +154,10 @@ declare
   held record;
 begin
   o := gangq.read_options('submit_gang', coalesce(options, '{}'), o);
-  held := gangq.hold_key(unique_key, task, queue, true, o.parent, o.parent_token, keep_s);
+  -- Where a gang has no task, its first role's says the queue: see read_gang.
+  held := gangq.hold_key(unique_key, task,
+    gangq.queue_for(queue, coalesce(task, o.roles -> 0 ->> 'task')), true, o.parent,
+    o.parent_token, keep_s);
   if held.existed then
     gang_id := (held.k).gang_id;
     job_ids := (held.k).job_ids;

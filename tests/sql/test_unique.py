@@ -136,6 +136,15 @@ def test_a_gang_is_submitted_once(q: Q) -> None:
     assert not gang(q)["existed"]
 
 
+def test_the_queue_of_a_key_is_the_one_that_the_first_roles_task_is_declared_with(q: Q) -> None:
+    q.sql("select gangq.set_queue('lab')")
+    q.worker(queues=["lab"], slots=2, task_options={"ddp": {"queue": "lab"}})
+    roles = [{"name": "all", "count": 2, "task": "ddp"}]
+    first = gang(q, task=None, size=None, roles=roles)
+    assert q.value("select queue from gangq.gangs") == "lab"
+    assert gang(q, task=None, size=None, roles=roles, queue="lab") == {**first, "note": None, "existed": True}
+
+
 def test_a_key_is_a_jobs_or_a_gangs(q: Q) -> None:
     submit(q, task="ddp")
     with refused(INVALID, "stands for job"):
