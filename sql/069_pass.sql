@@ -42,9 +42,9 @@ begin
     from said s order by s.kind_id, s.action in ('plan', 'stop'), s.n
   ),
   verdicts as materialized (
-    select k.kind_id, '' as ask, k.gate, k.why, k.unblocks, k.follows, k.numbers from kinds k
+    select k.n, k.kind_id, '' as ask, k.gate, k.why, k.unblocks, k.follows, k.numbers from kinds k
     union all
-    select s.kind_id, a.ask, s.gate, s.why, s.unblocks, s.follows, s.numbers
+    select s.n, s.kind_id, a.ask, s.gate, s.why, s.unblocks, s.follows, s.numbers
     from said s join kinds k on k.kind_id = s.kind_id
     cross join lateral unnest(s.asks) as a(ask)
     where (s.gate, s.why, s.unblocks, s.follows)
@@ -56,8 +56,10 @@ begin
       and not exists (select 1 from verdicts x where x.kind_id = v.kind_id and x.ask = v.ask)
   )
   insert into gangq.verdicts as v (kind_id, ask, gate, since, why, unblocks, follows, numbers)
-  select x.kind_id, x.ask, x.gate, t, x.why, x.unblocks, x.follows, x.numbers
-  from verdicts x order by x.kind_id, x.ask
+  -- Of an ask that a decider names twice the first decision counts.
+  select distinct on (x.kind_id, x.ask)
+    x.kind_id, x.ask, x.gate, t, x.why, x.unblocks, x.follows, x.numbers
+  from verdicts x order by x.kind_id, x.ask, x.n
   on conflict (kind_id, ask) do update set gate = excluded.gate, why = excluded.why,
     unblocks = excluded.unblocks, follows = excluded.follows, numbers = excluded.numbers,
     since = case when v.gate = excluded.gate then v.since else t end,

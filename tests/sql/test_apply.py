@@ -856,6 +856,17 @@ def test_what_is_too_large_is_refused_and_what_is_said_of_a_kind_is_cut(q: Q) ->
     assert q.value("select pg_column_size(numbers) from gangq.verdicts") < 10_000
 
 
+def test_what_is_said_twice_of_one_gang_keeps_no_other_decision_from_being_carried_out(q: Q) -> None:
+    one = q.worker()
+    first, twice, right = (q.submit_gang(1) for _ in range(3))
+    said = [
+        {"ask": f"g{gang.id}", "action": "wait", "refused": {"gate": gate}}
+        for gang, gate in ((first, "room"), (twice, "quota"), (twice, "paused"))
+    ]
+    assert apply(q, *said, start(right, one))["outcomes"] == {f"g{right.id}": "done"}
+    assert [row["gate"] for row in q.sql("select gate from gangq.verdicts order by ask")] == ["room", "quota"]
+
+
 @pytest.mark.parametrize("at", ["Infinity", "-Infinity", "NaN"])
 def test_no_start_is_planned_for_no_moment(q: Q, at: str) -> None:
     gang = q.submit_gang(1)
