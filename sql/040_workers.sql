@@ -129,9 +129,9 @@ create function gangq.register_devices(
 begin
   if exists (
     select from jsonb_to_recordset(devices) as x(uuid text, index integer)
-    where coalesce(x.uuid, '') = '' or x.index is null)
+    where (octet_length(x.uuid) between 1 and 1000 and x.index is not null) is not true)
   then
-    perform gangq.refuse('GQ001', 'a device needs uuid and index',
+    perform gangq.refuse('GQ001', 'a device needs a uuid of 1 to 1000 bytes and an index',
       'For example {"uuid": "GPU-...", "index": 0, "vram_mb": 24576}.');
   end if;
   insert into gangq.device_registry as r (uuid, host, index, vram_mb, model, source, link)

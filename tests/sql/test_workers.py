@@ -100,6 +100,7 @@ def test_a_name_is_free_again_only_once_its_ended_lease_was_judged(q: Q) -> None
         ({"devices": {}}, INVALID),
         ({"devices": [{"index": 0}]}, INVALID),
         ({"devices": [{"uuid": "G"}]}, INVALID),
+        ({"devices": [{"uuid": "".join(map(str, range(4000))), "index": 0}]}, INVALID),
         ({"devices": [1]}, INVALID),
         ({"devices": [{"uuid": "G", "index": 0, "vram_mb": "much"}]}, INVALID),
         ({"devices": [{"uuid": "G", "index": 0, "vram_mb": -1}]}, INVALID),
