@@ -123,7 +123,9 @@ begin
     delete from gangq.device_holds h where h.device_id = d.id and h.kind = 'quarantine';
     perform gangq.wake(array[d.offered_by], 'claim');
   end if;
-  perform gangq.log_event(gangq.now(), 'unquarantine', reason => coalesce(device_uuid, worker));
+  perform gangq.log_event(gangq.now(), 'unquarantine',
+    incarnation => coalesce(newest, d.offered_by), reason => coalesce(device_uuid, worker),
+    data => jsonb_strip_nulls(jsonb_build_object('device', device_uuid, 'worker', worker)));
   perform gangq.wake_tick();
 end $$;
 

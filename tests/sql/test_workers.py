@@ -176,6 +176,7 @@ def test_a_quarantine_outlives_the_worker_and_is_reported_at_the_next_start(q: Q
     q.call("quarantine", device_uuid="G1")
     assert q.worker("a", devices=gpus(8000, 8000)).registration["withheld"] == ["G1"]
     q.call("unquarantine", device_uuid="G1")
+    assert q.events("unquarantine")[-1]["data"] == {"device": "G1"}
     q.call("unquarantine", device_uuid="G1")  # twice is harmless
     assert devices(q)["G1"] == ("free", "a")
 
@@ -205,6 +206,8 @@ def test_a_quarantined_worker_takes_nothing_and_finishes_what_it_has(q: Q) -> No
     assert restarted.claim() == [], "the quarantine is of the worker by name: a restart does not lift it"
     q.call("unquarantine", worker="a")
     assert len(restarted.claim()) == 1
+    lifted = q.events("unquarantine")[-1]
+    assert (lifted["worker"], lifted["data"]) == ("a", {"worker": "a"})
 
 
 def test_quarantine_refuses_what_it_does_not_know(q: Q) -> None:
