@@ -159,6 +159,27 @@ def test_a_false_start_places_nobody(q: Q, false: Callable[[Q, Gang, Worker, Wor
     assert q.violations() == []
 
 
+@pytest.mark.parametrize(
+    "needs", [{"queue": "lab"}, {"labels": {"gpu": "h100"}}, {"memory_mb": 50}, {"cpus": 1}], ids=str
+)
+def test_no_member_starts_where_it_is_not_served_or_has_no_room(q: Q, needs: Row) -> None:
+    q.call("set_queue", name="lab")
+    one = q.worker("w1", queues=["lab", "default"], slots=2, memory_mb=100, cpus=2, labels={"gpu": "h100"})
+    two = q.worker("w2", slots=2, memory_mb=99, cpus=1.9)
+    gang = q.submit_gang(2, **needs)
+    assert outcome(q, start(gang, two, two)) == "busy"
+    assert gang.state == "blocked"
+    assert outcome(q, start(gang, one, one)) == "done"
+
+
+def test_no_two_members_get_one_device(q: Q) -> None:
+    one = q.worker(devices=gpus(80, 80), slots=2)
+    first, second = devices_of(q, one)
+    gang = q.submit_gang(2, gpus=1)
+    assert outcome(q, start(gang, one, one, devices=[[first], [first]])) == "busy"
+    assert outcome(q, start(gang, one, one, devices=[[first], [second]])) == "done"
+
+
 @pytest.mark.parametrize("held", ["another's", "held", "too small", "twice", "too few", "avoided", "unknown"])
 def test_devices_that_it_may_not_have_are_not_given(q: Q, held: str) -> None:
     one = q.worker("w1", devices=gpus(80, 80, 80, 10, prefix="a"), slots=4)
