@@ -1,7 +1,7 @@
 -- retry: work that has ended runs once more.
 -- Locks: the ending that it starts from (history or gang_history), for a gang the settings for key
--- share (023), batches (reopen_batches, 037); then, with skip locked, what it revives (119). Never a
--- worker row.
+-- share (023), batches (reopen_batches, 037); then, with skip locked, what it revives (119). Never
+-- a worker row.
 
 -- Two retries of one ending: both read the ending, the first retries, its job runs and ends. The
 -- second must not start from the old ending. So each

@@ -57,8 +57,9 @@ end $$;
 
 -- Internal. So many replicas, rounded up to whole gangs, of at most 100000 replicas; null of null.
 create function gangq.whole_gangs(replicas integer, size integer) returns integer
-language sql immutable strict as $$
-  select least((replicas + size - 1) / size, 100000 / size) * size
+language sql immutable as $$
+  select case when replicas is not null
+    then least((replicas + size - 1) / size, 100000 / size) * size end
 $$;
 
 -- No replica of a service is wanted from now on, until set_service. Its gangs leave the endpoints

@@ -381,7 +381,9 @@ def test_a_heartbeat_does_not_speak_for_another_workers_claim(q: Q) -> None:
     a, b = q.workers(2)
     claim = a.take()
     assert b.beat(claim, beats=[{"step": 1}]) == {claim.job_id: "lost"}
-    assert q.sql("select * from gangq.progress") == [], "a token is shown to all who may look: it gives no rights"
+    assert q.sql("select * from gangq.progress") == [], (
+        "a token is shown to all who may look: it gives no rights"
+    )
 
 
 def test_a_heartbeat_of_an_ended_or_unknown_incarnation_is_refused(q: Q) -> None:
