@@ -40,6 +40,9 @@ create function gangq.check_declared(what text, source text, names text[]) retur
 language sql as $$
   select gangq.read_options('declare_' || what || 's',
     jsonb_build_object('source', coalesce(source, '')), null::gangq.other_arguments);
+  select gangq.refuse('GQ001', 'names is null',
+    format('Pass the names of all %ss that the program declares; an empty array: none.', what))
+  where names is null;
   select gangq.refuse_larger(format('the names of %ss', what), pg_column_size(names),
     gangq.most_said());
 $$;

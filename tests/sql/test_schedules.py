@@ -1066,6 +1066,15 @@ def test_a_job_is_its_owners_whoever_ticks(q: Q, logins: None, noon: datetime) -
 # Declared ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("verb", ["declare_schedules", "declare_services"])
+def test_names_that_are_null_are_not_taken_for_none(q: Q, verb: str) -> None:
+    put(q)
+    q.call("declare_schedules", source="x", names=["s"])
+    with refused(INVALID, "names is null"):
+        q.call(verb, source="x", names=None)
+    assert row(q)["undeclared_at"] is None
+
+
 def test_what_a_program_does_not_declare_any_more_is_marked_and_goes_on(q: Q, noon: datetime) -> None:
     put(q, "a")
     put(q, "b", task="other")
