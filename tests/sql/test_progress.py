@@ -405,6 +405,22 @@ def test_the_member_that_is_in_another_place_of_the_code_has_not_arrived(q: Q) -
     )
 
 
+def test_of_two_members_in_two_places_of_the_code_neither_is_named(q: Q) -> None:
+    team = Team(q, 2)
+    team.beats(*[{"step": 512}] * 2)
+    for claim, place in zip(team.claims, [WAITING, "read() of load at data.py:12"], strict=True):
+        claim.suspect(place=place)
+    found = q.one("who_stopped", gang_id=team.gang.id, own_id=None, own_place=None)
+    assert found["job_id"] is None, "each of them may wait for the other"
+
+
+def test_while_one_member_has_told_no_step_none_is_named_by_its_own(q: Q) -> None:
+    team = Team(q, 3)
+    team.beats({"step": 3}, {"step": 9}, {})
+    found = q.one("who_stopped", gang_id=team.gang.id, own_id=None, own_place=None)
+    assert found["job_id"] is None, "the one without may be further behind"
+
+
 def test_where_all_wait_in_one_place_it_is_said_and_nobody_is_charged(q: Q) -> None:
     team = Team(q)
     team.beats(*[{"step": 512}] * 3)

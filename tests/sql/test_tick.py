@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from sql.drive import NOT_ALLOWED, Q, refused
+from sql.drive import NOT_ALLOWED, Q, gpus, refused
 
 DAY = 86400
 
@@ -175,6 +175,19 @@ def test_a_tick_that_finds_one_running_comes_again_until_one_has_begun_after_it_
     assert (row["ran"], row["next_turn"], q.state(late)) == (True, None, "pending")
 
 
+def test_a_turn_that_is_running_by_now_is_not_put_off_to_a_later_one(q: Q) -> None:
+    """Otherwise one who always finds a tick running would never be served."""
+    with q.connected(q.db.info.dsn) as runner:
+        with runner.db.transaction():
+            runner.one("tick", force=True)
+            turn = q.one("tick", force=True)["next_turn"]
+        with runner.db.transaction():
+            assert runner.one("tick", force=True)["ran"] is True
+            assert q.one("tick", force=True, turn=turn)["next_turn"] == turn
+    row = q.one("tick", force=True, turn=turn)
+    assert (row["ran"], row["next_turn"]) == (False, None)
+
+
 def test_many_that_ask_during_one_tick_are_served_by_one_more(q: Q) -> None:
     with q.connected(q.db.info.dsn) as runner, runner.db.transaction():
         runner.one("tick", force=True)
@@ -289,6 +302,38 @@ def test_a_stale_reservation_is_rolled_back_and_its_room_given_on_in_one_tick(q:
     worker.beat()
     q.tick()
     assert (first.state, second.state) == ("blocked", "reserved")
+
+
+def test_a_tick_runs_at_once_after_the_clock_was_set_back(q: Q) -> None:
+    assert q.one("tick")["ran"] is True
+    q.later(-60)
+    assert q.one("tick")["ran"] is True
+
+
+def test_a_step_that_fails_is_an_event_and_a_warning_and_the_others_go_on(q: Q) -> None:
+    due = q.submit(due_at=q.value("select gangq.now() + interval '1 s'"))
+    q.later(1)
+    warned: list[str] = []
+    q.db.add_notice_handler(lambda said: warned.append(str(said.message_primary)))
+    with q.db.transaction(force_rollback=True):
+        q.sql("alter function gangq.flag_dead_workers rename to gone")
+        row = q.one("tick", force=True)
+        assert (row["ran"], row["again"], row["detail"]["flag_dead_workers"]) == (True, False, 0)
+        assert q.state(due) == "pending"
+        (event,) = q.events("tick_error")
+        assert event["data"] == {"step": "flag_dead_workers", "sqlstate": "42883"}
+    assert [text.partition(":")[2][:30] for text in warned] == [" step flag_dead_workers failed"]
+
+
+def test_a_step_that_has_waited_in_vain_is_tried_again_soon_and_is_no_error(q: Q) -> None:
+    q.submit()
+    q.worker().take().complete()
+    with q.connected(q.db.info.dsn) as other, other.db.transaction():
+        other.sql("select from gangq.tick_state for update")
+        row = q.one("tick", force=True)
+        assert row["detail"]["count_ended"] == -1
+        assert (row["again"], row["next_in_s"]) == (True, pytest.approx(0.05))
+    assert q.tick()["again"] is False
 
 
 # Partitions -------------------------------------------------------------------------------------------------
@@ -441,6 +486,20 @@ def test_incarnations_long_over_are_forgotten_but_not_a_quarantine(q: Q) -> None
     q.later(8 * DAY)
     q.call("keep_partitions", at_once=True)
     assert [row["name"] for row in q.sql("select name from gangq.workers")] == ["b"]
+
+
+def test_the_lease_of_a_worker_that_went_with_a_trip_is_kept_until_it_is_over(q: Q) -> None:
+    """So long its devices are withheld."""
+    worker = q.worker(devices=gpus(1000))
+    q.submit(gpus=1)
+    worker.take().trip(exit_in_s=5)
+    assert worker.row["ended_at"] is not None
+    leases = "select incarnation from gangq.leases"
+    q.call("keep_partitions", at_once=True)
+    assert q.sql(leases) == [{"incarnation": worker.incarnation}]
+    q.later(300)
+    q.call("keep_partitions", at_once=True)
+    assert q.sql(leases) == []
 
 
 def test_a_row_held_by_somebody_keeps_nothing_from_being_made_or_dropped(q: Q) -> None:
