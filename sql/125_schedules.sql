@@ -37,7 +37,7 @@ create function gangq.unplanned(t timestamptz) returns setof gangq.schedules_tab
 language sql stable as $$
   select s.* from gangq.schedules_table s
   where s.due_at is null and (s.paused_at is null or s.paused_until is not null)
-    and (s.planned_at > t - interval '10 s') is not true
+    and (s.planned_at > t - interval '10 s' and s.planned_at <= t) is not true
   union all
   select s.* from gangq.schedules_table s
   where s.due_at <= t - interval '60 s' and s.cron is not null and gangq.is_stale(s, t)

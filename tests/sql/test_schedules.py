@@ -1066,6 +1066,15 @@ def test_a_job_is_its_owners_whoever_ticks(q: Q, logins: None, noon: datetime) -
 # Declared ---------------------------------------------------------------------------------------------------
 
 
+def test_what_could_not_be_computed_is_tried_again_once_a_clock_that_was_ahead_is_set_back(q: Q) -> None:
+    put(q, cron="0 0 31 2 *")
+    q.later(400 * 86400)
+    plan(q)
+    assert alone(q)["unplanned"] == 0, "not at once"
+    q.later(-400 * 86400)
+    assert alone(q)["unplanned"] == 1
+
+
 @pytest.mark.parametrize("verb", ["declare_schedules", "declare_services"])
 def test_names_that_are_null_are_not_taken_for_none(q: Q, verb: str) -> None:
     put(q)
