@@ -215,6 +215,17 @@ def test_a_required_domain_is_kept_whoever_decides(q: Q) -> None:
     assert outcome(q, start(gang, a, a2)) == "done"
 
 
+def test_a_gang_is_not_kept_apart_from_itself(q: Q) -> None:
+    one = q.worker(slots=2)
+    gang = q.submit_gang(2, apart="pair", failure_policy="restart_member")
+    assert outcome(q, start(gang, one, one)) == "done"
+    first, last = gang.claimed_by(one)
+    last.fail()
+    q.later(60)
+    one.beat(first)
+    assert outcome(q, start(gang, one)) == "done"
+
+
 def test_gangs_that_are_to_be_apart_are_never_on_one_host(q: Q) -> None:
     one, two = q.worker("w1", slots=4), q.worker("w2", slots=4)
     first, second = (q.submit_gang(1, apart="pair") for _ in range(2))
@@ -314,6 +325,13 @@ def what_another_queue_is_guaranteed(q: Q, low: Gang, worker: Worker, other: Wor
     return stop(q.submit_gang(1, priority=5, queue="else", wait_for_hardware=True), [f"g{low.id}"], worker)
 
 
+def what_is_guaranteed_when_others_have_left(q: Q, low: Gang, worker: Worker, other: Worker) -> Row:
+    other.beat()
+    second, _ = running(q, other, worker)
+    q.call("preempt_gang", gang_id=second.id)
+    return what_another_queue_is_guaranteed(q, low, worker, other)
+
+
 @pytest.mark.parametrize(
     ("false", "why"),
     [
@@ -330,6 +348,7 @@ def what_another_queue_is_guaranteed(q: Q, low: Gang, worker: Worker, other: Wor
         (no_list_of_them, "0 units would be told to stop"),
         (nine_at_once, "9 units would be told to stop, and 4 is the most"),
         (what_another_queue_is_guaranteed, "queue default would keep less than the 1 jobs it is guaranteed"),
+        (what_is_guaranteed_when_others_have_left, "would keep less than the 1 jobs it is guaranteed"),
     ],
 )
 def test_a_false_stop_tells_nobody(q: Q, false: Callable[[Q, Gang, Worker, Worker], Row], why: str) -> None:
@@ -340,6 +359,24 @@ def test_a_false_stop_tells_nobody(q: Q, false: Callable[[Q, Gang, Worker, Worke
     assert why in outcome(q, decision)
     assert q.sql("select id, state from gangq.live_jobs order by id") == before
     assert q.sql("select 1 from gangq.plans") == []
+
+
+def test_what_a_queue_is_guaranteed_may_go_from_one_of_its_children_to_another(q: Q) -> None:
+    for name in ("a.x", "a.y"):
+        q.call("set_queue", name=name)
+    q.call("set_queue", name="a", guaranteed={"jobs": 1})
+    worker = q.worker(queues=["a.x", "a.y"])
+    low, _ = running(q, worker, queue="a.x")
+    assert outcome(q, stop(q.submit_gang(1, priority=5, queue="a.y"), [f"g{low.id}"], worker)) == "done"
+
+
+def test_a_surplus_member_of_a_gang_that_stops_stops_with_it(q: Q) -> None:
+    workers = q.workers(2)
+    low, _ = q.running_gang(*workers, min_size=1, failure_policy="shrink")
+    q.beyond_min_run(*workers)
+    units = [f"g{low.id}", f"j{low.job_ids[1]}"]
+    assert outcome(q, stop(q.submit_gang(2, priority=5), units, *workers)) == "done"
+    assert low.states == ["preempting", "preempting"]
 
 
 def test_who_is_owed_its_place_gets_it_from_any_priority_and_only_up_to_the_guarantee(q: Q) -> None:
