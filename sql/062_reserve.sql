@@ -166,7 +166,8 @@ end $$;
 -- one: exactly those that are missing, while the others run on and are told of the new epoch. Holds
 -- devices, wakes workers. False when a worker is busy or has no room any more, or others are
 -- missing by now: decide again. device_ids: theirs, in the same order; null: the smallest that do.
--- digest: of the board that it was decided on. Raises GQ001, GQ002, GQ004, GQ008.
+-- digest: of the board that it was decided on. Raises GQ001, GQ002, GQ004 (also of a pause or a
+-- limit), GQ008.
 create function gangq.reserve_gang(
   gang_id bigint, incarnations bigint[], job_ids bigint[] default null,
   device_ids bigint[] default null, digest text default null
@@ -189,10 +190,15 @@ begin
     where j.gang_id = g.id and j.state = 'blocked' and gangq.in_epoch(j, g) order by j.rank) then
     -- By now others are missing. All that are missing are placed together or not at all.
     return false;
+  end if;
+  own_queue := (select k.queue from gangq.gang_kinds k where k.id = g.kind_id);
+  if gangq.paused(own_queue) or gangq.paused_task(g.kind_id) is not null then
+    perform gangq.refuse('GQ004', case when gangq.paused(own_queue) then 'its queue is paused'
+        else 'a task of it is paused' end,
+      'Resume it first: gangq.set_queue(..., ''{"paused": false}''), gangq.resume_task.');
   elsif not gangq.lock_room(reserve_gang.job_ids, reserve_gang.incarnations, t) then
     return false;
   end if;
-  own_queue := (select k.queue from gangq.gang_kinds k where k.id = g.kind_id);
   perform gangq.lock_limited(array[own_queue], array[gangq.key_of(g.kind_id)]);
   select coalesce(
     gangq.limit_hit(own_queue, g.submitter, (g.state = 'blocked')::integer, count(*)::integer,

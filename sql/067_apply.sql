@@ -128,10 +128,6 @@ declare
 begin
   if g.not_before > t then
     return 'stale';
-  elsif gangq.paused(a.queue) then
-    return 'its queue is paused';
-  elsif gangq.paused_task(a.kind_id) is not null then
-    return 'a task of it is paused';
   end if;
   with members as materialized (
     select j.id, j.rank, s.incarnation, s.devices

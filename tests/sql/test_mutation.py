@@ -42,7 +42,7 @@ MUTATIONS = [
     ("light_heads", "gangq.serves(me, z) and", "", "test_selectors test_claim test_slots"),
     ("light_heads", "q.paused or", "", "test_queues"),
     ("light_heads", "z.task <> all", "z.task = z.task or z.task <> all", "test_task_pauses"),
-    ("apply_start", "gangq.paused_task(a.kind_id) is not null", "false", "test_task_pauses"),
+    ("reserve_gang", "or gangq.paused_task(g.kind_id) is not null", "", "test_task_pauses"),
     ("board_kinds", "min(r.paused)", "null", "test_task_pauses"),
     ("end_pauses", "perform gangq.wake_tasks(tasks);", "", "test_task_pauses"),
     ("idle_beside_work", "gangq.paused_task(-s.id) is null", "true", "test_task_pauses"),

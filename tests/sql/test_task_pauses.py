@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sql.drive import INVALID, Q, gpus, refused
+from sql.drive import INVALID, WRONG_STATE, Q, gpus, refused
 
 LANES: dict[str, dict[str, Any]] = {"light": {}, "placed": {"gpus": 1}}
 
@@ -82,6 +82,8 @@ def test_a_decision_from_before_the_pause_places_nothing(q: Q) -> None:
     apply = q.decided()
     q.call("pause_task", task="train")
     assert apply() == {f"g{gang.id}": "a task of it is paused"}
+    with refused(WRONG_STATE, "a task of it is paused"):
+        q.call("reserve_gang", gang_id=gang.id, incarnations=[worker.incarnation for worker in workers])
     assert gang.state == "blocked"
     assert [claim for worker in workers for claim in worker.claim()] == []
 
