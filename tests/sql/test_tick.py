@@ -488,8 +488,10 @@ def test_incarnations_long_over_are_forgotten_but_not_a_quarantine(q: Q) -> None
     assert [row["name"] for row in q.sql("select name from gangq.workers")] == ["b"]
 
 
-def test_the_lease_of_a_worker_that_went_with_a_trip_is_kept_until_it_is_over(q: Q) -> None:
-    """So long its devices are withheld."""
+def test_the_lease_of_a_worker_that_went_with_a_trip_is_kept_until_half_an_hour_after_it_is_over(
+    q: Q,
+) -> None:
+    """So long its devices are withheld. Half an hour later it is forgotten: until then the view flagged reads it."""
     worker = q.worker(devices=gpus(1000))
     q.submit(gpus=1)
     worker.take().trip(exit_in_s=5)
@@ -498,6 +500,9 @@ def test_the_lease_of_a_worker_that_went_with_a_trip_is_kept_until_it_is_over(q:
     q.call("keep_partitions", at_once=True)
     assert q.sql(leases) == [{"incarnation": worker.incarnation}]
     q.later(300)
+    q.call("keep_partitions", at_once=True)
+    assert len(q.sql(leases)) == 1
+    q.later(1800)
     q.call("keep_partitions", at_once=True)
     assert q.sql(leases) == []
 
