@@ -11,7 +11,8 @@ See docs/manual/testing.md.
 from __future__ import annotations
 
 from gangq.testing.calls import run
-from gangq.testing.context import FakeContext, Submission
+from gangq.testing.children import Submission
+from gangq.testing.context import FakeContext
 from gangq.testing.database import Clock
 from gangq.testing.draining import Drained, drain
 from gangq.testing.submissions import assert_submitted, submitted

@@ -10,17 +10,17 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangq.client.encoding import counted, dumps
-from gangq.client.inside import ROWS
+from gangq.client.encoding import dumps
 from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer, ServiceInfo
 from gangq.errors import InvalidInput, StaleToken, TooLarge
 from gangq.gpu.declared import parse_declared
 from gangq.task_options import TaskOptions, declared
-from gangq.worker.context_impl import SUBMITS, HandlerContext, job_log
+from gangq.testing.children import Children, Submission
+from gangq.worker.context_impl import HandlerContext, job_log
 from gangq.worker.jobs import BEAT_BYTES
 from gangq.worker.results import as_progress, dumps_result
 
@@ -31,20 +31,6 @@ CHECKPOINT_BYTES = 1 << 20
 """How large a checkpoint may be in a fresh installation."""
 _MOST_STEP = (1 << 63) - 1
 _MASTER_PORT = 29500
-
-
-@dataclass(frozen=True)
-class Submission:
-    """One job that a handler submitted: a single one, or a member of gang `gang_id`.
-
-    `options`: the other options of the submission, such as priority, gpus or after.
-    """
-
-    job_id: int
-    task: str | None
-    payload: Any
-    gang_id: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Said:
@@ -136,8 +122,7 @@ class FakeContext(Said, HandlerContext):
             raise InvalidInput(
                 f"job {self._info.id} cannot be a member of {gang}: the job of rank 0 would be {peers[0].job_id}"
             )
-        self._ids = itertools.count(max([self._info.id, *(peer.job_id for peer in peers)]) + 1)
-        self._keys: dict[tuple[object, ...], list[Submission]] = {}
+        self._children = Children(max([self._info.id, *(peer.job_id for peer in peers)]) + 1)
         self._directory: Path | None = None
         self._given = self._as_file(checkpoint)
         """What `checkpoint` is in this epoch; what is saved meanwhile is for the next one, or the next attempt."""
@@ -189,7 +174,7 @@ class FakeContext(Said, HandlerContext):
             job=attempt,
             checkpoint_bytes=self._checkpoint_bytes,
         )
-        following._ids, following._keys = self._ids, self._keys
+        following._children = self._children
         following._facts_given = self._facts_given
         return following
 
@@ -305,68 +290,11 @@ class FakeContext(Said, HandlerContext):
         self.completed = True
 
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Context.submit_child`. It is kept in `submitted`, and its ids are made up. No job ends here and no
-        time passes, so a unique key and a request_id stand for what was submitted with them for good.
-        """
-        if verb not in SUBMITS:
-            raise InvalidInput(f"a job submits with {', '.join(SUBMITS)}, not with {verb!r}")
+        """See `Context.submit_child`. It is kept in `submitted`: see `Children`."""
         self._require_claim()
-        options = {name: value for name, value in arguments.items() if value is not None}
-        options |= json.loads(options.pop("options", None) or "{}")
-        for name in ("wake", "keep_s"):
-            options.pop(name, None)
-        request_id = options.pop("request_id", None)
-        key, replaces = options.pop("unique_key", None), options.pop("replaces", None)
-        # As in `gangq.hold_key`: a key is one of a task in a queue, for a gang of its own task,
-        # which it need not have. Here is one login, and the queue is the one that was given: a task has no settings.
-        of_key = () if key is None else (key, options.get("queue"), options.get("task"))
-        members = _members(verb, options)
-        of_request = () if request_id is None else ("request", str(request_id))
-        made, existed = self._keep(
-            of_key, of_request, bool(replaces), members, options, gang=verb.endswith("gang")
-        )
-        ids = [one.job_id for one in made]
-        if verb == "submit":
-            return {"job_ids": ids}
-        answer = {"job_id": ids[0], "gang_id": made[0].gang_id, "job_ids": ids, "note": None}
-        answer |= {"existed": existed, "replaced": existed and bool(replaces)}
-        return {name: answer[name] for name in ROWS[verb]._fields}
+        return self._children.submit(verb, arguments, self.submitted)
 
     # ------------------------------------------------------------------------------------------------------
-
-    def _keep(
-        self,
-        of_key: tuple[object, ...],
-        of_request: tuple[object, ...],
-        replaces: bool,
-        members: list[tuple[str | None, Any]],
-        options: dict[str, Any],
-        *,
-        gang: bool,
-    ) -> tuple[list[Submission], bool]:
-        """Keep these (task, payload) in `submitted`, unless their unique key or request_id (empty: none) stands for
-        others: with `replaces` the job of the key is replaced. Return what the submission stands for, and
-        whether that existed; what is repeated with its request_id did not. Raises `InvalidInput`.
-        """
-        with self._lock:
-            held, asked = self._keys.get(of_key, []), self._keys.get(of_request, [])
-            if held:
-                _require_kind(of_key[0], held, gang=gang)
-                existed = [one.job_id for one in held] != [one.job_id for one in asked]
-                if existed and replaces:
-                    new = _replaced(held[0], members[0][1], options)
-                    self._keys[of_key] = [new]
-                    self.submitted = [new if one.job_id == new.job_id else one for one in self.submitted]
-                return held, existed
-            if asked:
-                _require_same(of_request[1], asked, len(members), gang=gang)
-                made = asked
-            else:
-                gang_id = next(self._ids) if gang else None
-                made = [Submission(next(self._ids), *member, gang_id, options) for member in members]
-                self.submitted += made
-            self._keys |= {key: made for key in (of_key, of_request) if key}
-        return made, False
 
     def _require_claim(self) -> None:
         if self._lost:
@@ -487,53 +415,3 @@ def _require_follows(before: GangInfo, after: GangInfo) -> None:
             f"rank {before.rank} of {before.world_size} cannot become rank {after.rank} of {after.world_size}: a "
             "gang that runs does not grow, and a rank falls only by the members before it that left"
         )
-
-
-def _replaced(held: Submission, payload: object, options: Mapping[str, Any]) -> Submission:
-    """With the payload, due_at and priority (none: its own) of another call, as `gangq.replace_job` does."""
-    kept = {name: value for name, value in held.options.items() if name != "due_at"}
-    new = {name: options[name] for name in ("due_at", "priority") if name in options}
-    return replace(held, payload=payload, options=kept | new)
-
-
-def _require_kind(key: object, held: Sequence[Submission], *, gang: bool) -> None:
-    """Refuse a gang with the key of a job, and the reverse, as `gangq.hold_key` does (sql/036_unique.sql)."""
-    if gang != (held[0].gang_id is not None):
-        what = f"job {held[0].job_id}" if gang else f"gang {held[0].gang_id}"
-        raise InvalidInput(
-            f"unique_key '{key}' stands for {what}. Use another key for gangs than for single jobs."
-        )
-
-
-def _require_same(request_id: object, asked: Sequence[Submission], members: int, *, gang: bool) -> None:
-    """Refuse the request_id of another submission, as `gangq.answer_of` does (sql/033_admission.sql)."""
-    of_gang = asked[0].gang_id is not None
-    if gang != of_gang or members != len(asked):
-        what = f"a gang of {len(asked)}" if of_gang else counted(len(asked), "job")
-        raise InvalidInput(
-            f"request_id {request_id} was given to another call before, which submitted {what}. "
-            "Make a new one for each submission (a UUID), and use it again only to repeat that one."
-        )
-
-
-def _members(verb: str, options: dict[str, Any]) -> list[tuple[str | None, Any]]:
-    """Take task and payload of each job out of the arguments of a submission.
-
-    Raises `InvalidInput` where both a gang and its role have payloads, as `gangq.check_payloads` does.
-    """
-    task: str | None = options.pop("task", None)
-    if verb == "submit":
-        return [(task, json.loads(text)) for text in options.pop("payloads", ["{}"])]
-    shared: Any = json.loads(options.pop("payload", None) or "{}")
-    if "payloads" in options:
-        for role in options.get("roles", []):
-            if "payload" in role or "payloads" in role:
-                raise InvalidInput(
-                    f"both the gang and its role {role['name']} have payloads. Pass them in one of the two places."
-                )
-        return [(task, payload) for payload in options.pop("payloads")]
-    found: list[tuple[str | None, Any]] = []
-    for role in options.get("roles", [{"count": options.get("size", 1)}]):
-        payloads = role.get("payloads") or [role.get("payload") or shared] * role["count"]
-        found += [(role.get("task") or task, payload) for payload in payloads]
-    return found
