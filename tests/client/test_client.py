@@ -1256,6 +1256,25 @@ def test_a_forked_child_gets_connections_of_its_own(dsn: str) -> None:
         assert backend(client) == ours
 
 
+def test_a_forked_child_that_closes_its_client_leaves_its_parents_connections(dsn: str) -> None:
+    with Client(dsn, max_size=1) as client:
+        ours = backend(client)
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                client.close()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert backend(client) == ours
+
+
+def test_an_async_client_whose_event_loop_has_ended_can_be_closed(dsn: str) -> None:
+    client = AsyncClient(dsn)
+    assert asyncio.run(client.jobs()) == []
+    asyncio.run(client.close())
+
+
 def test_a_sleeper_is_woken_by_our_own_submit_and_by_the_callers_commit(client: Client, dsn: str) -> None:
     worker = register(client, light=2)
     with client.connect_listener() as listener:

@@ -62,6 +62,11 @@ async def finish(calls: Calls[R]) -> R:
             problem = e
 
 
+def here() -> object:
+    """The process and event loop that this runs in."""
+    return os.getpid(), asyncio.get_running_loop()
+
+
 class AsyncClient(Verbs, BaseClient):
     """`Client` for asyncio: the same constructor, the same methods, awaited. Close it before its event loop
     ends.
@@ -73,6 +78,7 @@ class AsyncClient(Verbs, BaseClient):
     _pool: AsyncConnectionPool[AsyncConnection] | None
     _opening: asyncio.Task[AsyncConnectionPool[AsyncConnection]] | None = None
     _execute_on = staticmethod(run)
+    _here = staticmethod(here)
     _pause = staticmethod(asyncio.sleep)
 
     async def __aenter__(self) -> AsyncClient:
@@ -85,7 +91,7 @@ class AsyncClient(Verbs, BaseClient):
 
     async def close(self) -> None:
         """Close the connections; calls in progress finish. A later call connects again."""
-        if self._opening is not None and self._home == _home():
+        if self._opening is not None and self._home == self._here():
             # Calls wait for this attempt to connect, or have left it behind when they were cancelled.
             await asyncio.gather(self._opening, return_exceptions=True)
         await finish(self._shut())
@@ -129,8 +135,8 @@ class AsyncClient(Verbs, BaseClient):
             await finish(self._give_back(pool, conn))
 
     async def _open(self) -> AsyncConnectionPool[AsyncConnection]:
-        if self._home != _home():
-            self._pool, self._home, self._opening = None, _home(), None
+        if self._home != self._here():
+            self._pool, self._home, self._opening = None, self._here(), None
         if self._pool is not None:
             return self._pool
         if self._opening is None or self._opening.done():
@@ -153,7 +159,3 @@ class AsyncClient(Verbs, BaseClient):
             return await AsyncConnection.connect(**{**self._connect_args, **more})
         except psycopg.Error as e:
             raise self.target.unreachable(e) from e
-
-
-def _home() -> object:
-    return os.getpid(), asyncio.get_running_loop()

@@ -69,6 +69,7 @@ class BaseClient:
     _connect: Callable[..., Any]
     _execute_on: Callable[..., Any]
     _execute_pooled: Callable[..., Any]
+    _here: Callable[[], object]
     _open: Callable[[], Any]
     _pause: Callable[[float], Any]
     _unwrap: Callable[[object], Any]
@@ -207,7 +208,9 @@ class BaseClient:
         with self._lock:
             pool, self._pool = self._pool, None
             self._closed = pool
-        if pool is not None:
+        # In a forked child it is the parent's, whose connections closing it would end; and nothing of a pool can be
+        # awaited in another event loop.
+        if pool is not None and self._home == self._here():
             yield pool.close()
 
     def _why_none(self) -> Calls[GangqError]:

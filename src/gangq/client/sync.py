@@ -95,6 +95,7 @@ class Client(Verbs, BaseClient):
 
     _pool: ConnectionPool[Connection] | None
     _execute_on = staticmethod(run)
+    _here = staticmethod(os.getpid)
     _pause = staticmethod(time.sleep)
 
     def __enter__(self) -> Client:
@@ -160,8 +161,8 @@ class Client(Verbs, BaseClient):
         from psycopg_pool import ConnectionPool
 
         with self._lock:
-            if self._home != os.getpid():
-                self._pool, self._home = None, os.getpid()
+            if self._home != self._here():
+                self._pool, self._home = None, self._here()
             if self._pool is not None:
                 return self._pool
         # The pool would try in the background until the timeout and then not say why.
