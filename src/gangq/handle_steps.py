@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from gangq.client.rows import BatchRow, EventRow, GangRow, JobRow, TimelineRow
@@ -40,6 +40,7 @@ from gangq.status import (
 logger = logging.getLogger("gangq.handles")
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 # Polling starts fast enough for a job of milliseconds and ends slow enough for a thousand waiters.
 _FIRST_POLL_S = 0.02
@@ -186,19 +187,35 @@ def wait(handle: Handle[Any], timeout: Duration | None = None) -> Steps[str]:
     return (yield from first_ended([handle], Limit(timeout)))[handle]
 
 
+def _at_its_end(
+    handle: Handle[Any],
+    timeout: Duration | None,
+    read: Callable[[Handle[Any]], Steps[T]],
+    states: Callable[[T], Iterable[str]],
+) -> Steps[T]:
+    """Wait until it has ended; return what `read` finds then. It may have been retried between the two: then it is
+    waited for again.
+    """
+    limit = Limit(timeout)
+    while True:
+        yield from first_ended([handle], limit)
+        found = yield from read(handle)
+        if ENDED.issuperset(states(found)):
+            return found
+
+
 def result(handle: Handle[R], timeout: Duration | None = None) -> Steps[R]:
     """Wait, and return what the handler returned (for a command: its exit status, as stored).
 
     Raises `JobFailed` (with the last error), `JobCancelled`, `WaitTimeout`, `NotAllowed` (this login may not read
     it), or `ResultNotStored`: it is done, and what it returned was no JSON or too large.
     """
-    state = yield from wait(handle, timeout)
-    job = yield from row(handle)
-    if state == "done":
+    job = yield from _at_its_end(handle, timeout, row, lambda job: [job.state])
+    if job.state == "done":
         stored: R = _stored(job)
         return stored
     reason = _own_words(job)
-    if state == "cancelled":
+    if job.state == "cancelled":
         reason = yield from _cancelled_because(job, reason)
     raise _problem(job, f"job {job.id} (task {job.task})", reason)
 
@@ -292,13 +309,12 @@ def gang_results(handle: Handle[R], timeout: Duration | None = None) -> Steps[li
     Raises `JobFailed` (with the error of a member that failed), `JobCancelled`, `WaitTimeout`, `NotAllowed` or
     `ResultNotStored`, as `result` of a job does.
     """
-    ended = yield from wait(handle, timeout)
-    gang = yield from gang_row(handle)
+    gang = yield from _at_its_end(handle, timeout, gang_row, lambda gang: [gang.state])
     members = yield from _members(handle.id)
-    if ended == "done":
+    if gang.state == "done":
         return [_stored(member) for member in members]
     what = f"{handle.phrase} (task {gang.task})"
-    if ended == "failed":
+    if gang.state == "failed":
         culprit = next((m for m in members if m.state == "failed" and m.error), None)
         culprit = culprit or next((m for m in members if m.error), None)
         raise _failure(what, culprit, gang.reason)
@@ -396,9 +412,8 @@ def batch_results(
     `ResultNotStored`, as `result` of a job does. `return_exceptions`: what would be raised for a job stands in its
     place, as with `asyncio.gather`.
     """
-    yield from wait(handle, timeout)
+    jobs = yield from _at_its_end(handle, timeout, _batch_jobs, lambda jobs: [job.state for job in jobs])
     batch = yield from batch_row(handle)
-    jobs = sorted((yield from Verbs.jobs(batch_id=handle.id, limit=None)), key=lambda job: job.id)
     if return_exceptions:
         return [_stored_or_problem(job) for job in jobs]
     culprit = next((job for job in jobs if job.state != "done"), None)
@@ -409,6 +424,10 @@ def batch_results(
     if culprit.state == "cancelled":
         reason = yield from _cancelled_because(culprit, reason)
     raise _problem(culprit, what, reason)
+
+
+def _batch_jobs(handle: Handle[Any]) -> Steps[list[JobRow]]:
+    return sorted((yield from Verbs.jobs(batch_id=handle.id, limit=None)), key=lambda job: job.id)
 
 
 def _stored_or_problem(job: JobRow) -> Any:

@@ -20,7 +20,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from databases import OwnServer
-from gangq import App, AsyncClient, Client, Context, Gang, Job, Retry, Role, context, embedded
+from gangq import App, AsyncClient, Client, Context, Gang, Job, Retry, Role, context, embedded, handle_steps
 from gangq.errors import (
     GangqError,
     InvalidInput,
@@ -389,6 +389,33 @@ def test_a_failure_carries_the_last_error_and_a_retry_runs_it_again(app: App) ->
     assert handle.retry() == "pending"
     worker.finish(7)
     assert handle.result(timeout=20) == 7
+
+
+@pytest.mark.parametrize("kind", ["job", "gang", "batch"])
+def test_what_is_retried_between_its_end_and_the_reading_of_its_result_is_waited_for_again(
+    app: App, kind: str
+) -> None:
+    task = app.declare_task("t").options(max_attempts=1)
+    handle: Any = task.gang(1).submit() if kind == "gang" else task.submit()
+    written: Any = {"job": handle_steps.result, "gang": handle_steps.gang_results}.get(kind)
+    if kind == "batch":
+        handle, written = task.submit_many([{}], name="b"), handle_steps.batch_results
+    [job_id] = handle.job_ids
+    handle.cancel()
+    steps = written(handle, timeout=20)
+    step = steps.send(app.client.execute(next(steps)))
+    app.client.retry(**({"gang_ids": [handle.id]} if kind == "gang" else {"job_ids": [job_id]}))
+    while not isinstance(step, float):
+        step = steps.send(app.client.execute(step))
+    handle.cancel("again")
+
+    def rest() -> None:
+        step = steps.send(None)
+        while True:
+            step = steps.send(app.client.execute(step))
+
+    with pytest.raises(JobCancelled, match="again"):
+        rest()
 
 
 def test_a_cancelled_job_has_no_result(app: App) -> None:
