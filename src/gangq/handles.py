@@ -153,11 +153,10 @@ class AsyncJob(_Async, _OfJob[R]):
     row = later(steps.row)
     status = later(steps.status)
     events = later(steps.events)
+    logs = later(steps.logs)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.result().__await__()
-
-    logs = later(steps.logs)
 
 
 class Gang(_Sync, _OfGang[R]):
@@ -185,7 +184,7 @@ class Gang(_Sync, _OfGang[R]):
 
 
 class AsyncGang(_Async, _OfGang[R]):
-    """`Gang` for asyncio: the same methods, awaited."""
+    """`Gang` for asyncio: the same methods, awaited; awaited itself it is its result."""
 
     @property
     def members(self) -> list[AsyncJob[R]]:
@@ -203,6 +202,9 @@ class AsyncGang(_Async, _OfGang[R]):
     events = later(steps.gang_events)
     timeline = later(steps.gang_timeline)
     logs = later(steps.gang_logs)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.result().__await__()
 
 
 class Batch(_Sync, _OfBatch[R]):
@@ -227,7 +229,7 @@ class Batch(_Sync, _OfBatch[R]):
 
 
 class AsyncBatch(_Async, _OfBatch[R]):
-    """`Batch` for asyncio: the same methods, awaited."""
+    """`Batch` for asyncio: the same methods, awaited; awaited itself it is its results."""
 
     def __iter__(self) -> Iterator[AsyncJob[R]]:
         return (AsyncJob(self._client, id) for id in self.job_ids)
@@ -242,6 +244,9 @@ class AsyncBatch(_Async, _OfBatch[R]):
     state = later(steps.batch_state)
     progress = later(steps.batch_row)
     status = later(steps.batch_status)
+
+    def __await__(self) -> Generator[Any, None, list[R]]:
+        return self.results().__await__()
 
 
 H = TypeVar("H", Job[Any], Gang[Any], Batch[Any], "Job[Any] | Gang[Any] | Batch[Any]")

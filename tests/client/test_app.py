@@ -560,6 +560,11 @@ def test_the_async_app_submits_and_waits(app: App) -> None:
             waiting = asyncio.create_task(handle.result(timeout=20))
             await asyncio.to_thread(worker.finish, [1, 2])
             assert await waiting == [1, 2]
+            await team.cancel()
+            pair = await task.aio.gang(2).submit()
+            worker.client.tick(force=True)
+            await asyncio.to_thread(worker.finish, "first", "second")
+            assert await pair == "first"
             with pytest.raises(UnknownTask):
                 aio.get_task("u")
 

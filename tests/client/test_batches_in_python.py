@@ -167,6 +167,7 @@ def test_an_async_batch_has_the_same_methods(app: App) -> None:
             await asyncio.to_thread(drain, app)
             assert await batch.results(timeout="1m") == [0, 1, 4]
             assert [await job for job in batch] == [0, 1, 4]
+            assert await batch == [0, 1, 4]
             assert await batch.retry_failed() == 0
             assert (await app.aio.batch(batch.id)).job_ids == batch.job_ids
             assert (await batch.cancel(), await batch.state()) == ("done", "done")

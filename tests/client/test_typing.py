@@ -60,6 +60,8 @@ async def main() -> None:
     reveal_type(await evaluate.aio.submit("a"))  # AsyncJob[list[float]]
     reveal_type(await evaluate(FakeContext(), "a"))  # list[float]
     reveal_type(await train.aio.gang(2).submit(lr=0.1))  # AsyncGang[dict[str, float]]
+    reveal_type(await (await train.aio.gang(2).submit(lr=0.1)))  # dict[str, float]
+    reveal_type(await (await train.aio.submit_many([{"lr": 0.1}], name="sweep")))  # list[dict[str, float]]
 """
 
 REFUSED = """
