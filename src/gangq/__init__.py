@@ -56,8 +56,10 @@ if TYPE_CHECKING:
     from gangq.errors import WorkerNameTaken as WorkerNameTaken
     from gangq.errors import WrongIsolation as WrongIsolation
     from gangq.errors import WrongState as WrongState
+    from gangq.handles import AsyncBatch as AsyncBatch
     from gangq.handles import AsyncGang as AsyncGang
     from gangq.handles import AsyncJob as AsyncJob
+    from gangq.handles import Batch as Batch
     from gangq.handles import Gang as Gang
     from gangq.handles import Job as Job
     from gangq.handles import as_completed as as_completed
