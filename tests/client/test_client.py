@@ -506,6 +506,15 @@ def test_a_payload_survives_the_way_there_and_back(client: Client) -> None:
     assert client.job(id=job).payload == payload
 
 
+@pytest.mark.parametrize("ids", ["12", b"12", 12])
+def test_a_string_or_a_number_is_no_list_of_jobs(client: Client, ids: Any) -> None:
+    client.submit(task="t", payloads=[{}, {}])
+    for call in (client.cancel, client.retry):
+        with pytest.raises(InvalidInput, match=r"job_ids is .*12.*: pass a list of whole numbers"):
+            call(job_ids=ids)
+    assert {job.state for job in client.jobs()} == {"pending"}
+
+
 def test_a_string_is_no_list_of_queues_and_a_naive_time_is_no_time(client: Client) -> None:
     with pytest.raises(InvalidInput, match=r"\['gpu'\]"):
         client.register_worker(name="w", host="h", queues="gpu")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import (
@@ -103,8 +103,10 @@ class Sql(NamedTuple):
     condition: str | None = None
 
 
-def integers(values: Sequence[int], _what: str) -> str:
+def integers(values: Sequence[int], what: str) -> str:
     """Return an array as its text: as a list, psycopg looks at every element, which costs ten times as much."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidInput(f"{what} is {values!r}: pass a list of whole numbers")
     return f"{{{','.join(map(str, values))}}}"
 
 
