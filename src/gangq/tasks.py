@@ -115,7 +115,7 @@ class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
         marks of it. `at_most`: of its jobs at most so many are placed at once. `indexes`: of each its `ctx.index`
         [0, 1, 2, ...].
         """
-        of_batch = {"name": name, "tags": list(tags) or None, "at_most": at_most, "indexes": indexes}
+        of_batch = {"name": name, "tags": tags or None, "at_most": at_most, "indexes": indexes}
         given = {key: value for key, value in of_batch.items() if value is not None}
         return self._run(self._submit_many(self._payloads(payloads), given))
 

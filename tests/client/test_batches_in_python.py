@@ -137,13 +137,15 @@ def test_what_waits_for_a_batch_starts_after_its_last_job(app: App) -> None:
     assert set(order[: order.index("report")]) >= {0, 1}
 
 
-def test_batches_without_a_job_or_a_name_are_refused(app: App) -> None:
+def test_batches_without_a_job_a_name_or_a_list_of_tags_are_refused(app: App) -> None:
     task = app.declare_task("t")
     with pytest.raises(InvalidInput, match="a batch such as 'sweep' has a job at least"):
         task.submit_many([], name="sweep")
     assert task.submit_many([]) == []
     with pytest.raises(InvalidInput, match="at_most is given without name"):
         task.submit_many([{}], at_most=2)  # type: ignore[call-overload]
+    with pytest.raises(InvalidInput, match="tags is 'nightly': pass a list of strings"):
+        task.submit_many([{}], name="sweep", tags="nightly")
     with pytest.raises(NotFound, match="batch b12345 does not exist"):
         app.batch(12345)
 
