@@ -11,6 +11,7 @@ from uuid import UUID
 from gangq.client.encoding import AWAITING, Awaited, awaited_ids
 from gangq.client.options import GangOptions, Needs
 from gangq.client.selectors import as_selector
+from gangq.client.verb import aware
 from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
 
@@ -103,6 +104,8 @@ def changed(options: TaskOptions, more: Mapping[str, Any]) -> TaskOptions:
     for name, least in (("budget", _SHORTEST_S), ("unique_for", _SHORTEST_S), ("delay", 0.0)):
         if name in found:
             found[name] = seconds(found[name], name, least=least, most=_LONGEST_BUDGET_S)
+    if "run_at" in found:
+        aware(found["run_at"], "run_at")
     if "run_at" in found and "delay" in found:
         raise InvalidInput("both run_at and delay are given: a moment, or how long from now")
     alone = next((name for name in ("unique_for", "replace") if found.get(name)), None)

@@ -7,7 +7,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from types import ModuleType
 from typing import Any
 
@@ -64,6 +64,12 @@ def test_what_waits_gets_the_new_payload_moment_and_priority(app: App) -> None:
     assert (again == first, again.existed, again.replaced) == (True, True, True)
     row = first.row()
     assert (row.payload, row.due_at, row.priority) == ({"n": 2}, at, 5)
+
+
+@pytest.mark.parametrize("moment", ["2100-01-01", date(2100, 1, 1), datetime(2100, 1, 1)])
+def test_what_is_no_moment_is_refused_where_it_is_written(app: App, moment: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"run_at is .*time zone"):
+        app.declare_task("t").options(run_at=moment)
 
 
 def test_a_gang_is_submitted_once_too(app: App) -> None:

@@ -121,7 +121,9 @@ def _results(values: Sequence[object | None], what: str) -> list[str | None] | N
 
 
 def aware(at: datetime, what: str) -> datetime:
-    """Return `at`. Raises `InvalidInput` if it has no time zone."""
+    """Return `at`. Raises `InvalidInput` if it is no datetime, or has no time zone."""
+    if not isinstance(at, datetime):
+        raise InvalidInput(f"{what} is {at!r}: pass a datetime with a time zone")
     if at.tzinfo is None:
         raise InvalidInput(
             f"{what} is {at.isoformat()} without a time zone, which each machine would read differently: use "
