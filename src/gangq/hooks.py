@@ -120,7 +120,8 @@ def _outcome(
 
 def require_hook(hook: Callable[..., object]) -> None:
     """Raise `InvalidInput` for a function that runs nothing when it is called."""
-    if inspect.iscoroutinefunction(hook) or inspect.isgeneratorfunction(hook):
+    unfinished = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(kind(hook) for kind in unfinished):
         raise InvalidInput(
             f"the hook {_name(hook)} runs nothing when it is called: define it without async and yield"
         )

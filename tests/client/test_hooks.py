@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -153,8 +153,11 @@ def test_what_runs_nothing_is_no_hook() -> None:
     def yields(*_: object) -> Iterator[None]:
         yield
 
+    async def yields_later(*_: object) -> AsyncIterator[None]:
+        yield
+
     for declare in (app.on_worker_start, app.on_worker_stop, app.on_start, app.on_end, app.on_failure):
-        for hook in (waits, yields):
+        for hook in (waits, yields, yields_later):
             with pytest.raises(
                 InvalidInput, match=f"the hook .*{hook.__name__} runs nothing when it is called"
             ):
