@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from gangq.client.encoding import as_object
@@ -214,12 +215,14 @@ class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
             for given_to in [payload or {}] if payloads is None else payloads:
                 self._check(given_to)
         else:
+            by_rank = None if payloads is None else iter(payloads)
+            roles = [as_role(role, n) for n, role in enumerate(of_gang["roles"])]
             of_gang["roles"] = [
-                self._role(as_role(role, n), of_members, payload) for n, role in enumerate(of_gang["roles"])
+                self._role(role, of_members, _called_with(role, payload, by_rank)) for role in roles
             ]
         return {"task": self.name, "size": size, "payload": payload, "payloads": payloads, **of_gang}, members
 
-    def _role(self, role: Role, options: Mapping[str, Any], payload: Mapping[str, Any] | None) -> Role:
+    def _role(self, role: Role, options: Mapping[str, Any], called_with: Sequence[Mapping[str, Any]]) -> Role:
         """The role, filled up. What a member needs is first what its role says, then what the call says (`options`),
         then what the role's task is declared with; never what the gang's task is declared with.
         """
@@ -227,7 +230,7 @@ class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
         known = task if isinstance(task, _Task) else self.app.tasks.get(task)
         if known is None:
             return role
-        for given_to in role.payloads or [role.payload or payload or {}]:
+        for given_to in called_with:
             known._check(given_to)
         if role.task is None:
             return role
@@ -349,6 +352,17 @@ class AsyncTask(
 
     def _made(self, made: GangSubmitted | UniqueGangSubmitted) -> AsyncGang[R]:
         return AsyncGang(self.app.aio._client, *made)
+
+
+def _called_with(
+    role: Role, payload: Mapping[str, Any] | None, by_rank: Iterator[Mapping[str, Any]] | None
+) -> Sequence[Mapping[str, Any]]:
+    """What the members of a role are called with: the next of `by_rank`, else what the role says, else `payload`."""
+    if by_rank is not None:
+        return [*islice(by_rank, role.count)]
+    if role.payloads is not None:
+        return role.payloads
+    return [role.payload if role.payload is not None else payload or {}]
 
 
 def _restore(

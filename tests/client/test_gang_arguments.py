@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from gangq import App, Client, InvalidInput, Role, WrongState, parse_selector
+from gangq import App, Client, Context, Gang, InvalidInput, Role, WrongState, parse_selector
 from gangq.client import AsyncClient
 
 Db = psycopg.Connection[dict[str, Any]]
@@ -328,6 +328,29 @@ def test_a_role_needs_what_its_task_was_declared_with_unless_somebody_says(clien
     assert [(r["gpus"], r["vram_mb"]) for r in kind(db, gang.id)] == [(4, 100)], (
         "what the call says holds for all"
     )
+
+
+def test_members_of_roles_are_checked_with_what_they_are_called_with(client: Client) -> None:
+    app = App(client=client)
+
+    @app.task
+    def drive(ctx: Context, n: int) -> None: ...
+
+    @app.task
+    def execute(ctx: Context, lr: float = 1.0) -> None: ...
+
+    def payloads(gang: Gang[Any]) -> list[Any]:
+        return [member.row().payload for member in gang.members]
+
+    roles = [Role("driver", 1), Role("foreign", 1, task="elsewhere"), Role("other", 1, task=execute)]
+    each = [{"n": 1}, {"any": 2}, {"lr": 0.5}]
+    assert payloads(drive.gang(roles=roles).submit_each(each)) == each
+    with pytest.raises(InvalidInput, match=r"do not fit task 'execute': .*'n'"):
+        drive.gang(roles=roles).submit_each([{"n": 1}, {"any": 2}, {"n": 3}])
+    nothing = [Role("driver", 1), Role("other", 1, task=execute, payload={})]
+    assert payloads(drive.gang(roles=nothing).submit(n=1)) == [{"n": 1}, {}]
+    with pytest.raises(InvalidInput, match="do not fit task 'drive': missing"):
+        drive.gang(roles=[Role("driver", 1, payload={})]).submit(n=1)
 
 
 def test_options_of_the_gang_and_of_its_members_are_told_apart(client: Client, db: Db) -> None:
