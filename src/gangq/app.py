@@ -214,7 +214,7 @@ class App:
         )
 
         def declare(function: Callable[Concatenate[Context, P], R]) -> Task[P, R]:
-            called = name or function.__name__
+            called = name or getattr(function, "__name__", None) or ""
             require_handler(function, called)
             kind = CoroutineTask if inspect.iscoroutinefunction(function) else Task
             return self._add(kind(self, called, function, defaults, isolate, watch, retry))

@@ -103,6 +103,8 @@ def test_wrong_declarations_are_refused_with_what_is_right(app: App) -> None:
         app.declare_task("command")
     with pytest.raises(InvalidInput, match=r"'gpu'.*gpus"):
         app.task(gpu=1)
+    with pytest.raises(InvalidInput, match="pass another name"):
+        app.task(functools.partial(lambda ctx, n: n, n=1))
     with pytest.raises(UnknownTask, match=r"'elsewere' \(it has: elsewhere\)"):
         app.get_task("elsewere")
     nobody: Any = None
