@@ -1047,6 +1047,12 @@ def test_an_address_that_cannot_be_parsed_is_explained_without_quoting_it(dsn: s
     assert caught.value.__suppress_context__
 
 
+@pytest.mark.parametrize("sizes", [{"max_size": 0}, {"min_size": -1}])
+def test_a_pool_without_connections_is_refused(sizes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="max_size"):
+        Client("dbname=d", **sizes)
+
+
 def test_an_option_that_nobody_has_is_named() -> None:
     with pytest.raises(InvalidInput, match="there is no option 'pool_size'"):
         Client("host=db", pool_size=4)

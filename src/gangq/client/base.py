@@ -19,7 +19,7 @@ from gangq.client import core
 from gangq.client.inside import through_worker
 from gangq.client.verb import Query, Steps
 from gangq.durations import Duration, seconds
-from gangq.errors import DatabaseUnreachable, GangqError
+from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput
 
 if TYPE_CHECKING:
     from gangq.context import Context
@@ -89,6 +89,8 @@ class BaseClient:
         through: Context | None = None,
         **parameters: Any,
     ) -> None:
+        if max_size < 1 or min_size < 0:
+            raise InvalidInput(f"min_size is {min_size} and max_size {max_size}: at least 0 and 1")
         self.target = core.target(dsn, parameters, prepare)
         self.timeout_s = seconds(timeout_s, "timeout_s")
         self.through = through
