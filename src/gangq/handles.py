@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from gangq import handle_steps as steps
 from gangq.client import Client
@@ -216,8 +216,12 @@ class Batch(_Sync, _OfBatch[R]):
     def __iter__(self) -> Iterator[Job[R]]:
         return (Job(self._client, id) for id in self.job_ids)
 
-    def __getitem__(self, index: int) -> Job[R]:
-        return Job(self._client, self.job_ids[index])
+    @overload
+    def __getitem__(self, index: int) -> Job[R]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Job[R]]: ...
+    def __getitem__(self, index: int | slice) -> Job[R] | list[Job[R]]:
+        return [*self][index]
 
     wait = now(steps.wait)
     results = now(steps.batch_results)
@@ -234,8 +238,12 @@ class AsyncBatch(_Async, _OfBatch[R]):
     def __iter__(self) -> Iterator[AsyncJob[R]]:
         return (AsyncJob(self._client, id) for id in self.job_ids)
 
-    def __getitem__(self, index: int) -> AsyncJob[R]:
-        return AsyncJob(self._client, self.job_ids[index])
+    @overload
+    def __getitem__(self, index: int) -> AsyncJob[R]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[AsyncJob[R]]: ...
+    def __getitem__(self, index: int | slice) -> AsyncJob[R] | list[AsyncJob[R]]:
+        return [*self][index]
 
     wait = later(steps.wait)
     results = later(steps.batch_results)

@@ -41,7 +41,7 @@ def test_a_name_makes_a_batch_whose_results_are_in_order(app: App) -> None:
     batch = square.submit_many(({"n": n} for n in range(3)), name="sweep", tags=["lr", "a"], at_most=2)
     alone = square.submit(n=9)
     assert (len(batch), [job.id for job in batch], batch[-1]) == (3, batch.job_ids, [*batch][2])
-    assert batch.id == batch.job_ids[0]
+    assert (batch[:2], batch.id) == ([batch[0], batch[1]], batch.job_ids[0])
     assert repr(batch) == f"<Batch b{batch.id}>", "nothing was asked yet"
     row = batch.progress()
     assert (row.name, row.tags, row.size, row.at_most) == ("sweep", ["a", "lr"], 3, 2)

@@ -40,6 +40,7 @@ reveal_type(train.options(priority=10, unique="ds-7").submit(lr=0.1).existed)  #
 reveal_type(train.submit_many([{"lr": 0.1}]))  # list[Job[dict[str, float]]]
 reveal_type(train.submit_many([{"lr": 0.1}], name="sweep", at_most=2))  # Batch[dict[str, float]]
 reveal_type([job.result() for job in train.submit_many([{"lr": 0.1}], name="sweep")])  # list[dict[str, float]]
+reveal_type(train.submit_many([{"lr": 0.1}], name="sweep")[:1])  # list[Job[dict[str, float]]]
 reveal_type(train.submit_many([{"lr": 0.1}], name="sweep").results())  # list[dict[str, float]]
 reveal_type(train.gang(4, strategy="pack").submit(lr=0.1))  # Gang[dict[str, float]]
 reveal_type(train.gang(4).submit_each([{"lr": 0.1}]).results())  # list[dict[str, float]]
