@@ -50,9 +50,9 @@ class Status:
         return cls("Batch", batch.id, batch.task, batch.state, f"{batch.name}, {batch_in_words(batch)}")
 
     def __str__(self) -> str:
-        # Reasons, errors and progress come from others, and a terminal would obey what is not printable.
-        said = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in self.said)
-        return f"{self._name} ({self.task}) {self.state}" + (f": {said}" if said else "")
+        # Tasks, reasons, errors and progress come from others, and a terminal would obey what is not printable.
+        line = f"{self._name} ({self.task}) {self.state}" + (f": {self.said}" if self.said else "")
+        return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line)
 
     @property
     def _name(self) -> str:

@@ -61,6 +61,7 @@ def test_a_job_is_shown_with_state_and_why_it_waits_and_how_far_it_is(app: App) 
     assert job.state() == "scheduled"
     assert repr(job) == f"<Job {job.id} (train) scheduled: OSError: no\N{REPLACEMENT CHARACTER}[2J disk>"
     assert "due" in str(job.status())
+    assert "\x1b" not in str(app.declare_task("\x1b[2J").submit().status())
 
 
 def test_in_a_notebook_nothing_of_a_job_is_markup(app: App) -> None:
