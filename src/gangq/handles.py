@@ -257,10 +257,15 @@ class AsyncBatch(_Async, _OfBatch[R]):
         return self.results().__await__()
 
 
-H = TypeVar("H", Job[Any], Gang[Any], Batch[Any], "Job[Any] | Gang[Any] | Batch[Any]")
-
-
-def as_completed(jobs: Iterable[H], *, timeout: Duration | None = None) -> Iterator[H]:
+@overload
+def as_completed(jobs: Iterable[Job[R]], *, timeout: Duration | None = None) -> Iterator[Job[R]]: ...
+@overload
+def as_completed(jobs: Iterable[Gang[R]], *, timeout: Duration | None = None) -> Iterator[Gang[R]]: ...
+@overload
+def as_completed(
+    jobs: Iterable[Job[Any] | Gang[Any] | Batch[Any]], *, timeout: Duration | None = None
+) -> Iterator[Job[Any] | Gang[Any] | Batch[Any]]: ...
+def as_completed(jobs: Iterable[Any], *, timeout: Duration | None = None) -> Iterator[Any]:
     """Yield jobs, gangs and batches of one App as they end, whichever ends first; done or not.
 
     `timeout`: how long all of it may take, as in `wait`; then `WaitTimeout`. For async handles there is

@@ -46,6 +46,8 @@ reveal_type(train.gang(4, strategy="pack").submit(lr=0.1))  # Gang[dict[str, flo
 reveal_type(train.gang(4).submit_each([{"lr": 0.1}]).results())  # list[dict[str, float]]
 reveal_type(train.gang(roles=[gangq.Role("a", 1)]).submit(any=1))  # Gang[Any]
 reveal_type(train.gang(2).submit(lr=1).members[0].result())  # dict[str, float]
+reveal_type([job.result() for job in gangq.as_completed([train.submit(lr=0.1)])])  # list[dict[str, float]]
+reveal_type(next(gangq.as_completed([train.submit(lr=0.1), app.gang(7)])).wait())  # str
 reveal_type(evaluate)  # CoroutineTask[[prompt: str], list[float]]
 reveal_type(evaluate.submit(prompt="a"))  # Job[list[float]]
 reveal_type(evaluate.options(priority=1).submit("a").result())  # list[float]
