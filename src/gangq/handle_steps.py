@@ -182,7 +182,8 @@ def wait(handle: Handle[Any], timeout: Duration | None = None) -> Steps[str]:
     """Wait until it has ended; return its state: done, failed or cancelled.
 
     `timeout`: seconds, "90s" or a timedelta, None for ever; then `WaitTimeout`. A database outage of up to five
-    minutes is waited out.
+    minutes is waited out. While the database does not answer, it takes longer than `timeout`: as long as the client
+    gives the call that is under way (`connect_s`, `timeout_s`).
     """
     return (yield from first_ended([handle], Limit(timeout)))[handle]
 
@@ -285,7 +286,7 @@ def events(handle: Handle[Any]) -> Steps[list[EventRow]]:
 
 
 def logs(handle: Handle[Any]) -> Steps[str]:
-    """Return the output kept of its latest attempt. Raises `NotAllowed`.
+    """Return the output of its latest attempt of which some is kept. Raises `NotAllowed`.
 
     Of a handler inside the worker that is what it printed or logged to `sys.stdout` and `sys.stderr`, and its
     threads too; what a subprocess or a C library wrote is in the worker's own output only.
@@ -378,7 +379,7 @@ def gang_timeline(handle: Handle[Any]) -> Steps[list[TimelineRow]]:
 
 
 def gang_logs(handle: Handle[Any]) -> Steps[list[str]]:
-    """Return the output kept of each member's latest attempt, by rank."""
+    """Return the output of each member as of a job, by rank."""
     found = []
     for member in (yield from _members(handle.id)):
         found.append((yield from _logs(member.id)))
