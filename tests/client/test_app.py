@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NoReturn
 
 import psycopg
@@ -22,6 +22,7 @@ from psycopg.conninfo import make_conninfo
 from databases import OwnServer
 from gangq import App, AsyncClient, Client, Context, Gang, Job, Retry, Role, context, embedded, handle_steps
 from gangq.errors import (
+    DatabaseUnreachable,
     GangqError,
     InvalidInput,
     JobCancelled,
@@ -33,7 +34,7 @@ from gangq.errors import (
     Stopped,
     UnknownTask,
 )
-from gangq.handles import AsyncGang, AsyncJob
+from gangq.handles import AsyncBatch, AsyncGang, AsyncJob, Batch
 from gangq.worker.context_impl import job_log
 
 
@@ -526,7 +527,29 @@ def test_waiting_survives_a_restart_of_the_database(
 # asyncio
 
 
-@pytest.mark.parametrize(("sync", "aio"), [(Job, AsyncJob), (Gang, AsyncGang)])
+def test_each_outage_is_waited_out_for_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(handle_steps, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    steps: Any = handle_steps.wait(Job(lambda: None, 1))
+    down = DatabaseUnreachable("down")
+    next(steps)
+
+    def asks_again_after(pause: object) -> None:
+        assert isinstance(pause, float)
+        steps.send(None)
+
+    for _ in range(2):
+        asks_again_after(steps.throw(down))
+        now[0] += 299
+        asks_again_after(steps.throw(down))
+        asks_again_after(steps.send({1: "running"}))
+    asks_again_after(steps.throw(down))
+    now[0] += 301
+    with pytest.raises(DatabaseUnreachable):
+        steps.throw(down)
+
+
+@pytest.mark.parametrize(("sync", "aio"), [(Job, AsyncJob), (Gang, AsyncGang), (Batch, AsyncBatch)])
 def test_the_async_handles_have_the_same_methods(sync: type, aio: type) -> None:
     def public(kind: type) -> dict[str, Any]:
         return {name: getattr(kind, name) for name in vars(kind) if not name.startswith("_")}
