@@ -26,6 +26,7 @@ from psycopg.rows import dict_row
 
 from databases import OwnServer
 from gangq.client import AsyncClient, Client, core, rows
+from gangq.client.base import Attempts
 from gangq.client.encoding import dumps
 from gangq.client.options import RegisterOptions, SubmitGangOptions, SubmitOptions
 from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
@@ -942,6 +943,21 @@ def test_a_call_that_is_cut_off_says_that_its_effect_is_unknown(
         with client.connection("gangq.submit") as conn:
             conn.execute("select pg_terminate_backend(pg_backend_pid())")
     assert caught.value.retryable
+
+
+def test_a_submission_that_is_sent_again_and_refused_may_have_been_carried_out() -> None:
+    attempts = Attempts(Client("dbname=d"), Verbs.submit(task="t"))
+    attempts.begin()
+    attempts.failed(psycopg.OperationalError("gone"))
+    with pytest.raises(DatabaseUnreachable, match="unknown"):
+        attempts.failed(NotAllowed("no"))
+
+
+def test_no_submission_is_sent_again_after_its_time() -> None:
+    attempts = Attempts(Client("dbname=d", timeout_s=0), Verbs.submit(task="t"))
+    attempts.begin()
+    with pytest.raises(DatabaseUnreachable, match="unknown"):
+        attempts.failed(psycopg.OperationalError("gone"))
 
 
 def test_clients_survive_a_crash_of_the_server_and_say_so_while_it_is_down(own_server: OwnServer) -> None:
