@@ -37,6 +37,7 @@ from gangq.embedded import Server
 from gangq.errors import (
     Busy,
     DatabaseUnreachable,
+    GangqError,
     InvalidInput,
     NotAllowed,
     NotFound,
@@ -951,6 +952,14 @@ def test_a_submission_that_is_sent_again_and_refused_may_have_been_carried_out()
     attempts.failed(psycopg.OperationalError("gone"))
     with pytest.raises(DatabaseUnreachable, match="unknown"):
         attempts.failed(NotAllowed("no"))
+
+
+def test_a_call_is_sent_without_a_prepared_statement_once() -> None:
+    attempts = Attempts(Client("dbname=d", prepare=True), Verbs.job(id=1))
+    refused = psycopg.errors.InvalidSqlStatementName("there is no such statement")
+    attempts.failed(refused)
+    with pytest.raises(GangqError, match="no such statement"):
+        attempts.failed(refused)
 
 
 def test_no_submission_is_sent_again_after_its_time() -> None:
