@@ -35,6 +35,7 @@ from gangq.errors import (
     UnknownTask,
 )
 from gangq.handles import AsyncBatch, AsyncGang, AsyncJob, Batch
+from gangq.testing import FakeContext
 from gangq.worker.context_impl import job_log
 
 
@@ -317,6 +318,24 @@ def test_an_app_without_a_database_says_how_to_name_one(monkeypatch: pytest.Monk
     monkeypatch.delenv("GANGQ_DSN", raising=False)
     with App() as app, pytest.raises(InvalidInput, match="no database is named: set GANGQ_DSN"):
         app.declare_task("t").submit()
+
+
+def test_inside_jobs_an_app_submits_through_the_one_that_runs_unless_a_database_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = App()
+    try:
+        for job in (FakeContext(), FakeContext()):
+            context.set_current(job)
+            assert app.client.through is job
+        monkeypatch.setenv("GANGQ_SOCKET", "/nowhere")
+        monkeypatch.delenv("GANGQ_DSN", raising=False)
+        assert app.client.through is job
+        monkeypatch.setenv("GANGQ_DSN", "dbname=own")
+        assert app.client.through is None
+        assert App("dbname=given").client.through is None
+    finally:
+        context.set_current(None)
 
 
 def test_nothing_is_resolved_before_the_first_use(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
