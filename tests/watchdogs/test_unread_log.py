@@ -95,6 +95,22 @@ def test_a_trip_that_is_called_off_is_not_carried_out_by_a_full_log(full_pipe: i
     assert run(code, full_pipe)[0] == 0
 
 
+def test_a_trip_is_reported_although_nobody_reads_its_log_any_more() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    code = MUTE.format(options="") + (
+        "from gangq.watchdogs import ExitCode, Trip\n"
+        "path._reporter.tell = lambda *a, **k: 'held'\n"
+        "print(boottime(), flush=True)\n"
+        "off = trip(Trip(ExitCode.STALL, 'idle', 'no beat'))\n"
+        "import os; os._exit(0 if off is False else 1)\n"
+    )
+    try:
+        assert run(code, writes)[0] == 0
+    finally:
+        os.close(writes)
+
+
 # -- what is said last -----------------------------------------------------------------------------------------
 
 SLOW = """

@@ -272,5 +272,7 @@ def _show(stacks: str) -> None:
     """Write the stacks to standard error too: the report may not reach the database."""
     stream = sys.__stderr__ or sys.stderr
     if stream is not None:
-        stream.write(stacks)
-        stream.flush()
+        # It may be closed, or a pipe whose reader has ended: the trip is reported all the same.
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(stacks)
+            stream.flush()
