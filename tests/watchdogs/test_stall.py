@@ -311,6 +311,18 @@ def test_repeating_that_it_is_long_does_not_prolong_it() -> None:
     assert world.reasons == ["idle"]
 
 
+def test_a_pause_takes_nothing_from_a_long_phase() -> None:
+    world = World(StallWatchdog, long_phase_s=2000)
+    world.dog.beat(phase="long")
+    world.clock.now += 1500
+    world.dog.pauses.note(1500, "asleep")
+    world.dog.beat(phase="long")
+    world.run(1999)
+    assert world.suspected == []
+    world.run(12)
+    assert world.reasons == ["idle"]
+
+
 def test_a_beat_without_a_phase_ends_a_long_one() -> None:
     world = World(StallWatchdog, long_phase_s=2000)
     world.dog.beat(phase="long")

@@ -31,7 +31,9 @@ _WORD_CHARS = 200
 
 
 class Beat(NamedTuple):
-    """The latest beat. One object, replaced as a whole: who reads it needs no lock."""
+    """The latest beat. One object, replaced as a whole: who reads it needs no lock. ``phase_since`` is when its phase
+    began, moved by the pauses since.
+    """
 
     number: int
     at: float
@@ -208,18 +210,18 @@ class StallWatchdog(Watch[_Beaten]):
             return
         # It is compared below, and comparing an object of the program could run any code.
         phase = phase if isinstance(phase, str) else None
-        now = self._clock()
+        now, paused = self._clock(), self.pauses.total_s
         last = job.last
         number, since = 1, now
         if last is not None:
             number = last.number + 1
             if phase == last.phase:
-                since = last.phase_since
+                since = last.phase_since + paused - last.paused
             if number > WARM_UP_BEATS and last.phase in (None, "run"):
                 gap = now - last.at
                 if gap > job.longest_s and (job.pending is None or gap > job.pending[0]):
                     job.pending = (gap, last.paused)
-        job.last = Beat(number, now, self.pauses.total_s, step, total, phase, loss, since)
+        job.last = Beat(number, now, paused, step, total, phase, loss, since)
 
     @property
     def learned(self) -> tuple[float, int]:
