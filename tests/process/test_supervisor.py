@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from gangq.proc import procfs
-from gangq.proc.liveness_memory import Memory
+from gangq.proc.liveness_memory import SIZE, Memory
 from gangq.proc.silence import Look, Silence
 from gangq.proc.supervision import Supervisor
 from process.supervised import AS_PID_1, PATIENCE_S, STAND_IN, SUPERVISOR, Start, needs_namespaces, starter
@@ -302,6 +302,16 @@ def test_who_wakes_to_ask_for_the_gil_is_given_slices_even_beside_a_hog() -> Non
         for process in processes:
             process.kill()
             process.wait()
+
+
+def test_a_worker_that_was_stopped_has_no_stacks_of_an_earlier_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = Supervisor(["/bin/true"], silence_s=1, start_s=1, as_json=False)
+    os.pwrite(one.memory.fd, STACKS, SIZE)
+    monkeypatch.setattr(procfs, "thread_times", lambda _: {7: ("T", 4, "900 5 30")})
+    assert one.look().stacks == {}
+    assert one.memory.stacks_written == 0
 
 
 # -- a service manager ---------------------------------------------------------------------------------------

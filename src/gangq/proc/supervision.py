@@ -261,8 +261,8 @@ class Supervisor:
     def look(self) -> silence.Look:
         """Where the worker's threads stand. Nothing of it interrupts what the worker does."""
         threads = procfs.thread_times(self.child)
+        self.memory.forget_stacks()
         if any(state not in "tT" for state, _, _ in threads.values()):
-            self.memory.forget_stacks()
             self.dump(self._now() + _STACKS_S)
         return silence.Look(self.memory.stacks(), threads)
 
