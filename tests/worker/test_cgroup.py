@@ -121,6 +121,15 @@ def test_what_is_no_limit_limits_nothing(tree: Tree, quota: str) -> None:
     assert (tree.memory, tree.cpus) == (None, None)
 
 
+def test_a_mount_without_a_source_hides_no_group(tree: Tree) -> None:
+    tree.belongs("0::/unit")
+    tree.mounts(("/", "", "rw"))
+    with (tree.proc / "self/mountinfo").open("a") as file:
+        file.write("31 24 0:27 / /scratch rw - tmpfs  rw,size=1024k\n")
+    tree.says("unit", memory__max=64 * MIB)
+    assert tree.memory == 64 * MIB
+
+
 def test_a_host_without_groups_has_no_limits(tree: Tree) -> None:
     assert (tree.memory, tree.cpus) == (None, None)
     tree.belongs("0::/")

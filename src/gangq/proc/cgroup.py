@@ -224,7 +224,8 @@ def _mounts(text: str, controller: str) -> dict[int, tuple[str, str]]:
     for row in text.splitlines():
         left, _, right = row.partition(" - ")
         root, mount = left.split()[3:5]
-        kind, _, options = right.split(maxsplit=2)
+        # At each blank, because the source between them may be empty.
+        kind, _, options = right.split(" ", 2)
         if kind == "cgroup2":
             found.setdefault(2, (mount, root))
         elif kind == "cgroup" and controller in options.split(","):
