@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -19,6 +20,7 @@ import pytest
 
 from gangq.errors import CommandStartError
 from gangq.proc import procfs
+from gangq.proc.bounded_log import BoundedLog, unroll
 from gangq.proc.clock import boottime
 from gangq.worker import launch
 from gangq.worker.child import Child, Exit
@@ -309,6 +311,27 @@ def test_output_that_fits_in_head_and_tail_is_kept_to_the_byte(start: Start) -> 
     child = start("sh", "-c", "printf 0123456789abcdef; echo ready", log_head=4, log_tail=100)
     child.wait(10)
     assert Path(child.log_path).read_bytes() == b"0123456789abcdefready\n"
+
+
+def test_a_tail_for_which_the_disk_had_no_room_is_put_behind_the_head_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = BoundedLog(str(tmp_path / "log"), 2, 4)
+    log.write(b"abcdefghijkl")
+    write, room = os.write, [30, 0]
+
+    def full_soon(fd: int, data: bytes) -> int:
+        if taken := room.pop(0):
+            return write(fd, data[:taken])
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full_soon)
+        log.finish()
+    assert log.error is not None
+    unroll(log.path)
+    assert Path(log.path).read_bytes() == b"ab\n[gangq: 6 bytes dropped here]\nijkl"
+    assert not Path(log.path + ".tail").exists()
 
 
 def test_the_tail_can_be_read_live_and_beyond_the_head(start: Start) -> None:

@@ -95,7 +95,13 @@ def unroll(path: str) -> None:
     if dropped or tail:
         head = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         try:
-            _write_all(head, _marker(dropped) + tail)
+            before = os.fstat(head).st_size
+            try:
+                _write_all(head, _marker(dropped) + tail)
+            except OSError:
+                # The next call appends all of it again.
+                os.ftruncate(head, before)
+                raise
         finally:
             os.close(head)
     if os.path.lexists(path + ".tail"):
