@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -152,6 +153,20 @@ def test_what_stands_there_is_mode_0600_and_takes_no_link(tmp_path: Path) -> Non
     assert stat.S_IMODE((place / "trip").stat().st_mode) == 0o600
     assert statefile.read(place, "trip", uid=os.getuid()) == b"7"
     assert [entry.name for entry in place.iterdir()] == ["trip"]
+
+
+def test_a_disk_without_room_is_left_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    statefile.write(tmp_path, "trip", b"before")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="no space left"):
+            statefile.write(tmp_path, "trip", b"after")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"trip": b"before"}
 
 
 @pytest.mark.parametrize("dsn", ["host=127.0.0.1 port=1", "host=192.0.2.1"], ids=["refused", "silent"])

@@ -71,6 +71,9 @@ def write(directory: str | os.PathLike[str], name: str, data: bytes) -> None:
         finally:
             os.close(file)
         os.rename(fresh, name, src_dir_fd=place, dst_dir_fd=place)
+    except OSError:
+        remove(directory, fresh)
+        raise
     finally:
         os.close(place)
 
