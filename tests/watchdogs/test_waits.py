@@ -117,6 +117,11 @@ def test_a_handler_that_waits_for_a_file_is_told_with_its_file_system(tmp_path: 
         ("36 35 0:50 / /data rw - ceph mon1:6789:/ rw", "/data", "fs:mon1:6789:/"),
         ("36 35 8:1 / /data rw - ext4 /dev/sda1 rw", "/data/x", f"fs:{socket.gethostname()}:/data"),
         ("36 35 0:50 / /data rw - nfs4 nas:/export rw", "/database", f"fs:{socket.gethostname()}:/"),
+        (
+            "36 35 0:50 / /donn\u00e9es\\040\u6570 rw - nfs4 nas:/export rw",
+            "/donn\u00e9es \u6570/x",
+            "fs:nas:/export",
+        ),
     ],
 )
 def test_a_network_file_system_is_the_same_on_every_host_and_a_local_one_is_not(

@@ -191,7 +191,8 @@ def _file_system(pid: int, path: str) -> str | None:
         fields, source = left.split(), right.split()
         if len(fields) < 5 or len(source) < 2:
             continue
-        point = fields[4].encode().decode("unicode_escape")
+        # Blanks and the like are written as \040; of all other characters nothing changes here.
+        point = fields[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             where = source[1] if source[0].startswith(_SHARED) else f"{socket.gethostname()}:{point}"
