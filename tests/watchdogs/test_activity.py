@@ -185,6 +185,27 @@ def test_family_notices_who_came_and_who_went() -> None:
     assert late.pid not in family.members({me}, (), boottime())
 
 
+ADOPTS = """
+import subprocess, time
+from gangq.proc import kernel, procfs
+from gangq.watchdogs.family import Family
+kernel.adopt_orphans()
+shell = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; read x"], stdin=-1, stdout=-1)
+orphan = int(shell.stdout.readline())
+family = Family()
+assert orphan in family.members({shell.pid}, (), 0.0)
+shell.stdin.close()
+shell.wait()
+found = orphan in family.members({procfs.stat(orphan).ppid}, (), 1.0)
+procfs.strike([procfs.stat(orphan)])
+raise SystemExit(not found)
+"""
+
+
+def test_family_notices_who_was_adopted() -> None:
+    assert subprocess.run([sys.executable, "-c", ADOPTS], timeout=30).returncode == 0
+
+
 def test_the_librarys_own_processes_do_not_count() -> None:
     code = "import sys, time; print('up', flush=True); time.sleep(60)"
     process = subprocess.Popen(

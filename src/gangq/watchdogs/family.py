@@ -37,7 +37,8 @@ class Family:
                 # A pid may have been given anew unseen, and its parent with it.
                 self._known, self._read_all_at = {}, now
             listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-            known = {pid: what for pid, what in self._known.items() if pid in listed}
+            # One whose parent has ended is below another now.
+            known = {pid: what for pid, what in self._known.items() if {pid, what.ppid} <= listed}
             for pid in listed - known.keys():
                 if (what := procfs.stat(pid)) is not None:
                     known[pid] = what
