@@ -223,6 +223,36 @@ def test_a_pause_does_not_use_up_the_grace() -> None:
     assert world.reasons == ["idle"]
 
 
+def test_a_pause_takes_nothing_from_a_phase_that_may_idle() -> None:
+    world = World(GpuHealthWatchdog, long_phase_s=2000)
+    world.dog.beat(phase="long")
+    world.run(600)
+    world.clock.now += 1300
+    world.dog.pauses.note(1300, "stopped")
+    world.run(1400 + 296)
+    assert world.reasons == []
+    world.run(8)
+    assert world.reasons == ["idle"]
+
+
+def test_a_window_begins_after_the_phase_that_may_idle_and_not_at_its_last_look() -> None:
+    world = World(GpuHealthWatchdog, load_grace_s=90, sample_s=60)
+    world.dog.beat(phase="save")
+    # Looks at 1, 61 and 121 s: the second is the last one within the phase.
+    world.run(420)
+    assert world.reasons == []
+    world.run(2)
+    assert world.reasons == ["idle"]
+
+
+def test_a_short_window_needs_its_samples_too() -> None:
+    world = World(GpuHealthWatchdog, load_grace_s=0, window_s=1)
+    world.run(8)
+    assert world.reasons == []
+    world.run(2)
+    assert world.reasons == ["idle"]
+
+
 def test_called_off_it_takes_another_whole_window() -> None:
     world = World(GpuHealthWatchdog, load_grace_s=0, call_off=True)
     world.run(306)
