@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import signal
 import threading
 import time
@@ -131,7 +130,6 @@ class Backstop:
             thread.join()
         # With the lock: a thread that is moving the timers would set them again after they were disarmed.
         with self._turns:
-            self._due = math.inf
             self._give_way.off()
             self._deadman.disarm()
 
