@@ -112,6 +112,31 @@ def test_stacks_are_written_a_grace_before_the_end_even_with_the_gil_held() -> N
     assert "in hold_the_gil" in err
 
 
+def test_armed_again_without_a_grace_it_writes_no_stacks() -> None:
+    code = (
+        "at = boottime() + 0.6; say(at); switch = Deadman(dump_file=sys.stderr)\n"
+        "switch.arm(at, 82, dump_before_s=0.3); switch.arm(at, 82); hold_the_gil()\n"
+    )
+    status, _, err = run(code)
+    assert (status, err) == (82, "")
+
+
+def test_a_timer_that_could_not_be_set_is_set_anew_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: deadman.KernelTimer, at: float) -> None:
+        raise OSError("timer_settime")
+
+    switch, at, set_to = Deadman(), boottime() + 600, list[float]()
+    switch.arm(at)
+    with monkeypatch.context() as patch:
+        patch.setattr(deadman.KernelTimer, "set", fails)
+        with pytest.raises(OSError, match="timer_settime"):
+            switch.arm(at + 1)
+        patch.setattr(deadman.KernelTimer, "set", lambda self, at: set_to.append(at))
+        switch.arm(at)
+    switch.disarm()
+    assert set_to == [at + 0.25, at]
+
+
 def test_a_stopped_process_is_killed_by_the_second_timer_without_being_continued() -> None:
     code = "at = boottime() + 0.5; say(at); Deadman().arm(at); os.kill(os.getpid(), signal.SIGSTOP)"
     status, late, _ = run(code)

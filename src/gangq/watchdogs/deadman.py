@@ -38,7 +38,7 @@ __all__ = ["Deadman", "Unsupported", "boottime"]
 _SIGEV_SIGNAL = 0
 _SIGEV_THREAD = 2
 _TIMER_ABSTIME = 1
-_BACKSTOP_S = 0.25
+_KILL_AFTER_S = 0.25
 
 
 class _Sigevent(ctypes.Structure):
@@ -146,15 +146,14 @@ class Deadman:
             event = _Sigevent(signo=number, notify=_SIGEV_SIGNAL)
             self._dump_timer = KernelTimer(self._libc, event, self._clock)
 
-    def arm(self, at_boottime: float, code: int = 77, *, dump_before_s: float = 0.0) -> None:
-        """Die with exit status ``code`` at ``at_boottime`` (seconds of the clock, as a rule of
-        :func:`boottime`), at once if that is past.
+    def arm(self, at: float, code: int = 77, *, dump_before_s: float = 0.0) -> None:
+        """Die with exit status ``code`` at this instant (seconds of the clock), at once if it is past.
 
         Again with a later instant to live on; again with the same arguments costs next to nothing. With
         ``dump_before_s`` > 0 and a ``dump_file``, stacks are written that much earlier. Should the exit itself not
         be possible (stopped, or no memory), SIGKILL follows 0.25 s later.
         """
-        wanted = (at_boottime, code, dump_before_s)
+        wanted = (at, code, dump_before_s)
         if wanted == self._set_to:
             # Without the lock: a thread that changes the timers sets this to None first, or comes after this call.
             return
@@ -163,7 +162,7 @@ class Deadman:
                 return
             # Not known until all of it is done: the next call then starts afresh, should this one fail.
             self._set_to = None
-            self._set(at_boottime, code, dump_before_s)
+            self._set(at, code, dump_before_s)
             self._set_to = wanted
 
     def disarm(self) -> None:
@@ -177,12 +176,12 @@ class Deadman:
                     timer.off()
             self._set_to = ()
 
-    def _set(self, at_boottime: float, code: int, dump_before_s: float) -> None:
-        # A past instant counts from now: else the backstop, past too, would take the exit code away.
-        at = max(at_boottime, self._now())
+    def _set(self, at: float, code: int, dump_before_s: float) -> None:
+        # A past instant counts from now: else SIGKILL, due at once too, would take the exit code away.
+        at = max(at, self._now())
         # The later one first: at no instant between these calls may the process be without a switch.
         if self._kill_timer is not None:
-            self._kill_timer.set(at + _BACKSTOP_S)
+            self._kill_timer.set(at + _KILL_AFTER_S)
         if self._exit_timer is None or code != self._code:
             former, self._exit_timer, self._code = self._exit_timer, self._exit_on_timer(code), code
             self._exit_timer.set(at)
