@@ -17,7 +17,7 @@ import pytest
 
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
-from gangq.watchdogs import counters
+from gangq.watchdogs import activity, counters
 from gangq.watchdogs import family as family_module
 from gangq.watchdogs.activity import HostActivity, HostSample, movement
 from gangq.watchdogs.counters import Counters, Wait, library_threads, process_counters
@@ -362,6 +362,23 @@ def test_a_sample_is_cheap(own: HostActivity) -> None:
     for _ in range(20):
         own.sample()
     assert (time.process_time() - began) / 20 < 0.02
+
+
+@pytest.mark.parametrize(
+    ("holder", "waits"),
+    [(os.getpid(), True), (1 << 22, False), (7, False), (-1, True), (0, True)],
+    ids=["another program", "one that has ended", "the job itself", "an open file", "another namespace"],
+)
+def test_a_wait_for_a_lock_counts_where_a_living_process_of_another_program_holds_it(
+    monkeypatch: pytest.MonkeyPatch, holder: int, waits: bool
+) -> None:
+    locks = (
+        f"1: FLOCK  ADVISORY  WRITE {holder} 08:01:77 0 EOF\n"
+        "1: -> FLOCK  ADVISORY  WRITE 8 08:01:77 0 EOF\n"
+        "2: POSIX  ADVISORY  READ 9 08:01:78 0 EOF\n"
+    )
+    monkeypatch.setattr(activity.procfs, "read", lambda path, most: locks.encode())
+    assert activity._locked({7, 8}) == ({8} if waits else set())
 
 
 def test_a_wait_for_a_lock_is_seen_below_a_thousand_other_locks(tmp_path: Path) -> None:
