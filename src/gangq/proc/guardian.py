@@ -251,7 +251,7 @@ class Guardian:
             if verdict in ready:
                 data = os.read(verdict, _CHUNK)
                 refusal += data
-                if not data:  # End of file without a word: exec closed it.
+                if not data:  # End of file: exec closed it, or the child has said why not and ended.
                     self.poll.unregister(verdict)
                     return refusal
             elif self.timer.fd in ready:

@@ -5,7 +5,7 @@ Three threads, each a context manager around one job and usable without a queue:
 (`gangq.watchdogs.idle`) and one trip path (`gangq.watchdogs.trip`). `Deadman` and `Backstop` hold when no Python
 runs any more.
 
-What is named here is imported when it is first used: the supervisor needs the exit codes and nothing else.
+What is named here is imported when it is first used: most commands need the exit codes and nothing else.
 """
 
 from __future__ import annotations
