@@ -135,6 +135,8 @@ def test_what_is_left_of_a_recorded_process_group_is_found_and_killed(run: Run, 
     # On a busy machine the shell may have forked and not yet become what it starts.
     eventually(lambda: Path(f"/proc/{orphan}/comm").read_text() == "sleep\n", "the shell has become sleep")
     assert [(s.pid, s.why, s.name) for s in survivors(mark, [identity])] == [(orphan, "group", "sleep")]
+    # What was in the group before its leader is a stranger.
+    assert survivors(mark, [replace(identity, start_ticks=identity.start_ticks + 10**6)]) == []
     evidence = confirm_gone(mark, [identity], host=HostIdentity.here(), kill=True)
     assert evidence.proves_death
 
@@ -150,6 +152,29 @@ def test_a_reused_pid_is_not_taken_for_the_recorded_process(run: Run, mark: str)
     assert stranger.poll() is None
 
 
+def test_a_process_that_was_recorded_before_a_reboot_is_another_one(run: Run, mark: str) -> None:
+    identity = process_identity(run("sleep", "1000").pid)
+    assert [survivor.why for survivor in survivors(mark, [identity])] == ["recorded"]
+    assert survivors(mark, [replace(identity, boot_id="before")]) == []
+
+
+@pytest.mark.parametrize("name", ["gangq:12345678", procfs.SUPERVISOR_NAME])
+def test_a_closed_process_of_another_worker_leaves_no_doubt(
+    mark: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def closed(_: int) -> str:
+        raise PermissionError
+
+    monkeypatch.setattr(procfs, "environment_value", closed)
+    entry = procfs.stat(os.getpid())
+    assert entry is not None
+    entry.comm = "sleep"
+    with pytest.raises(PermissionError):
+        proof._found_by(entry, mark, {}, set())
+    entry.comm = name
+    assert proof._found_by(entry, mark, {}, set()) is None
+
+
 def test_survivors_are_no_proof_until_they_are_gone(run: Run, mark: str) -> None:
     process = run("sleep", "1000", env={"GANGQ_MARK": mark})
     identity = process_identity(process.pid)
@@ -163,6 +188,29 @@ def test_survivors_are_no_proof_until_they_are_gone(run: Run, mark: str) -> None
     as_json = json.loads(json.dumps(evidence.as_json()))
     assert as_json["proves_death"] is False
     assert as_json["survivors"][0]["why"] == "recorded"
+
+
+def test_one_clean_reading_is_no_proof(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = proof.Survivor(1, 1, "late", "mark")
+    passes = iter([[], [one], [], []])
+    monkeypatch.setattr(proof, "_look", lambda *_, **__: proof._Pass(survivors=next(passes)))
+    assert confirm_gone(mark, [], host=HostIdentity.here()).proves_death
+    assert list(passes) == []
+
+
+def test_with_only_some_users_what_is_anothers_is_not_killed(
+    run: Run, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = run("sleep", "1000", env={"GANGQ_MARK": mark})
+    ended: list[str] = []
+    monkeypatch.setattr(proof.cgroup, "left_by", lambda _: [str(tmp_path)])
+    monkeypatch.setattr(proof.cgroup, "kill", ended.append)
+    host, me = HostIdentity.here(), os.getuid()
+    evidence = confirm_gone(mark, [], host=host, kill=True, only=[me + 1], timeout_s=0.3)
+    assert [survivor.pid for survivor in evidence.survivors] == [process.pid]
+    assert (process.poll(), ended) == (None, [])
+    assert confirm_gone(mark, [], host=host, kill=True, only=[me]).proves_death
+    assert set(ended) == {str(tmp_path)}
 
 
 @pytest.fixture
@@ -222,11 +270,26 @@ def test_another_machine_of_that_name_proves_nothing(mark: str) -> None:
     assert not confirm_gone(mark, [], host=replace(elsewhere, machine=None)).proves_death
 
 
+def test_machines_that_do_not_tell_which_they_are_prove_nothing_by_a_reboot(
+    mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = replace(HostIdentity.here(), machine=None)
+    monkeypatch.setattr(HostIdentity, "here", lambda: here)
+    assert not confirm_gone(mark, [], host=replace(here, boot_id="before")).proves_death
+
+
 def test_another_pid_namespace_proves_nothing(mark: str) -> None:
     evidence = confirm_gone(mark, [], host=replace(HostIdentity.here(), pid_namespace=1))
     assert not evidence.same_namespace
     assert not evidence.proves_death
     assert not confirm_gone(mark, [], host=replace(HostIdentity.here(), pid_namespace=None)).proves_death
+
+
+def test_a_proc_in_which_this_process_has_another_pid_proves_nothing(
+    mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "realpath", lambda _: f"/proc/{os.getpid() + 1}")
+    assert not confirm_gone(mark, [], host=HostIdentity.here()).proves_death
 
 
 @pytest.mark.skipif(
