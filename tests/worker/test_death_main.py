@@ -16,7 +16,8 @@ import pytest
 
 from gangq.client import Client
 from gangq.errors import IncarnationEnded
-from gangq.proc import clock, statefile
+from gangq.proc import clock, death_report, procfs, statefile
+from gangq.proc.supervisor_log import Log
 from gangq.worker.death_main import DIRECTORY_PREFIX, main, report, report_end
 from worker.worker_process import eventually
 
@@ -153,6 +154,44 @@ def test_what_stands_there_is_mode_0600_and_takes_no_link(tmp_path: Path) -> Non
     assert stat.S_IMODE((place / "trip").stat().st_mode) == 0o600
     assert statefile.read(place, "trip", uid=os.getuid()) == b"7"
     assert [entry.name for entry in place.iterdir()] == ["trip"]
+
+
+@pytest.mark.parametrize(
+    ("trip", "more", "for_s", "kept"),
+    [
+        ({}, {}, 5.0, True),
+        ({"until": 3.0}, {}, 3.0, True),
+        ({"until": 3.0, "reported": True}, {}, 2.0, False),
+        ({"until": 3.0, "incarnation": 8}, {}, 5.0, True),
+        ({"until": 0.5}, {}, None, True),
+        ({"until": 3.0}, {"frozen_at": -1.0}, 4.0, True),
+        ({"until": 0.5}, {"stuck": True}, 5.0, True),
+    ],
+    ids=["no trip", "began", "reported", "of another", "too late", "frozen", "stuck"],
+)
+def test_a_supervisor_reports_within_what_its_worker_left_of_five_seconds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trip: dict[str, Any],
+    more: dict[str, Any],
+    for_s: float | None,
+    kept: bool,
+) -> None:
+    allowed: list[float] = []
+    monkeypatch.setattr(death_report.clock, "boottime", lambda: 100.0)
+    monkeypatch.setattr(death_report, "_run_report", lambda *given: allowed.append(given[3]) or 0)
+    if trip:
+        left = {"incarnation": 7, **trip, "until": 100 + trip["until"]}
+        statefile.write(tmp_path, statefile.TRIP, json.dumps(left).encode())
+    one = procfs.stat(os.getpid())
+    assert one is not None
+    stuck = [one] if "stuck" in more else []
+    frozen_at = 100 + more["frozen_at"] if "frozen_at" in more else None
+    report = death_report.DeathReport(Log(as_json=True), {}, b"{}")
+    record = json.dumps({"directory": str(tmp_path)}).encode()
+    report.send(record, 7, {}, stuck=stuck, left=stuck, frozen_at=frozen_at)
+    assert allowed == ([] if for_s is None else [for_s])
+    assert (tmp_path / statefile.DEATH).exists() is kept
 
 
 def test_a_disk_without_room_is_left_nothing_half_written(
