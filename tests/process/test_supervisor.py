@@ -263,6 +263,16 @@ def test_silence_counts_only_time_in_which_it_could_have_been_heard() -> None:
     assert not silence.over
 
 
+def test_a_sign_that_was_given_before_a_pause_makes_the_silence_no_longer() -> None:
+    silence = Silence(10.0, now=0.0)
+    silence.waited(2.0, 2.0)
+    silence.waited(62.0, 1.0)
+    silence.reset(ago_s=61.0)
+    assert silence.silent_s == 3.0
+    silence.reset(ago_s=0.5)
+    assert silence.silent_s == 0.5
+
+
 def test_a_late_turn_is_no_pause() -> None:
     silence = Silence(10.0, now=0.0)
     assert silence.waited(0.9, 0.25) == 0
@@ -270,6 +280,24 @@ def test_a_late_turn_is_no_pause() -> None:
 
 
 STACKS = b'Thread 0x00007f01 (most recent call first):\n  File "park.py", line 3 in park\n'
+
+
+@pytest.mark.parametrize("signs", [False, True], ids=["frozen", "signs meanwhile"])
+def test_a_worker_is_looked_at_twice_a_second_apart(monkeypatch: pytest.MonkeyPatch, signs: bool) -> None:
+    one = Supervisor(["/bin/true"], silence_s=10, start_s=10, as_json=False)
+    looks: list[float] = []
+
+    def look() -> Look:
+        looks.append(one.silence.silent_s)
+        if signs and len(looks) == 2:
+            one.memory.sign()
+        return Look(STACKS, {})
+
+    monkeypatch.setattr(one, "look", look)
+    for silent_s in (9.0, 9.25, 9.75, 10.0):
+        one.silence.silent_s = silent_s
+        one.compare_looks()
+    assert (looks, one.end.frozen_s) == ([9.0, 10.0], None if signs else 10.0)
 
 
 def test_who_wants_the_processor_and_is_given_no_slice_of_it_is_not_frozen() -> None:
