@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gangq.errors import CommandStartError
-from gangq.proc import procfs
+from gangq.proc import guardian, procfs
 from gangq.proc.bounded_log import BoundedLog, unroll
 from gangq.proc.clock import boottime
 from gangq.worker import launch
@@ -541,6 +541,28 @@ def test_signals_to_the_guardian_do_not_end_it(start: Start) -> None:
     assert child.wait(0.3) is None
     Path(os.path.dirname(child.log_path), "go").touch()
     assert child.wait(10) == Exit(2, None, True)
+
+
+def test_the_group_of_a_command_that_was_reaped_may_be_anothers_and_is_not_signalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "killpg", lambda *what: sent.append(what))
+    one = guardian.Guardian(0, 0, inside=False)
+    os.close(one.timer.fd)
+    one.child = 77
+    one.signal_group(signal.SIGTERM)
+    one.reaped = True
+    one.signal_group(signal.SIGKILL)
+    assert sent == [(77, signal.SIGTERM)]
+
+
+def test_a_deadline_that_finds_only_the_rest_of_a_group_is_not_why_the_command_ended() -> None:
+    one = guardian.Guardian(0, 0, inside=False)
+    os.close(one.timer.fd)
+    one.cause, one.status = "stop", 0
+    one.begin_kill("deadline")
+    assert (one.killing, one.cause) == (True, "stop")
 
 
 def test_a_stopped_guardian_is_woken_by_a_stop(start: Start) -> None:
