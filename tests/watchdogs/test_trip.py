@@ -467,6 +467,17 @@ def test_a_database_without_the_verb_does_not_keep_it(empty_dsn: str) -> None:
     assert left == [75]
 
 
+@pytest.mark.parametrize("outcome", ["tripped", None], ids=["reported", "unanswered"])
+def test_its_supervisor_finds_whether_the_trip_was_reported(
+    monkeypatch: pytest.MonkeyPatch, outcome: str | None
+) -> None:
+    kept: list[Any] = []
+    path = TripPath("postgresql://x@127.0.0.1:1/x", 7, keep=kept.append, clock=lambda: 100.0)
+    monkeypatch.setattr(path._reporter, "tell", lambda *_, **__: outcome)
+    assert not path._report(Trip(ExitCode.BUDGET, "budget", "it ran for long"), 1, 1, {}, 100.0)
+    assert kept == ([{"incarnation": 7, "until": 105.0, "reported": True}] if outcome else [])
+
+
 def test_the_error_that_is_kept_names_type_reason_and_code() -> None:
     error = error_of(Trip(ExitCode.FAULT, "xid", "device GPU-1: xid 79: reboot"), {})
     assert (error["type"], error["reason"], error["code"]) == ("DeviceFault", "xid", 85)
