@@ -71,8 +71,8 @@ from (
   join gangq.incarnations i on i.id = j.incarnation
   where j.incarnation is not null
   group by j.gang_id, case when j.gang_id is null then j.shape_id end) x
-join gangq.shapes s on s.id = x.shape_id
-left join gangq.live_gangs g on g.id = x.gang_id;
+left join gangq.live_gangs g on g.id = x.gang_id
+join gangq.shapes s on s.id = coalesce(g.shape_id, x.shape_id);
 
 -- What each member of a live gang has last told and saved: rank; beat_at: when its last beat
 -- reached the database, with the step and phase it named; longest_gap_s: how long beats of its task

@@ -179,6 +179,15 @@ def test_waiting_says_what_waits_and_why(q: Q) -> None:
     }
 
 
+def test_running_names_the_task_that_the_gang_has_in_gangs(q: Q) -> None:
+    """The roles have tasks of their own; the gang's is that of the first."""
+    q.submit(task="second", due_at="2999-01-01")
+    roles = [{"name": name, "count": 1, "task": name} for name in ("first", "second")]
+    gang = q.submit_gang(roles=roles)
+    gang.start(q.worker(slots=2))
+    assert gang.row["task"] == only(q, "select task from gangq.running")["task"] == "first"
+
+
 def test_timeline_is_a_gangs_life_in_order(q: Q) -> None:
     gang, workers = q.submit_gang(2), q.workers(2)
     claims = gang.start(*workers)
