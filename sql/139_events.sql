@@ -64,5 +64,5 @@ cross join lateral (
     count(*) filter (where a.kind = 'force') as forced,
     count(*) filter (where a.kind = 'dead') as dead
   from gangq.events a
-  where a.gang_id = d.gang_id and a.epoch = d.epoch) n
+  where a.gang_id = d.gang_id and a.epoch = d.epoch and a.id > d.id) n
 where d.kind = 'drain' and d.gang_id is not null;

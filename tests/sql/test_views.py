@@ -188,6 +188,22 @@ def test_running_names_the_task_that_the_gang_has_in_gangs(q: Q) -> None:
     assert gang.row["task"] == only(q, "select task from gangq.running")["task"] == "first"
 
 
+def test_a_drain_counts_no_member_that_had_stopped_before_it(q: Q) -> None:
+    gang = q.submit_gang(3, min_size=1)
+    claims = gang.start(*q.workers(3))
+    q.call("shrink_gang", gang_id=gang.id, job_ids=[claims[2].job_id])
+    claims[2].ack()
+    gang.cancel()
+    for claim in claims[:2]:
+        claim.ack()
+    assert only(q, "select moved, acked, forced, dead from gangq.drains") == {
+        "moved": 2,
+        "acked": 2,
+        "forced": 0,
+        "dead": 0,
+    }
+
+
 def test_timeline_is_a_gangs_life_in_order(q: Q) -> None:
     gang, workers = q.submit_gang(2), q.workers(2)
     claims = gang.start(*workers)
