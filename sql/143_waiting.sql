@@ -69,11 +69,18 @@ from (
   union all
   select l.shape_id, l.state, l.priority, l.jobs, l.since, l.due from gangq.waiting_later() l) x
 cross join (select gangq.now() as t offset 0) c
--- Looked up one by one: shapes are kept for ever.
-cross join lateral (select z.queue, z.task from gangq.shapes z where z.id = x.shape_id offset 0) s
+-- Looked up one by one: shapes are kept for ever. placed: as gangq.is_placed, which readers may not
+-- call. Of light jobs a verdict or plan may be left from when their queue had limits.
+cross join lateral (
+  select z.queue, z.task,
+    x.state = 'pending' and (not z.plain or z.model is not null or exists (
+      select 1 from gangq.queues_table q
+      where (q.limited or q.policy = 'fair') and starts_with(z.queue || '.', q.name || '.')))
+      as placed
+  from gangq.shapes z where z.id = x.shape_id offset 0) s
 left join lateral (select gangq.infeasible(x.shape_id, 1) as why) h on x.state = 'pending'
-left join gangq.verdicts v on x.state = 'pending' and v.kind_id = -x.shape_id and v.ask = ''
-left join gangq.verdicts o on x.state = 'pending' and o.kind_id = -x.shape_id
+left join gangq.verdicts v on s.placed and v.kind_id = -x.shape_id and v.ask = ''
+left join gangq.verdicts o on s.placed and o.kind_id = -x.shape_id
   and o.ask = 'k' || x.shape_id || '/' || x.priority
-left join gangq.plans p on x.state = 'pending' and not p.kept
+left join gangq.plans p on s.placed and not p.kept
   and p.ask = 'k' || x.shape_id || '/' || x.priority;

@@ -179,6 +179,21 @@ def test_waiting_says_what_waits_and_why(q: Q) -> None:
     }
 
 
+def test_waiting_does_not_repeat_a_limit_once_nothing_decides_about_a_job(q: Q) -> None:
+    """A job of a queue without limits is light, and no pass takes back what an earlier one found."""
+    worker = q.worker()
+    q.call("set_queue", name="default", max_running_jobs=1)
+    q.submit(count=2)
+    worker.take()
+    q.place()
+    assert only(q, "select gate from gangq.waiting") == {"gate": "running_limit"}
+    q.call("set_queue", name="default", max_running_jobs=None)
+    assert only(q, "select why, gate from gangq.waiting") == {"why": "waits for a free worker", "gate": None}
+    q.call("set_queue", name="default", policy="fair")
+    q.place()
+    assert only(q, "select gate from gangq.waiting") == {"gate": "room"}
+
+
 def test_running_names_the_task_that_the_gang_has_in_gangs(q: Q) -> None:
     """The roles have tasks of their own; the gang's is that of the first."""
     q.submit(task="second", due_at="2999-01-01")
