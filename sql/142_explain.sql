@@ -32,9 +32,9 @@ language sql stable as $$
         || case when (g).world_size < (g).size
           then format(', with %s of %s members: it does not grow while it runs', (g).world_size,
             (g).size) else '' end
-      when 'reserved' then format('reserved, epoch %s: %s of %s members claimed, deadline in %s s',
+      when 'reserved' then format('reserved, epoch %s: %s of %s members claimed, deadline in %s',
         (g).epoch, n.running, coalesce((g).world_size, (g).size),
-        round(extract(epoch from (g).deadline_at - t), 1))
+        gangq.in_short(gangq.in_s((g).deadline_at, t)))
       when 'draining' then format(
         'draining for %s (%s): waits until %s confirmed to have stopped',
         gangq.in_short(gangq.in_s(t, (g).drain_started_at)), (g).drain_cause,
@@ -113,7 +113,8 @@ language sql stable as $$
       gangq.in_short(gangq.in_s(t, (g).missing_since)))
       || case
         when h.blocked = 0
-          then format('reserved, to be claimed within %s s', gangq.in_s(h.deadline_at, t))
+          then format('reserved, to be claimed within %s',
+            gangq.in_short(gangq.in_s(h.deadline_at, t)))
         when (g).not_before > t
           then format('waits for a place, and backs off for another %s',
             gangq.in_short(gangq.in_s((g).not_before, t)))

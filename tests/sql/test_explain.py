@@ -546,6 +546,13 @@ def test_jobs_of_its_kind_before_it_take_the_room(q: Q) -> None:
     assert gates["line"]["numbers"] == {"place": 3}
 
 
+def test_a_deadline_that_has_passed_is_not_said_in_seconds_below_zero(q: Q) -> None:
+    gang, _ = q.submit_gang(1), q.worker()
+    q.place()
+    q.later(45)
+    assert explained(q, gang_id=gang.id)["state"]["detail"].endswith("0 of 1 members claimed, deadline in 0 s")
+
+
 def test_a_job_waits_for_what_is_kept_for_a_gang(q: Q) -> None:
     workers = q.workers(2, cpus=4)
     q.submit(cpus=1, budget_s=100)
