@@ -204,7 +204,7 @@ end $$;
 
 -- Internal. What a claim of this light job needs: who serves it, free light slots, its place.
 -- turns: how many free light slots the workers that serve it have. before: how many jobs of its
--- kind come before it, 10,001 at most.
+-- kind come before it, 10,001 at most. first: the priority of the first of these.
 create function gangq.explain_claim(j gangq.live_jobs, s gangq.shapes, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   with n as materialized (
@@ -212,11 +212,14 @@ returns setof gangq.reason language sql stable as $$
         select coalesce(sum(greatest(0, f.light)), 0)
         from gangq.free_capacity(gangq.candidates(t)) f
         join gangq.incarnations i on i.id = f.incarnation
-        where gangq.serves(i, s)) as turns, (
-        select count(*) from (
-          select 1 from gangq.live_jobs x
-          where x.shape_id = (j).shape_id and x.state = 'pending' and x.order_key < (j).order_key
-          limit 10001) x) as before
+        where gangq.serves(i, s)) as turns,
+      b.before, b.first
+    from (
+      select count(*) as before, gangq.priority_of(min(x.order_key)) as first
+      from (
+        select x.order_key from gangq.live_jobs x
+        where x.shape_id = (j).shape_id and x.state = 'pending' and x.order_key < (j).order_key
+        order by x.order_key limit 10001) x) b
   )
   select 'paused', false, format('queue %s is paused', n.paused),
     jsonb_build_object('queue', n.paused)
@@ -232,8 +235,9 @@ returns setof gangq.reason language sql stable as $$
     jsonb_build_object('room', n.turns)
   from n
   union all
-  select 'line', n.before < greatest(n.turns, 1), format('%s jobs of its kind come before it',
-      case when n.before > 10000 then 'more than 10000' else n.before::text end),
+  select 'line', n.before < greatest(n.turns, 1), case
+      when n.before > 10000 then 'behind more than 10000 jobs of its kind'
+      else format('behind %s of its kind', gangq.counted(n.before, 'job')) end,
     jsonb_build_object('place', n.before + 1)
   from n
   union all
@@ -242,11 +246,12 @@ returns setof gangq.reason language sql stable as $$
     when gangq.paused_task(-(s).id) is not null then format('gangq task resume %s', (s).task)
     when gangq.infeasible((s).id, 1) is not null then 'workers that could hold it: gangq worker'
     when n.turns = 0 then 'a light slot that comes free on a worker that serves it'
-    when n.before >= n.turns then format(
-      '%s of its kind claimed first, or a higher priority: gangq priority %s %s',
-      case when n.before > 10000 then 'more than 10000 jobs'
-        else gangq.counted(n.before + 1 - n.turns, 'job') end,
-      least(1000, (j).priority + 1), (j).id)
+    when n.before >= n.turns then case
+        when n.before > 10000 then 'more than 10000 jobs'
+        else gangq.counted(n.before + 1 - n.turns, 'job') end || ' of its kind claimed first'
+      || case when n.first < 1000
+        then format(', or a higher priority: gangq priority %s %s', n.first + 1, (j).id)
+        else '' end
     else 'nothing: it is claimable' end, null
   from n
 $$;

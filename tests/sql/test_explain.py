@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -544,6 +545,23 @@ def test_jobs_of_its_kind_before_it_take_the_room(q: Q) -> None:
     gates = explained(q, job_id=jobs[2])
     assert holding(gates) == {"line"}
     assert gates["line"]["numbers"] == {"place": 3}
+
+
+def test_a_job_that_is_given_the_priority_that_explain_names_is_claimable(q: Q) -> None:
+    q.worker()
+    q.submit(count=2, priority=998)
+    q.submit(priority=999)
+    job = q.submit()
+    said = re.fullmatch(
+        rf"3 jobs of its kind claimed first, or a higher priority: gangq priority (\d+) {job}",
+        explained(q, job_id=job)["unblock"]["detail"],
+    )
+    assert said is not None
+    q.call("set_priority", priority=int(said[1]), job_ids=[job])
+    assert explained(q, job_id=job)["unblock"]["detail"] == "nothing: it is claimable"
+    later = q.submit(priority=1000)
+    assert explained(q, job_id=later)["unblock"]["detail"] == "1 job of its kind claimed first"
+    assert explained(q, job_id=later)["line"]["detail"] == "behind 1 job of its kind"
 
 
 def test_a_deadline_that_has_passed_is_not_said_in_seconds_below_zero(q: Q) -> None:
