@@ -25,9 +25,10 @@ cross join lateral (
   left join gangq.incarnations i on i.id = j.incarnation
   where j.gang_id = k.gang_id) x;
 
--- Where the replicas of services take requests: address and port of each replica of a gang whose
--- members are all ready, and which does not leave. Of a gang all are here or none. Each change is
--- notified on the channel gangq_endpoints, with the name of the service.
+-- Where the replicas of services take requests: address and port of each replica that has told a
+-- port, of gangs whose members are all ready, and which do not leave. Of a gang all of these are
+-- here or none. Each change is notified on the channel gangq_endpoints, with the name of the
+-- service.
 create view gangq.endpoints as
 select k.service, k.gang_id, k.revision, j.id as job_id, j.rank, i.name as worker, i.host,
   i.address, r.port, r.load, r.since as ready_since
