@@ -447,6 +447,26 @@ def test_its_place_is_that_in_the_order_of_its_queue(q: Q, policy: str, places: 
     assert [explained(q, gang_id=g.id)["line"]["numbers"]["place"] for g in gangs] == places
 
 
+def test_before_it_is_only_what_could_start_now_and_in_a_fair_queue_what_its_submitter_has(q: Q) -> None:
+    q.call("set_queue", name="default", policy="fair")
+    backs_off, others, gang = (q.submit_gang(1, wait_for_hardware=True) for _ in range(3))
+    assert explained(q, gang_id=gang.id)["line"]["numbers"]["place"] == 3
+    q.sql("update gangq.live_gangs set submitter = 'other' where id = %(id)s", id=others.id)
+    assert explained(q, gang_id=gang.id)["line"]["numbers"]["place"] == 2
+    q.sql(
+        "update gangq.live_gangs set not_before = gangq.now() + interval '9 s' where id = %(id)s",
+        id=backs_off.id,
+    )
+    assert explained(q, gang_id=gang.id)["line"]["numbers"]["place"] == 1
+
+
+def test_the_nearest_that_would_fit_leaves_out_devices_that_it_avoids(q: Q) -> None:
+    q.worker(devices=gpus(100, 100))
+    job = q.submit(gpus=2)
+    q.sql("update gangq.shapes set avoid = array(select id from gangq.device_registry where uuid = 'G0')")
+    assert explained(q, job_id=job)["hardware"]["numbers"]["feasible"] == {"gpus": 1, "members": 0}
+
+
 def test_explain_writes_nothing_and_a_viewer_may_ask(q: Q) -> None:
     q.worker()
     gang = q.submit_gang(1)
@@ -568,7 +588,9 @@ def test_a_deadline_that_has_passed_is_not_said_in_seconds_below_zero(q: Q) -> N
     gang, _ = q.submit_gang(1), q.worker()
     q.place()
     q.later(45)
-    assert explained(q, gang_id=gang.id)["state"]["detail"].endswith("0 of 1 members claimed, deadline in 0 s")
+    assert explained(q, gang_id=gang.id)["state"]["detail"].endswith(
+        "0 of 1 members claimed, deadline in 0 s"
+    )
 
 
 def test_a_job_waits_for_what_is_kept_for_a_gang(q: Q) -> None:

@@ -219,6 +219,49 @@ def test_a_drain_counts_no_member_that_had_stopped_before_it(q: Q) -> None:
     }
 
 
+def test_waiting_calls_seats_that_are_kept_until_others_have_stopped_no_planned_start(q: Q) -> None:
+    worker = q.worker(lease_s=1e5)
+    q.submit_gang(1, budget_s=5000).start(worker)
+    q.beyond_min_run(worker)
+    q.submit_gang(1, priority=5)
+    q.place()
+    assert only(q, "select kept from gangq.plans") == {"kept": True}
+    row = only(q, "select why, gate, starts_at from gangq.waiting")
+    assert row == {
+        "why": "it starts as soon as these have stopped: g1",
+        "gate": "stopping",
+        "starts_at": None,
+    }
+
+
+def test_a_device_is_silent_in_the_fleet_when_its_worker_is_not_heard(q: Q) -> None:
+    q.worker(devices=gpus(1))
+    assert only(q, "select state, free_slots from gangq.fleet") == {"state": "free", "free_slots": 1}
+    q.later(16)
+    assert only(q, "select state, free_slots from gangq.fleet") == {"state": "silent", "free_slots": None}
+
+
+def test_a_worker_whose_turn_a_fair_order_decides_is_not_idle_beside_work(q: Q) -> None:
+    worker = q.worker()
+    q.submit()
+    q.live_on(120, worker, tick=False)
+    assert only(q, "select worker from gangq.idle_beside_work()") == {"worker": "w1"}
+    q.call("set_queue", name="default", policy="fair")
+    assert q.call("idle_beside_work") == []
+
+
+def test_a_worker_that_a_planned_start_needs_is_not_idle_beside_work(q: Q) -> None:
+    busy, planned = q.workers(2)
+    q.submit(budget_s=500, **PLACED)
+    busy.take()
+    q.submit_gang(2, priority=3)
+    q.submit(budget_s=4000, **PLACED)
+    q.live_on(120, busy, planned)
+    assert q.call("idle_beside_work") == []
+    q.sql("delete from gangq.plans")
+    assert only(q, "select worker from gangq.idle_beside_work()") == {"worker": "w2"}
+
+
 def test_timeline_is_a_gangs_life_in_order(q: Q) -> None:
     gang, workers = q.submit_gang(2), q.workers(2)
     claims = gang.start(*workers)
