@@ -1,5 +1,6 @@
 -- The fleet as a whole, for a page or a wall: every GPU with one state, what is placed, and the
--- planned starts. The views cost as much as the fleet is large. They take no locks.
+-- planned starts. The views cost as much as the fleet is large, and fleet as much as there are
+-- devices that were ever known: their rows are kept. They take no locks.
 
 -- A row for each device, and one (uuid null) for each live worker without devices. state: free,
 -- held, reserved (for a member or an open place, not claimed yet), kept (free now, for a planned
