@@ -38,8 +38,8 @@ class _Call:
     options: Mapping[str, Any]
     replaces: bool
     key: tuple[object, ...]
-    """What its unique key is (empty: none), as in `gangq.hold_key` (sql/036_unique.sql): one of a task in a queue, for
-    a gang of its own task, which it need not have. Here is one login, and the queue is as given: a task has no
+    """What its unique key is (empty: none), as in `gangq.hold_key` (sql/036_unique.sql): one of a task in a queue,
+    for a gang of its own task, which it need not have. Here is one login, and the queue is as given: a task has no
     settings.
     """
     request: tuple[object, ...]
