@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -997,6 +998,41 @@ def test_a_worker_that_left_word_of_an_innocent_end_is_retired_and_a_crashed_one
         }
         deaths.report_dead(client, name, incarnation, identity, {"by": "a test"})
         assert client.workers(name=name)[0].state == state
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        {"class": "\ud800"},
+        {"class": "\0"},
+        {"code": "\ud800"},
+        {"job": {}},
+        {"job": 10**40},
+        {"token": [1, "x"]},
+        {"error": float("nan")},
+        {"error": "\ud800"},
+        {"error": []},
+        {"evidence": "x"},
+        {"devices": 5},
+        {"devices": [{}]},
+        {"devices": ["\ud800"]},
+        {"devices": {"\0": 1}},
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("file", ["trip", "death"])
+def test_junk_in_a_file_that_a_job_can_write_keeps_no_bouncer_from_its_work(
+    file: str, junk: dict[str, Any], client: Client, tmp_path: Path
+) -> None:
+    left = tmp_path / f"{DIRECTORY_PREFIX}x"
+    left.mkdir()
+    incarnation = client.register_worker(name="w1", host=HOST, queues=["default"]).incarnation
+    said = {"incarnation": incarnation, "job": 1, "token": 1, "code": 75, "exit_code": 75, "error": {}}
+    (left / file).write_text(json.dumps({**said, **junk}))
+    process = {"pid": 1, "start_ticks": 1, "boot_id": None}
+    identity = {"mark": "m", "host": _HERE, "process": process, "directory": str(left)}
+    deaths.report_dead(client, "w1", incarnation, identity, {"by": "a test"})
+    assert client.workers(name="w1")[0].state == "dead"
 
 
 # gangq systemd report-death

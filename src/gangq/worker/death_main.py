@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangq import private
-from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotAllowed, NotFound, StaleToken
+from gangq.errors import GangqError, IncarnationEnded, InvalidInput, NotFound, StaleToken
 from gangq.proc import clock, statefile
 from gangq.proc.proof import HostIdentity
 from gangq.watchdogs import dumps
@@ -157,9 +157,19 @@ def _trip_of_kept_death(client: Client, incarnation: int, directory: Path, uid: 
         return True
     try:
         return _trip(client, incarnation, {**_NOTHING, **facts})
-    except (TypeError, ValueError, KeyError, AttributeError, NotAllowed) as problem:
+    except _JUNK as problem:
+        _raise_if_retryable(problem)
         log.warning("death_unreadable: %s: %s", directory, problem)
         return True
+
+
+_JUNK = (GangqError, TypeError, ValueError, KeyError, AttributeError)
+"""What may come of a file in the worker's directory, where a job can write: none of it keeps the death unreported."""
+
+
+def _raise_if_retryable(problem: Exception) -> None:
+    if isinstance(problem, GangqError) and problem.retryable:
+        raise problem
 
 
 _NOTHING: dict[str, Any] = {
@@ -199,7 +209,8 @@ def _kept_trip(client: Client, incarnation: int, directory: Path, uid: int) -> b
             exit_in_s=0,
             class_=trip.get("class"),
         )
-    except (StaleToken, IncarnationEnded, NotFound, InvalidInput, NotAllowed, KeyError, TypeError) as problem:
+    except _JUNK as problem:
+        _raise_if_retryable(problem)
         log.info("no_trip: job %s: %s", trip.get("job"), problem)
     else:
         log.warning("delivered_trip: job %s, code %s: %s", trip["job"], trip["code"], outcome)
