@@ -129,6 +129,22 @@ def test_the_sandbox_does_not_hide_gpus_and_lets_their_libraries_write_code() ->
     assert "/" not in settings["StateDirectory"]
 
 
+@pytest.mark.parametrize("unit", EXPOSURE)
+def test_each_service_has_a_place_for_temporary_files_of_its_own(unit: str) -> None:
+    text = units.shipped(unit)
+    assert "\nProtectSystem=strict\n" in text
+    own = re.search(r"^RuntimeDirectory=(.+)\nEnvironment=TMPDIR=%t/\1$", text, re.M)
+    assert own or "\nPrivateTmp=yes\n" in text
+
+
+def test_the_bouncer_which_is_root_imports_nothing_from_where_the_modules_of_jobs_are() -> None:
+    assert "\nPYTHONPATH=" in units.shipped("worker.env.example")
+    text = units.shipped("gangq-bounce.service")
+    assert "\nEnvironmentFile=%E/gangq/worker.env\n" in text
+    assert "\nUser=" not in text
+    assert "\nUnsetEnvironment=PYTHONPATH\n" in text
+
+
 def test_a_worker_may_make_control_groups_below_its_own_in_either_kind_of_unit(tmp_path: Path) -> None:
     for text in (
         units.shipped("gangq-worker@.service"),
