@@ -685,6 +685,25 @@ def test_nothing_is_started_beside_a_process_that_survives_the_kill_before_a_res
         assert bouncer.waiting, "the database is yet to be told what became of the restart"
 
 
+def test_a_command_is_told_no_pid_because_any_workers_login_can_write_it_into_the_database() -> None:
+    with pretended(FLAG._replace(pid=4711)) as (database, _, _):
+        given: list[Mapping[str, str]] = []
+
+        class Told(Backend):
+            def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
+                given.append(environ)
+                return super().restart(kill_after_s, environ)
+
+        bouncer = Bouncer(
+            database,
+            host=HOST,
+            choose=lambda worker, identity: Choice(Told([])),
+            prove=lambda identity, within_s, kill_worker="": None,
+        )
+        bouncer.round()
+        assert given == [{"GANGQ_WORKER": FLAG.worker, "GANGQ_INCARNATION": str(FLAG.incarnation)}]
+
+
 def test_only_what_is_started_by_a_command_is_killed_first() -> None:
     for kills_first, expected in ((False, ["", ""]), (True, ["", FLAG.worker, ""])):
         kills: list[str] = []

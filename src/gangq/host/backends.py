@@ -61,8 +61,8 @@ class Backend(Protocol):
     def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
         """End what is there, by SIGKILL after ``kill_after_s`` seconds, and start it again.
 
-        ``environ`` describes the worker (``GANGQ_WORKER``, ``GANGQ_INCARNATION``, ``GANGQ_PID``). Never raises
-        for what the programs it calls do.
+        ``environ`` names the worker as the database does (``GANGQ_WORKER``, ``GANGQ_INCARNATION``). Never raises for
+        what the programs it calls do.
         """
 
 
@@ -322,8 +322,8 @@ class DockerContainer:
 class RestartCommand:
     """A program that starts the worker again: an argument list, run without a shell.
 
-    It finds ``GANGQ_WORKER``, ``GANGQ_INCARNATION`` and ``GANGQ_PID`` in its environment. The worker's own
-    processes, as far as they can be seen from here, have been ended before.
+    It finds ``GANGQ_WORKER`` and ``GANGQ_INCARNATION`` in its environment. The worker's own processes, as far as they
+    can be seen from here, have been ended before.
     """
 
     kills_first = True

@@ -273,11 +273,8 @@ class Bouncer:
         if killed is not None and killed.stuck:
             self._stuck(pending, killed)
             return
-        environ = {
-            "GANGQ_WORKER": flag.worker,
-            "GANGQ_INCARNATION": str(flag.incarnation),
-            "GANGQ_PID": str(flag.pid or ""),
-        }
+        # No pid: the database's would be any that a worker's login wrote there, and a command would kill it as root.
+        environ = {"GANGQ_WORKER": flag.worker, "GANGQ_INCARNATION": str(flag.incarnation)}
         done = backend.restart(self._kill_after_s, environ)
         pending.until = self._clock() + self._verify_s
         proof = self._proof_after(flag, killed, done)
