@@ -468,6 +468,7 @@ def test_a_form_that_another_page_or_session_made_is_refused(
     ):  # fmt: skip
         assert visitor.http.post(to, data=right, headers=headers).status_code == 403
     assert visitor.http.post(to, data={**right, "x": "y" * 20_000}).status_code == 413
+    assert visitor.http.post(to, data={**right, **{f"x{n}": "y" for n in range(9)}}).status_code == 413
     assert visitor.http.get(to, params=right).status_code == 200, "it only asks"
     assert client.jobs(ids=[shown.job])[0].state == "pending"
     assert client.tasks() == []

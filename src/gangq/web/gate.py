@@ -26,6 +26,7 @@ _SECURITY = {
 }
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _LARGEST_FORM = 16_384
+_MOST_FIELDS = 10
 
 
 class Refused(Exception):
@@ -156,7 +157,10 @@ async def read_form(request: Request, token: str) -> dict[str, str]:
         body += chunk
         if len(body) > _LARGEST_FORM:
             raise Refused("this form is too large", 413)
-    fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=10)
+    try:
+        fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise Refused("this form has too many fields", 413) from None
     form = {name: values[-1] for name, values in fields.items()}
     if not token or not hmac.compare_digest(form.get("token", "").encode(), token.encode()):
         raise Refused("this form is of another session: go back, load the page again and repeat it")
