@@ -97,11 +97,11 @@ class Shown:
     incarnation: int
 
 
-def fetch(dsn: str, *paths: str, host: str = "127.0.0.1", **options: str) -> list[httpx.Response]:
+def fetch(dsn: str, *paths: str, host: str = "127.0.0.1", **options: Any) -> list[httpx.Response]:
     """What the page of this database answers, without a server."""
 
     async def ask() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(app=asgi(dsn, **options))  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app=asgi(dsn, **options))
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as web:
             return [await web.get(path) for path in paths]
 

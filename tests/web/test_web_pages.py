@@ -49,6 +49,12 @@ def test_an_unknown_host_and_an_unknown_job_are_refused(dsn: str) -> None:
     assert fetch(dsn, "/jobs/99999999")[0].status_code == 404
 
 
+def test_a_host_that_was_allowed_is_answered_however_its_name_is_written(dsn: str) -> None:
+    for host in ("jobs.example", "JOBS.Example"):
+        page = fetch(dsn, "/nowhere", host=host, hosts=["Jobs.example"])[0]
+        assert page.status_code == 404, page.text
+
+
 def test_what_is_no_id_or_no_page_is_answered_by_a_page_that_leads_on(dsn: str) -> None:
     numbers = ("99999999", "9" * 19, "9" * 5000, "-1", "1e3", "%00", "7%00", "x" * 300, "\u0663", "1 or true")
     paths = [f"/{kind}/{id}" for kind in ("jobs", "gangs", "batches") for id in numbers]

@@ -54,7 +54,7 @@ class Gate:
     ) -> None:
         self._inner = inner
         self._base_path = base_path
-        self._hosts = {*_HOSTS, *hosts}
+        self._hosts = {*_HOSTS, *map(str.lower, hosts)}
         self._sessions = sessions
         self._viewer = viewer
         self._scraped = scraped
