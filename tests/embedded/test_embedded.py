@@ -504,6 +504,12 @@ def test_no_directory_but_its_own_changes_its_mode(make: Make, tmp_path: Path) -
     assert socket_dir_of(server.dsn()) == server.data_dir
 
 
+def test_a_path_with_a_comma_has_its_socket_elsewhere(make: Make, open_dir: Path) -> None:
+    server = make(open_dir / "a,b 'c").start()
+    with psycopg.connect(server.dsn()) as conn:
+        assert "," not in conn.info.host
+
+
 def test_a_long_path_gets_a_short_socket_that_every_environment_finds(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,7 +92,7 @@ class DataDirectory:
                     os.chown(path, identity.uid, identity.gid, follow_symlinks=False)
 
     def socket_dir(self, identity: Identity) -> Path:
-        """Where a server started now would put its socket: the data directory if its path is short enough."""
+        """Where a server started now would put its socket: the data directory if its path is one for a socket."""
         if self._fits(self.path):
             return self.path
         bases = [Path(tempfile.gettempdir()), Path("/tmp")]
@@ -108,7 +108,9 @@ class DataDirectory:
         )
 
     def _fits(self, directory: Path) -> bool:
-        return len(os.fsencode(directory / self.socket_name)) <= _SOCKET_PATH_MAX
+        path = os.fsencode(directory / self.socket_name)
+        # A comma separates: a server has several directories, and a client several hosts.
+        return len(path) <= _SOCKET_PATH_MAX and b"," not in path
 
     @property
     def socket_name(self) -> str:
