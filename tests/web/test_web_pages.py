@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from gangq.client import AsyncClient
+from gangq.errors import InvalidInput
 from gangq.web import asgi
 from gangq.web.live import PACE_S, Live
 
@@ -89,6 +90,11 @@ def test_a_page_that_ran_into_a_lock_stays_live(dsn: str, caplog: pytest.LogCapt
 def test_a_slash_too_many_leads_nowhere_else(dsn: str) -> None:
     for page in fetch(dsn, "/usage/", "/q/usage/", "/jobs/1/", base_path="/q"):
         assert page.status_code == 404, page.headers.get("location")
+
+
+def test_a_base_path_without_a_slash_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="write /q"):
+        asgi("postgresql:///any", base_path="q")
 
 
 def test_links_have_the_base_path(dsn: str, shown: Shown) -> None:

@@ -35,11 +35,6 @@ def web(session: Session, port: int, base_path: str, hosts: tuple[str, ...], log
     handler.setFormatter(LogFormat(session.json))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("gangq.web").setLevel(logging.INFO)
-    say(f"http://127.0.0.1:{port}{base_path}/")
-    uvicorn.run(
-        asgi(session.dsn(), login=login, base_path=base_path, hosts=hosts),
-        host="127.0.0.1",
-        port=port,
-        log_level="warning",
-        timeout_graceful_shutdown=1,
-    )
+    page = asgi(session.dsn(), login=login, base_path=base_path, hosts=hosts)
+    say(f"http://127.0.0.1:{port}{base_path.rstrip('/')}/")
+    uvicorn.run(page, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)

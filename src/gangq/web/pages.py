@@ -67,7 +67,11 @@ def asgi(
     `hosts`: names that the Host header may have beside 127.0.0.1, localhost and [::1].
 
     An app that it is mounted in closes its connections by `await app.close()`; a server of its own does so itself.
+    Raises `InvalidInput` for a base path that does not begin with a slash.
     """
+    if base_path and not base_path.startswith("/"):
+        # Links would be relative to each page.
+        raise InvalidInput(f"the base path {base_path!r} does not begin with a slash: write /{base_path}")
     sessions = Sessions(dsn, idle_s=idle_s, most_s=most_s) if login else None
     viewer = None if login else Viewer(AsyncClient(dsn, max_size=4))
     scraped = None if login else Scraped(dsn)
