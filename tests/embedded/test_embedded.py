@@ -588,6 +588,22 @@ def test_binaries_that_nobody_cannot_reach_are_copied(
 
 
 @as_root
+def test_root_copies_no_binaries_through_a_link_that_a_user_has_put_into_the_data_directory(
+    open_dir: Path, tmp_path: Path
+) -> None:
+    bindir = tmp_path / "closed" / "package" / "pginstall" / "bin"
+    bindir.mkdir(parents=True)
+    (bindir.parent / "share").mkdir()
+    (tmp_path / "closed").chmod(0o700)
+    victim = tmp_path / "victim"
+    victim.mkdir(0o700)
+    (open_dir / f"binaries-15.1-{binaries.digest(bindir)}.partial").symlink_to(victim)
+    with pytest.raises(EmbeddedError, match="is in the way"):
+        binaries.programs_for(identity.nobody(), Binaries(bindir, (15, 1), "wheel"), open_dir)
+    assert (mode(victim), list(victim.iterdir())) == (0o700, [])
+
+
+@as_root
 def test_a_data_directory_that_nobody_cannot_reach_is_refused_or_avoided(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,11 @@ def programs_for(identity: Identity, binaries: Binaries, data_dir: Path) -> Path
     if not copy.exists():
         partial = copy.with_name(f"{copy.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir()
+        except FileExistsError:
+            # Root does not follow a link that the directory's owner has put there.
+            raise EmbeddedError(f"{partial} is in the way: remove it") from None
         for part in ("bin", "lib", "share"):
             if (prefix / part).is_dir():
                 shutil.copytree(prefix / part, partial / package.name / prefix.name / part, symlinks=True)
