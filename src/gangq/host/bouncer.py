@@ -6,10 +6,10 @@ host can do better, and this is how:
 
 1. What is gone already is only reported dead: its jobs are free at once, and starting it again is its own
    service manager's business.
-2. Else the database decides (`gangq.bounce`): not a worker that has renewed its lease again or was replaced, not more
-   often than bounces_per_hour, not while another bouncer is at it, and not while workers of more than one host, and
-   of more than a fifth of all hosts, are flagged, for then the fault is elsewhere and restarting everything would
-   make it worse.
+2. Otherwise the database decides (`gangq.bounce`). It refuses if the worker has renewed its lease or was replaced,
+   if it was restarted bounces_per_hour times, and while another bouncer restarts it. It also refuses while workers of
+   more than one host, and of more than a fifth of all hosts, are flagged: then the fault is elsewhere, and
+   restarting everything would make it worse.
 3. Its backend restarts it, with SIGKILL after a bounded time. What survives that is reported stuck: the host
    needs a reboot.
 4. A new incarnation has to heartbeat within `verify_s`; if it does not, an operator has to look.

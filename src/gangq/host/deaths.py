@@ -65,9 +65,9 @@ def prove(identity: Mapping[str, Any], *, within_s: float, kill_worker: str = ""
     """Look for the work of an incarnation for `within_s` seconds, and 30 s more where it is dying; None: what it
     registered of itself cannot be read.
 
-    `kill_worker`: SIGKILL it, if it is the worker of this name by the record that it left on this host. Which
-    process that is and which mark its work carries come from the database, where every worker's login can write
-    them: so nothing is killed without that record, and nothing of other users than the one who wrote it.
+    `kill_worker`: SIGKILL it, if it is the worker of this name by the record that it left on this host. The database
+    cannot be trusted with a process or a mark to kill by, because every worker's login can write there. So nothing is
+    killed without that record, and only processes of the user who wrote it.
     """
     registered = Registered.of(identity)
     if registered is None:

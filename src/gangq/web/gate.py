@@ -136,7 +136,9 @@ def cookie_path(request: Request) -> str:
 
 
 def set_cookie(request: Request, answer: Response, name: str, value: str) -> None:
-    """Set a cookie that no script reads and no page elsewhere has sent; behind https it goes over nothing else."""
+    """Set a cookie that scripts cannot read, and that the browser leaves out of requests which another site begins.
+    Behind https it is sent over https only.
+    """
     secure = request.url.scheme == "https"
     answer.set_cookie(name, value, path=cookie_path(request), httponly=True, samesite="strict", secure=secure)
 
