@@ -705,6 +705,21 @@ def test_a_throwaway_server_whose_owner_was_killed_is_swept_and_a_living_ones_is
     assert list(tmp_path.iterdir()) == []
 
 
+@as_root
+def test_what_is_young_or_another_users_is_not_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    home = Path(tempfile.mkdtemp(prefix=server_module._temporary_prefix()))
+    server_module._sweep_temporaries()
+    assert home.exists(), "young"
+    monkeypatch.setattr(server_module, "_SWEEP_AGE_S", -1.0)
+    os.chown(home, identity.nobody().uid, -1)
+    server_module._sweep_temporaries()
+    assert home.exists(), "another user's"
+    os.chown(home, os.geteuid(), -1)
+    server_module._sweep_temporaries()
+    assert not home.exists()
+
+
 def test_the_dsn_is_the_one_given_else_the_environments_and_embedded_is_the_private_server(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cluster: Path
 ) -> None:

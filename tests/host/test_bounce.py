@@ -964,7 +964,9 @@ def _left_by(worker: str, pid: int, place: Path, mark: str = "0123456789abcdef")
     return directory
 
 
-@pytest.mark.parametrize("record", ["none", "another worker's", "open to others", "another process's"])
+@pytest.mark.parametrize(
+    "record", ["none", "another worker's", "open to others", "another process's", "another mark's"]
+)
 def test_no_process_is_killed_because_the_database_says_that_it_is_a_worker(
     record: str, tmp_path: Path
 ) -> None:
@@ -972,7 +974,8 @@ def test_no_process_is_killed_because_the_database_says_that_it_is_a_worker(
         directory = tmp_path / f"{DIRECTORY_PREFIX}x"
         if record != "none":
             pid = os.getpid() if record == "another process's" else bystander.pid
-            _left_by("w2" if record == "another worker's" else "w1", pid, tmp_path)
+            mark = "f" * 16 if record == "another mark's" else "0123456789abcdef"
+            _left_by("w2" if record == "another worker's" else "w1", pid, tmp_path, mark)
         if record == "open to others":
             directory.chmod(0o755)
         proof = deaths.prove(_claimed(bystander.pid, directory), within_s=0.5, kill_worker="w1")

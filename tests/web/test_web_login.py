@@ -29,7 +29,7 @@ from starlette.routing import Route
 from databases import OwnServer
 from gangq.client import Client
 from gangq.embedded import Server
-from gangq.web import asgi
+from gangq.web import asgi, sessions
 from gangq.web.sessions import Attempts
 
 pytestmark = pytest.mark.slow
@@ -513,13 +513,17 @@ def test_logging_in_again_and_out_ends_the_session_and_its_connections(visit: Vi
     assert connections(dsn, "vera") == 0
 
 
+@pytest.mark.parametrize(("path", "headers"), [("/", {"hx-request": "true"}), ("/live", {})])
 def test_a_session_that_is_not_used_ends_by_itself_and_live_requests_are_no_use(
-    visit: Visit, dsn: str
+    path: str, headers: dict[str, str], visit: Visit, dsn: str
 ) -> None:
     visitor = visit("vera", idle_s=2)
     assert visitor.get("/").status_code == 200
     began = time.monotonic()
-    while visitor.http.get("/", headers={"hx-request": "true"}).status_code == 200:
+    status = 200
+    while status == 200:
+        with visitor.http.stream("GET", path, headers=headers) as answer:
+            status = answer.status_code
         assert time.monotonic() < began + 10
         time.sleep(0.1)
     while connections(dsn, "vera"):
@@ -533,6 +537,16 @@ def test_a_session_ends_after_its_longest_time_however_it_is_used(visit: Visit) 
     while visitor.get("/").status_code == 200:
         assert time.monotonic() < began + 10
         time.sleep(0.1)
+
+
+def test_sessions_are_bounded_and_one_that_ends_makes_room(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_SESSIONS", 1)
+    first, second = visit("vera"), visit()
+    assert second.log_in("ada").status_code == 503
+    assert first.send("/", "/logout").status_code == 303
+    assert second.log_in("ada").status_code == 303
 
 
 def test_guesses_are_bounded_also_for_who_then_knows_the_password(visit: Visit) -> None:
