@@ -521,6 +521,23 @@ def test_a_process_that_sigkill_does_not_end_is_reported_stuck() -> None:
         assert not bouncer.waiting
 
 
+def test_report_only_quarantines_nothing_although_a_process_is_stuck() -> None:
+    survivor = Proof(False, {}, stuck=(4711,))
+    with pretended(FLAG) as (database, told, _):
+        actions: list[Action] = []
+        bouncer = made(
+            database,
+            [],
+            actions,
+            prove=lambda identity, within_s, kill_worker="": survivor,
+            report_only=True,
+        )
+        bouncer.round()
+        assert [a.action for a in actions] == ["stuck"]
+        assert "Nothing is reported" in actions[0].text
+        assert "report_stuck" not in [verb for verb, _ in told]
+
+
 def test_only_the_heartbeat_of_a_new_incarnation_verifies_a_restart() -> None:
     with pretended(FLAG) as (database, told, _):
         actions: list[Action] = []
