@@ -211,6 +211,18 @@ def test_installing_again_changes_what_is_old_and_keeps_what_somebody_filled_in(
     assert address.read_text() == "mine\n"
 
 
+def test_units_can_be_read_by_all_and_settings_by_their_owner_whatever_the_umask(tmp_path: Path) -> None:
+    for umask in (0o077, 0o000):
+        before = os.umask(umask)
+        try:
+            place = placed(tmp_path / f"{umask:o}")
+        finally:
+            os.umask(before)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.iterdir() if path.is_file()}
+        assert {modes[units.ENVIRONMENT], modes[units.ADDRESS]} == {0o600}
+        assert {modes[unit] for unit in units.UNITS} == {0o644}
+
+
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert "would be written" in gangq("install", "--dir", tmp_path / "new", "--dry-run")
     assert not (tmp_path / "new").exists()
