@@ -12,7 +12,7 @@ import pytest
 
 from cli.cli_process import answers, gangq, ok, running
 from gangq.cli import output
-from gangq.cli.tables import Column, Listed, table
+from gangq.cli.tables import Column, Listed, cut, table
 from gangq.client import Client
 
 ROWS: Sequence[Sequence[str]] = [
@@ -130,6 +130,14 @@ def test_columns_are_chosen_by_name_from_the_table_and_from_what_json_has(dsn: s
             True,
             True,
         )
+
+
+def test_a_text_is_cut_in_a_time_that_grows_as_it_does() -> None:
+    text = "e\N{COMBINING ACUTE ACCENT}日" * 50_000
+    began = time.process_time()
+    assert cut(text, 8) == "e\N{COMBINING ACUTE ACCENT}日" * 2 + "e\N{COMBINING ACUTE ACCENT}…"
+    assert time.process_time() - began < 2
+    assert (cut("日本", 4), cut("日本", 3), cut("日本", 2), cut("ab", 0)) == ("日本", "日…", "…", "…")
 
 
 def test_ls_says_what_a_command_is_and_why_a_job_waits(dsn: str, client: Client) -> None:

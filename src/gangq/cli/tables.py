@@ -220,9 +220,10 @@ def cut(text: str, most: int) -> str:
     """The text, or its beginning and an ellipsis."""
     if width(text) <= most:
         return text
-    while text and width(text) >= most:
-        text = text[:-1]
-    return f"{text}…"
+    kept = used = 0
+    while kept < len(text) and (used := used + width(text[kept])) < most:
+        kept += 1
+    return f"{text[:kept]}…"
 
 
 def width(text: str) -> int:
