@@ -114,6 +114,13 @@ def test_what_is_followed_is_not_watched_too(dsn: str, words: str) -> None:
     assert (refused.exit_code, "--follow" in refused.stderr) == (2, True), refused.stderr
 
 
+def test_the_watch_of_a_group_does_not_keep_its_command_from_running(dsn: str, tmp_path: Path) -> None:
+    for words in ("ls", "pause default"):
+        with running(dsn, tmp_path, "watch", "queue", "--watch", "0.5s", *words.split()) as watch:
+            assert watch.code(10) == 2
+            assert f"--watch: write it after {words.split()[0]}" in watch.err
+
+
 def test_columns_of_events_are_chosen_too_but_not_of_lines(dsn: str, client: Client) -> None:
     client.quarantine(worker=_registered(client), reason="smells")
     assert ok(dsn, "events", "-o", "event,reason").splitlines()[-1] == "quarantine  smells"
