@@ -136,6 +136,12 @@ def test_show_follows_with_bars_below_the_page(served: str, tmp_path: Path) -> N
     assert (again.returncode, again.stderr) == (0, ""), "it has ended: the page is all"
 
 
+def test_what_runs_already_is_not_said_to_wait(served: str) -> None:
+    job = begun(served, "--", "sleep", "4")
+    said = finished(served, "show", "-f", job).stderr
+    assert (said.endswith(f"gangq: job {job} done\n"), "about to start" in said) == (True, False), said
+
+
 def test_ctrl_c_ends_the_following_and_nothing_else(served: str, tmp_path: Path) -> None:
     done = tmp_path / "done"
     job = begun(served, "--", *stepping(done))

@@ -210,7 +210,7 @@ class Watcher:
         self._tagger = Tagger(watched.ranks)
         self._cancelled = False
         self._lost_at: float | None = None
-        self._waits_since: float | None = clock()
+        self._waits_since = clock() if watched.state in WAITS else None
         self._explained = ""
         self._explain_at = clock() + _EXPLAIN_AFTER_S
         self._hosts: list[str] = []
