@@ -28,7 +28,7 @@ def command_payload(
         raise InvalidInput(
             f"command {argv!r} is one string: pass a list such as {argv.split()!r}, or shell=True for /bin/sh"
         )
-    if not words or not words[0]:
+    if not words or not words[0].strip():
         raise InvalidInput("the command is empty: pass the program and its arguments as a list")
     if shell and len(words) != 1:
         raise InvalidInput(f"with shell=True the command is one string, and {len(words)} were given")

@@ -180,6 +180,7 @@ def test_a_command_of_no_array_has_no_index(served: str) -> None:
         (["run", "--array", "1-5,3", "--", "true"], "an index twice"),
         (["run", "--array", "0-999999," * 9000 + "0", "--", "true"], "an index twice"),
         (["run", "--array", "0-9", "--gang", "2", "--", "true"], "exclude each other"),
+        (["run", "--array", "0-9", "--shell", "--", " "], "the command is empty"),
         (["run", "--array", "0-9%2", "--at-most", "2", "--", "true"], "say the same"),
         (["retry"], "name at least one"),
         (["retry", "--dry-run", "5"], "add --failed"),
