@@ -427,6 +427,15 @@ def test_a_reader_that_leaves_early_is_no_error(dsn: str, client: Client) -> Non
         assert process.stderr.read() == b""
 
 
+def test_an_answer_that_cannot_be_written_is_said_in_a_line(dsn: str, client: Client) -> None:
+    client.submit(task="a")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*GANGQ, "ls"], env=environment(dsn), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (1, "gangq: [Errno 28] No space left on device\n")
+
+
 def test_a_terminal_gets_colours_and_a_pipe_none(dsn: str) -> None:
     ok(dsn, "submit", "[red]not markup[/red]")
     plain = ok(dsn, "ls").splitlines()

@@ -181,6 +181,8 @@ def _as_ours(raised: Exception) -> GangqError | None:
 
     if isinstance(raised, psycopg.Error):
         return translate(raised)
+    if isinstance(raised, OSError) and not isinstance(raised, (GangqError, BrokenPipeError)):
+        return GangqError(str(raised))
     return raised if isinstance(raised, GangqError) else None
 
 
