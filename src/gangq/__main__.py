@@ -2,7 +2,9 @@
 
 import atexit
 import gc
+import io
 import os
+import sys
 
 from gangq import private
 from gangq.proc.liveness_memory import VARIABLE
@@ -13,6 +15,9 @@ if VARIABLE in os.environ or any(map(private.is_secret, os.environ)):
 
 from gangq.cli import main
 
+# Names and output of others may hold letters that a terminal of another encoding than UTF-8 lacks.
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")
 # The interpreter would look three times through all that was imported for garbage before it ends: 60 ms.
 atexit.register(gc.freeze)
 

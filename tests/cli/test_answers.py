@@ -436,6 +436,12 @@ def test_an_answer_that_cannot_be_written_is_said_in_a_line(dsn: str, client: Cl
     assert (done.returncode, done.stderr) == (1, "gangq: [Errno 28] No space left on device\n")
 
 
+def test_a_letter_that_standard_output_has_no_code_for_is_escaped(dsn: str, client: Client) -> None:
+    client.submit(task="snow ☃")
+    shown = finished(dsn, "ls", "-o", "task", PYTHONIOENCODING="latin-1:strict", PYTHONUTF8="0")
+    assert (shown.returncode, "snow \\u2603" in shown.stdout) == (0, True), shown.stderr
+
+
 def test_a_terminal_gets_colours_and_a_pipe_none(dsn: str) -> None:
     ok(dsn, "submit", "[red]not markup[/red]")
     plain = ok(dsn, "ls").splitlines()
