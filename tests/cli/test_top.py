@@ -477,6 +477,11 @@ def test_in_a_real_terminal_of_80_columns_it_draws_and_q_ends_it(dsn: str, fleet
     assert "25%" in text
 
 
+def test_without_a_terminal_it_is_refused(dsn: str) -> None:
+    refused = gangq(dsn, "top")
+    assert (refused.exit_code, "needs a terminal" in refused.stderr) == (2, True), refused.stderr
+
+
 @pytest.mark.parametrize(
     "words", [("top", "--every", "0"), ("ls", "--watch", "0"), ("explain", "1", "--watch", "0.1")]
 )

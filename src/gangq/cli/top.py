@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from gangq.cli.listing import LEAST_S
@@ -26,6 +28,8 @@ def top(session: Session, every_s: float) -> None:
     require_extra("top", "textual")
     # Says at once where the schema does not fit: what draws the screen takes longer to load than all else.
     session.client()
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise click.UsageError("top needs a terminal: gangq ls, workers and devices answer to a pipe")
     from gangq.top.app import Top
 
     Top(session.dsn(), every_s=every_s).run()
