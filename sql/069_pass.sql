@@ -396,7 +396,8 @@ begin
   then
     return null;
   end if;
-  select case when d.until > t then d.until end into others_until
+  -- A turn lasts for a second: one that ends later is from before the clock was set back.
+  select case when d.until > t and d.until <= t + interval '1 s' then d.until end into others_until
   from gangq.decider d for update;
   update gangq.decider d
   set asked = d.asked + 1, until = coalesce(others_until, t + interval '1 s');

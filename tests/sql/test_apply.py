@@ -957,6 +957,13 @@ def test_whoever_does_not_decide_in_time_loses_the_turn(q: Q) -> None:
     assert q.one("tick", force=True, decides=True)["decide"]
 
 
+def test_a_turn_from_before_the_clock_was_set_back_is_over(q: Q) -> None:
+    q.submit_gang(1)
+    assert q.one("tick", force=True, decides=True)["decide"]
+    q.later(-3600)
+    assert q.one("tick", force=True, decides=True)["decide"]
+
+
 @pytest.mark.parametrize(
     ("role", "decides"), [("gangq_host", False), ("gangq_worker", True), ("gangq_admin", True)]
 )
