@@ -141,7 +141,8 @@ begin
       'heard', 'it is not flagged, or was heard again'),
     (exists (
       select 1 from gangq.events e
-      where e.at > t - interval '2 minutes' and e.kind = 'bounce' and e.incarnation = i.id),
+      where e.at > t - interval '2 minutes' and e.at <= t and e.kind = 'bounce'
+        and e.incarnation = i.id),
       'taken', 'it is being restarted already'),
     (gangq.bounced_too_often(i.name, i.host, t), 'too_often',
       'it or its host was restarted too often within the hour: look at it on its host'),

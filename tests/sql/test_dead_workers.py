@@ -236,6 +236,15 @@ def test_a_flagged_worker_may_be_restarted_by_its_host_once(q: Q) -> None:
     assert (said["worker"], said["data"]) == ("w1", {"backend": "systemd", "ok": True})
 
 
+def test_a_restart_from_before_the_clock_was_set_back_keeps_no_other_from_being_made(q: Q) -> None:
+    worker, _ = busy(q)
+    silent(q, 40)
+    assert bounce(q, worker) == "go"
+    q.later(-3600)
+    silent(q, 40)
+    assert bounce(q, worker) == "go"
+
+
 def test_a_worker_that_is_heard_or_was_never_flagged_is_left_alone(q: Q) -> None:
     worker, claim = busy(q)
     assert bounce(q, worker) == "heard"
