@@ -135,7 +135,7 @@ begin
   end if;
   held_since := (
     select min(e.at) from gangq.events e
-    where e.job_id = j.id and e.token = j.token and e.kind = 'held'
+    where e.job_id = j.id and e.token = j.token and e.kind = 'held' and e.at <= t
       and e.data ->> 'class' = braking.class and (last_beat >= e.at) is not true);
   return held_since is null or held_since > t - make_interval(secs => cfg.brake_hold_s)
     or exists (

@@ -317,6 +317,22 @@ def test_a_held_trip_is_let_go_after_its_time(q: Q) -> None:
     assert claims[0].trip(exit_in_s=5) == "scheduled"
 
 
+def test_a_trip_held_before_the_clock_was_set_back_is_let_go_after_its_time_from_now(q: Q) -> None:
+    setting(q, brake_hold_s=100)
+    claims = fleet(q, 5)
+    outcomes: list[str] = []
+    for moved in (-3600, 60, 60):
+        for claim in claims:
+            Worker(q, "", {"incarnation": claim.incarnation}).beat(claim)
+            claim.suspect()
+        outcomes.append(claims[0].trip(exit_in_s=5))
+        q.later(moved)
+    for claim in claims:
+        Worker(q, "", {"incarnation": claim.incarnation}).beat(claim)
+        claim.suspect()
+    assert [*outcomes, claims[0].trip(exit_in_s=5)] == ["held", "held", "held", "scheduled"]
+
+
 def test_a_beat_starts_the_time_of_a_held_trip_anew(q: Q) -> None:
     setting(q, brake_hold_s=100)
     claims = fleet(q, 5)
