@@ -144,7 +144,7 @@ begin
   outcome := gangq.report(fail.job_id, fail.token,
     case cause when 'port_taken' then 'never_started' when 'error' then 'fail' else cause end,
     fail.error,
-    coalesce(fail.error ->> 'type', 'failed'), final => not retryable, delay_s => retry_in_s);
+    coalesce(fail.error ->> 'type', 'failed'), final => retryable is false, delay_s => retry_in_s);
   perform gangq.wake_tick(outcome = 'scheduled' and gangq.is_soon(fail.job_id));
   return outcome;
 end $$;

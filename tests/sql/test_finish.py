@@ -315,6 +315,12 @@ def test_a_failure_that_is_not_retryable_fails_at_once(q: Q) -> None:
     assert q.job(claim.job_id)["attempts"] == 1
 
 
+def test_a_failure_of_which_it_is_not_said_whether_it_is_retryable_is(q: Q) -> None:
+    claim = running(q)
+    assert claim.fail(retryable=None) == "scheduled"
+    assert [len(q.events(kind)) for kind in ("retry", "fail")] == [1, 0]
+
+
 def test_a_job_whose_process_was_ended_over_another_is_pending_and_charged_for_nothing(q: Q) -> None:
     claim = running(q, max_attempts=1)
     assert claim.fail(cause="other_job") == "pending"
