@@ -13,6 +13,7 @@
 -- finding out, so nothing can be judged now). A lease can only be judged if the workers could renew
 -- it. After a restart, a failover or a jump of the clock every lease gets one full period from now.
 -- After a gap between two ticks the same holds for the workers heard since the last such gap.
+-- Where the clock went back, what is stored goes back with it (124).
 create function gangq.note_outage(t timestamptz) returns timestamptz language plpgsql as $$
 declare
   s gangq.tick_state;
@@ -34,6 +35,9 @@ begin
     when s.last_at > gangq.now() then 'the clock went back' end;
   if why is null and s.last_at > t - interval '0.1 s' then
     return s.outage_ended_at;  -- Another step of this tick has just been here.
+  end if;
+  if s.last_at > gangq.now() + interval '1 s' then
+    perform gangq.move_back(s.last_at - gangq.now());
   end if;
   if why is not null then
     s.interrupted_at := t;

@@ -1,0 +1,194 @@
+"""The clock of the database was an hour ahead and is set back: nothing waits until it is there again."""
+
+from __future__ import annotations
+
+import pytest
+
+from sql.drive import Q, Worker, gpus
+from sql.services import Replicas, put, service
+from sql.test_progress import Team
+
+HOUR = 3600.0
+
+
+def ahead(q: Q, *workers: Worker) -> None:
+    """The clock jumps ahead."""
+    q.tick()
+    q.later(HOUR)
+    q.live_on(1, *workers)
+
+
+def set_back(q: Q) -> None:
+    """A tick while the clock is ahead, and one when it is not any more."""
+    q.tick()
+    q.later(-HOUR)
+    q.tick()
+
+
+def test_the_lease_of_a_worker_that_is_not_heard_again_ends(q: Q) -> None:
+    job, worker = q.submit(), q.worker()
+    worker.take()
+    ahead(q, worker)
+    set_back(q)
+    q.live_on(110)
+    assert q.state(job) == "running", "it has a whole lease to be heard"
+    q.live_on(20)
+    assert q.state(job) == "pending"
+
+
+def test_after_a_restart_too_and_a_lease_renewed_since_stays_as_it_is(q: Q) -> None:
+    """A failover to a host with another clock is the usual case."""
+    q.submit(count=2)
+    lost, heard = q.workers(2)
+    lost.take()
+    heard.take()
+    ahead(q, lost, heard)
+    q.tick()
+    q.later(-HOUR)
+    q.sql("update gangq.tick_state set server_started_at = server_started_at - interval '1 day'")
+    heard.beat()
+    renewed = "select * from gangq.leases where incarnation = %(id)s"
+    before = q.sql(renewed, id=heard.incarnation)
+    q.tick()
+    assert q.events("outage")[-1]["reason"] == "the server restarted"
+    assert q.sql(renewed, id=heard.incarnation) == before
+    q.live_on(130, heard)
+    assert (lost.row["state"], heard.row["state"]) == ("dead", "live")
+
+
+def test_a_flag_goes_when_its_worker_is_heard_again(q: Q) -> None:
+    q.submit()
+    worker = q.worker()
+    worker.take()
+    ahead(q, worker)
+    q.live_on(40)
+    assert worker.row["flagged_at"] is not None
+    set_back(q)
+    assert worker.row["flagged_at"] is not None
+    q.live_on(10, worker)
+    assert worker.row["flagged_at"] is None
+
+
+def test_what_never_confirms_a_stop_is_forced(q: Q) -> None:
+    job, worker = q.submit(), q.worker()
+    worker.take()
+    ahead(q, worker)
+    q.call("cancel", job_ids=[job])
+    set_back(q)
+    q.live_on(180, worker)
+    assert q.state(job) == "cancelled"
+
+
+def test_a_reservation_that_nobody_claims_ends(q: Q) -> None:
+    workers = q.workers(2, slots=1)
+    ahead(q, *workers)
+    gang = q.submit_gang(2, claim_deadline_s=30)
+    set_back(q)
+    assert gang.state == "reserved"
+    q.live_on(50, *workers)
+    assert len(q.events("rollback")) == 1
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_gang_that_has_backed_off_is_placed(q: Q, waited: bool) -> None:
+    workers = q.workers(2, slots=1)
+    ahead(q, *workers)
+    gang = q.submit_gang(2, claim_deadline_s=5)
+    q.tick()
+    q.live_on(6, *workers, step=6)
+    backoff = gang.row["not_before"] - q.clock.now()
+    if waited:
+        # Its backoff was over, and it waited for room.
+        q.call("cordon", worker="w1")
+        q.live_on(60, *workers)
+    set_back(q)
+    left = gang.row["not_before"] - q.clock.now()
+    assert left.total_seconds() < 0 if waited else left == backoff
+    if waited:
+        q.call("uncordon", worker="w1")
+    q.live_on(60, *workers)
+    assert len(q.events("reserve", gang_id=gang.id)) == 2
+
+
+def test_what_people_gave_as_a_moment_stays(q: Q) -> None:
+    due = q.value("select gangq.now() + interval '3 hours'")
+    job, gang = q.submit(due_at=due), q.submit_gang(1, due_at=due)
+    before = gang.live
+    ahead(q)
+    set_back(q)
+    assert q.job(job)["due_at"] == due
+    assert gang.live == before
+
+
+@pytest.mark.parametrize("how", ["fail", "trip"])
+def test_a_job_waits_for_its_backoff_or_for_its_process_and_no_longer(q: Q, how: str) -> None:
+    a, b = q.submit(gpus=1, max_attempts=5), q.submit(gpus=1)
+    worker = q.worker(devices=gpus(1, 1))
+    ahead(q, worker)
+    claims = worker.claim()
+    if how == "fail":
+        claims[0].fail(retry_in_s=300)
+    else:
+        claims[0].trip(exit_in_s=300)
+    due = q.job(a)["due_at"] - q.clock.now()
+    set_back(q)
+    assert q.job(a)["due_at"] - q.clock.now() == due
+    if how == "trip":
+        assert worker.row["exits_at"] == q.job(a)["due_at"], "report_dead finds the job by that"
+    q.live_on(310, worker) if how == "fail" else q.live_on(310)
+    assert q.state(a) == "pending"
+    if how == "trip":
+        assert q.state(b) == "pending"
+        assert q.sql("select * from gangq.device_holds") == []
+
+
+def test_a_worker_that_was_passed_over_gets_work_again(q: Q) -> None:
+    workers = q.workers(2, slots=1)
+    ahead(q, *workers)
+    gang = q.submit_gang(2, claim_deadline_s=5)
+    q.tick()
+    q.live_on(6, *workers, step=6)
+    assert workers[0].row["passed_over_until"] > q.clock.now()
+    gang.cancel()
+    set_back(q)
+    q.live_on(200, *workers)
+    assert workers[0].row["passed_over_until"] < q.clock.now()
+
+
+def test_a_gang_that_stands_still_is_drained(q: Q) -> None:
+    team = Team(q)
+    q.later(HOUR)
+    team.beats(*[{"step": 1}] * 3)
+    set_back(q)
+    team.go_on(1260, *[{"step": 1}] * 3)
+    assert team.gang.state == "draining"
+
+
+def test_the_time_in_which_a_gang_was_not_eligible_counts_on(q: Q) -> None:
+    ahead(q)
+    q.call("set_queue", name="default", paused=True)
+    gang = q.submit_gang(1, timeout_s=100, timeout_style="hard")
+    set_back(q)
+    for _ in range(15):
+        q.live_on(10)
+    q.call("set_queue", name="default", paused=False)
+    q.live_on(50)
+    assert gang.state == "blocked"
+    q.live_on(60)
+    assert gang.state == "failed"
+
+
+def test_a_service_whose_gang_failed_makes_the_next_one(q: Q) -> None:
+    fleet = Replicas.of_hosts(q, 1)
+    put(q)
+    ahead(q, *fleet.workers)
+    fleet.settle(3)
+    (claim,) = fleet.claims.values()
+    fleet.claims.clear()
+    claim.fail()
+    set_back(q)
+    wait = (service(q)["next_try_at"] - q.clock.now()).total_seconds()
+    assert 0 < wait <= 2
+    q.live_on(5, *fleet.workers)
+    fleet.settle(3)
+    assert len(fleet.claims) == 1
