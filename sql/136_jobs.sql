@@ -135,7 +135,7 @@ from gangq.jobs j join gangq.evidence v on v.job_id = j.id
 where j.readable
 union all
 select v.at, v.kind, v.job_id, v.token, v.incarnation, case when o.readable then v.data end as data
-from gangq.evidence v join gangq.incarnations i on i.id = v.incarnation
+from gangq.evidence v left join gangq.incarnations i on i.id = v.incarnation
 cross join lateral (
   select (select gangq.is_admin()) or i.login = session_user
     or (select gangq.may_act_as('gangq_host')) as readable) o

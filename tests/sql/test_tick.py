@@ -488,6 +488,15 @@ def test_incarnations_long_over_are_forgotten_but_not_a_quarantine(q: Q) -> None
     assert [row["name"] for row in q.sql("select name from gangq.workers")] == ["b"]
 
 
+def test_how_a_worker_was_proven_dead_is_shown_when_its_incarnation_is_forgotten(q: Q) -> None:
+    q.worker().report_dead()
+    q.later(8 * DAY)
+    q.call("keep_partitions", at_once=True)
+    assert q.sql("select * from gangq.incarnations") == []
+    (shown,) = q.sql("select kind, data from gangq.job_evidence")
+    assert (shown["kind"], shown["data"]["by"]) == ("dead", "test")
+
+
 def test_the_lease_of_a_worker_that_went_with_a_trip_is_kept_until_half_an_hour_after_it_is_over(
     q: Q,
 ) -> None:
