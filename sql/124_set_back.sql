@@ -20,6 +20,8 @@ declare
   t timestamptz := gangq.now() + interval '1 s';
   last_tick timestamptz := gangq.now() + by;
 begin
+  -- Answers of submissions would be forgotten after less than an hour.
+  update gangq.tick_state x set requests_turned_at = gangq.moved(x.requests_turned_at, t, by);
   update gangq.leases l set renewed_at = l.renewed_at - by, expires_at = l.expires_at - by
   where l.incarnation = any (array(
     select z.incarnation from gangq.leases z

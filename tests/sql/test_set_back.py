@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from sql.drive import Q, Worker, gpus
@@ -192,3 +194,11 @@ def test_a_service_whose_gang_failed_makes_the_next_one(q: Q) -> None:
     q.live_on(5, *fleet.workers)
     fleet.settle(3)
     assert len(fleet.claims) == 1
+
+
+def test_a_submission_that_is_repeated_within_an_hour_is_the_same(q: Q) -> None:
+    request_id = uuid.uuid4()
+    job = q.submit(request_id=request_id)
+    ahead(q)
+    set_back(q)
+    assert q.submit(request_id=request_id) == job
