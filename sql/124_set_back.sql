@@ -36,8 +36,8 @@ begin
     where z.flagged_at > t or z.passed_over_until > t
       or z.exits_at is not null and (z.ended_at > t or z.exits_at > last_tick)
     order by z.id for no key update skip locked));
-  -- So does a backoff. It lasts as long as the process of a member may run. A gang that was never
-  -- placed and never timed out waits for the moment that people gave.
+  -- So does a backoff (not_before). It lasts as long as the process of a member may run. A gang
+  -- that was never placed and never timed out waits for the moment that people gave.
   update gangq.live_gangs g set
     go_at = gangq.moved(g.go_at, t, by),
     reserved_at = gangq.moved(g.reserved_at, t, by),
@@ -48,10 +48,14 @@ begin
       select max(i.exits_at)
       from gangq.live_jobs j join gangq.incarnations i on i.id = j.ran_on
       where j.gang_id = g.id and g.not_before is not null)),
-    timeout_at = gangq.moved(g.timeout_at, t + make_interval(secs => g.timeout_s), by)
+    -- Never sooner than if it began to wait now.
+    timeout_at = least(g.timeout_at,
+      greatest(t, gangq.moved(g.not_before, t, by)) + make_interval(secs => g.timeout_s))
   where g.id = any (array(
     select z.id from gangq.live_gangs z
-    where z.epoch > 0 or z.timeouts > 0 or z.not_before is null
+    where (z.epoch > 0 or z.timeouts > 0 or z.not_before is null) and (
+      greatest(z.go_at, z.reserved_at, z.missing_since, z.drain_started_at, z.not_before) > t
+      or z.deadline_at > last_tick or z.timeout_at > t + make_interval(secs => z.timeout_s))
     order by z.id for no key update skip locked));
   -- Where a job was claimed before, due_at is the end of a backoff or of a process.
   update gangq.live_jobs j set claimed_at = gangq.moved(j.claimed_at, t, by),

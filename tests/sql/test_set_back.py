@@ -180,6 +180,16 @@ def test_the_time_in_which_a_gang_was_not_eligible_counts_on(q: Q) -> None:
     assert gang.state == "failed"
 
 
+def test_a_gang_that_began_to_wait_while_the_clock_was_ahead_times_out(q: Q) -> None:
+    ahead(q)
+    gang = q.submit_gang(1, timeout_s=100, timeout_style="hard", wait_for_hardware=True)
+    set_back(q)
+    q.live_on(90)
+    assert gang.state == "blocked"
+    q.live_on(20)
+    assert gang.state == "failed"
+
+
 def test_a_service_whose_gang_failed_makes_the_next_one(q: Q) -> None:
     fleet = Replicas.of_hosts(q, 1)
     put(q)
