@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -187,11 +188,13 @@ def has_ended(process: psutil.Process) -> bool:
 
 def forkservers(worker: WorkerProcess) -> list[psutil.Process]:
     """Those that run."""
-    return [
-        child
-        for child in psutil.Process(worker.process.pid).children()
-        if child.status() != "zombie" and any("gangq.worker.forkserver" in word for word in child.cmdline())
-    ]
+    found = []
+    for child in psutil.Process(worker.process.pid).children():
+        # It may end between two questions: a zombie has no command line.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("gangq.worker.forkserver" in word for word in child.cmdline()):
+                found.append(child)
+    return found
 
 
 @pytest.mark.parametrize("kill", [True, False], ids=["killed", "idle"])
