@@ -85,8 +85,9 @@ begin
     end if;
   elsif c.priority is not null then
     w := gangq.read_options(format('the gang and value of change %s', nth), c.priority, w);
-    if w.value is null then
-      perform gangq.refuse('GQ001', format('%s: value must be -1000 to 1000', c.priority),
+    if w.value is null or w.job is not null then
+      perform gangq.refuse('GQ001',
+        format('%s: it takes a gang, and a value of -1000 to 1000', c.priority),
         'For example {"priority": {"gang": 7, "value": 50}}.');
     elsif not exists (select 1 from gangq.live_gangs g where g.id = w.gang) then
       perform gangq.refuse_missing('gang', w.gang::text, true);
@@ -100,6 +101,9 @@ begin
         and (g.not_before is null or g.not_before <= gangq.now())), '{}');
   elsif c.cancel is not null then
     w := gangq.read_options(format('the gang or job of change %s', nth), c.cancel, w);
+    perform gangq.refuse('GQ001', format('%s: it takes one gang or one single job', c.cancel),
+      'For example {"cancel": {"gang": 7}}.')
+    where num_nonnulls(w.gang, w.job) <> 1 or w.value is not null;
     answer := (
       select jsonb_build_object('unit', 'g' || g.id)
       from gangq.live_gangs g
