@@ -190,7 +190,9 @@ begin
       union all select * from gangq.explain_roles(g.kind_id, t)
       union all select * from gangq.explain_line(g, t) where g.state = 'blocked'
       union all
-      select * from gangq.explain_start(v, ask, gangq.kind_infeasible(g.kind_id) is null, t);
+      select x.* from gangq.explain_start(v, ask, gangq.kind_infeasible(g.kind_id) is null, t) x
+      -- Missing members take the first room that there is: no start is planned for them.
+      where x.gate <> 'start' or g.missing_since is null;
     return;
   end if;
   return query select * from gangq.explain_roles(g.kind_id, t);

@@ -605,3 +605,16 @@ def test_a_job_waits_for_what_is_kept_for_a_gang(q: Q) -> None:
     assert holding(gates) == {"planned_start"}
     assert "it may run 1000 s, and its room is needed before for g1" in gates["planned_start"]["detail"]
     assert workers[1].claim() == [], "and so it is"
+
+
+def test_missing_members_are_promised_no_planned_start(q: Q) -> None:
+    first, second = q.workers(2)
+    gang = q.submit_gang(2, failure_policy="restart_member", checkpoint_mode="each")
+    gang.start(first, second)[1].fail()
+    second.retire()
+    q.sql("update gangq.live_gangs set not_before = null")
+    q.place()
+    gates = {row["gate"]: row["detail"] for row in q.call("explain_gang", gang_id=gang.id)}
+    assert "start" not in gates
+    assert gates["missing"].startswith("has lacked rank 1 for 0 s; waits for a place")
+    assert gates["unblock"].startswith("room for 1 more")
