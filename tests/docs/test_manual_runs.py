@@ -216,8 +216,10 @@ assert "\\ngangq_up 1" in TestClient(web).get("/metrics/").text
     ("notifications", 3): ("python", "assert not is_from_gangq(b'secret', 't=1,v1=0', b'{}')"),
 }
 """What calls the functions that a block only defines, and looks at what it submits."""
-RESTARTED = 'trap : TERM; until "$@"; do :; done'
-"""What a service manager does: a trip ends a worker. On SIGTERM the shell waits for the worker's end."""
+RESTARTED = 'trap : TERM; until "$@"; do sleep 0.1; kill -0 $PPID || exit; done'
+"""What a service manager does: a trip ends a worker. On SIGTERM the shell waits for the worker's end. It does not
+outlive tests that are killed.
+"""
 INTERPRETER = """
 import json, sys, traceback
 names = {"__name__": "__main__"}

@@ -212,3 +212,66 @@ def test_a_submission_that_is_repeated_within_an_hour_is_the_same(q: Q) -> None:
     ahead(q)
     set_back(q)
     assert q.submit(request_id=request_id) == job
+
+
+TABLES = (
+    *("leases", "incarnations", "live_gangs", "live_jobs", "device_holds", "progress", "verdicts"),
+    *("services_table", "service_gangs_table", "scaling_table", "replicas"),
+)
+GIVEN_OR_PAST = {
+    "incarnations": {"registered_at", "worked_at", "ended_at"},
+    "live_gangs": {"submitted_at"},
+    "live_jobs": {"submitted_at", "finished_at"},
+    "device_holds": {"since"},
+    "services_table": {"set_at"},
+    "service_gangs_table": {"made_at"},
+    "scaling_table": {"scaled_at"},
+}
+"""By table: what people gave, and what only says when something was."""
+
+
+def later_than(q: Q, seconds: float) -> set[tuple[str, str]]:
+    """The columns, by table, with a moment later than this many seconds from now."""
+    columns = q.sql(
+        "select a.attrelid::regclass::text as name, a.attname from pg_attribute a "
+        "join unnest(%(tables)s::text[]) t on a.attrelid = ('gangq.' || t)::regclass "
+        "where a.atttypid = 'timestamptz'::regtype and not a.attisdropped",
+        tables=[*TABLES],
+    )
+    asked = ((row["name"].removeprefix("gangq."), row["attname"]) for row in columns)
+    return {
+        (table, column)
+        for table, column in asked
+        if column not in GIVEN_OR_PAST.get(table, ())
+        and q.value(
+            f"select exists (select from gangq.{table} where {column} > "
+            "gangq.now() + make_interval(secs => %(seconds)s))",
+            seconds=seconds,
+        )
+    }
+
+
+def test_no_moment_of_what_runs_or_waits_stays_ahead(q: Q) -> None:
+    """A new column belongs to `gangq.move_back` or to `GIVEN_OR_PAST`."""
+    q.later(HOUR)
+    team = Team(q, failure_policy="restart_member", checkpoint_mode="each")
+    team.beats(*[{"step": 1}] * 3)
+    team.claims[1].fail()
+    fleet = Replicas(q, *(q.worker(f"r{n}", host=f"node{n}", slots=2, cpus=2) for n in range(2)))
+    put(q, replicas=1, linger_s=60, options={"max_replicas": 3, "target_load": 1.0, "up_after_s": 100})
+    fleet.settle(5)
+    put(q, "weak", replicas=1)
+    fleet.settle(5)
+    replica, weak = fleet.claims.values()
+    weak.fail()
+    q.call("report_load", job_id=replica.job_id, token=replica.token, load=2.0)
+    tripping = q.worker("tripping", devices=gpus(1))
+    q.submit(gpus=1)
+    tripping.take().trip(exit_in_s=300)
+    q.submit_gang(2, claim_deadline_s=300)
+    q.submit_gang(9, wait_for_hardware=True)
+    q.tick()
+    q.call("cancel", gang_ids=[team.gang.id])
+    assert {table for table, _ in later_than(q, -HOUR / 2)} == set(TABLES)
+    set_back(q)
+    assert later_than(q, HOUR / 2) == set()
