@@ -221,7 +221,9 @@ class Batch(_Sync, _OfBatch[R]):
     @overload
     def __getitem__(self, index: slice) -> list[Job[R]]: ...
     def __getitem__(self, index: int | slice) -> Job[R] | list[Job[R]]:
-        return [*self][index]
+        if isinstance(index, slice):
+            return [Job(self._client, id) for id in self.job_ids[index]]
+        return Job(self._client, self.job_ids[index])
 
     wait = now(steps.wait)
     results = now(steps.batch_results)
@@ -243,7 +245,9 @@ class AsyncBatch(_Async, _OfBatch[R]):
     @overload
     def __getitem__(self, index: slice) -> list[AsyncJob[R]]: ...
     def __getitem__(self, index: int | slice) -> AsyncJob[R] | list[AsyncJob[R]]:
-        return [*self][index]
+        if isinstance(index, slice):
+            return [AsyncJob(self._client, id) for id in self.job_ids[index]]
+        return AsyncJob(self._client, self.job_ids[index])
 
     wait = later(steps.wait)
     results = later(steps.batch_results)

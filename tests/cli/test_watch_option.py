@@ -118,7 +118,7 @@ def test_the_watch_of_a_group_does_not_keep_its_command_from_running(dsn: str, t
     for words in ("ls", "pause default"):
         with running(dsn, tmp_path, "watch", "queue", "--watch", "0.5s", *words.split()) as watch:
             assert watch.code(10) == 2
-            assert f"--watch: write it after {words.split()[0]}" in watch.err
+            assert f"--watch goes after {words.split()[0]}" in watch.err
 
 
 def test_columns_of_events_are_chosen_too_but_not_of_lines(dsn: str, client: Client) -> None:

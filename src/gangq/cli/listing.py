@@ -34,7 +34,7 @@ def watch_option(command: Callable[..., Any]) -> Callable[..., Any]:
         if watch_s < LEAST_S:
             raise click.UsageError(f"--watch: {LEAST_S:g}s or more; each look asks the database")
         if subcommand := click.get_current_context().invoked_subcommand:
-            raise click.UsageError(f"--watch: write it after {subcommand}, if that is a look")
+            raise click.UsageError(f"--watch goes after {subcommand}, where that shows something to watch")
         if given.get("follow"):
             raise click.UsageError("--follow goes on by itself: leave --watch out")
         look = functools.partial(command, *args, **given)
