@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from gangq.placement import Board
 from gangq.placement.board import Ask, Device, Hold, Kind, Needs, Role, Unit, Worker
@@ -47,7 +46,7 @@ def waiting(gangs: int, kinds: int, priorities: int = 1) -> tuple[tuple[Kind, ..
 def idle(hosts: int, gangs: int) -> Board:
     """Everything is free."""
     kinds, asks = waiting(gangs, 1)
-    asks = tuple(replace(asks[0], id=f"g{n}", age=n) for n in range(gangs))
+    asks = tuple(asks[0]._replace(id=f"g{n}", age=n) for n in range(gangs))
     return Board(0.0, fleet(hosts), (), kinds, asks, levels=("rack", "host"))
 
 
@@ -79,4 +78,4 @@ def full(hosts: int, kinds: int, *, priorities: int = 1, sizes: tuple[int, ...] 
 def silent(hosts: int, kinds: int) -> Board:
     """No worker has been heard of lately."""
     board = full(hosts, kinds)
-    return replace(board, workers=tuple(replace(worker, open=False) for worker in board.workers))
+    return board._replace(workers=tuple(worker._replace(open=False) for worker in board.workers))

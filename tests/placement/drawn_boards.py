@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
 
 from gangq.placement.board import Ask, Board, Device, Hold, Kept, Kind, Needs, Queue, Role, Unit, Worker
@@ -75,7 +74,7 @@ class Picture:
         self.board = Board(
             now=NOW,
             workers=tuple(
-                replace(w, domains=tuple(_path(levels[: n + 1], w, said) for n in range(len(levels))))
+                w._replace(domains=tuple(_path(levels[: n + 1], w, said) for n in range(len(levels))))
                 for w, said in zip(self._workers, self._labels, strict=True)
             ),
             units=tuple(_moved(unit, kinds) if unit.drained else unit for unit in units),
@@ -183,10 +182,10 @@ def _ask(age: int, name: str, size: str, options: dict[str, str], kinds: list[Ki
     """An ask, whose kind is one of ``kinds`` or is added to them."""
     mark, _, count = name.partition("*")
     kind = _kind(size, options)
-    same = next((k.id for k in kinds if replace(k, id=0) == kind), None)
+    same = next((k.id for k in kinds if k._replace(id=0) == kind), None)
     if same is None:
         same = len(kinds) + 1
-        kinds.append(replace(kind, id=same))
+        kinds.append(kind._replace(id=same))
     priority = int(options.get("prio", 0))
     mates = options["mates"].split("+") if "mates" in options else []
     return Ask(
@@ -196,7 +195,7 @@ def _ask(age: int, name: str, size: str, options: dict[str, str], kinds: list[Ki
         age=age,
         submitter=options.get("by", "me"),
         estimate_s=float(options.get("ends", 3600)),
-        count=int(count or 1),
+        jobs=int(count or 1),
         since=NOW - float(options["since"]) if "since" in options else None,
         missing=tuple(int(n) for n in options["missing"].split("+")) if "missing" in options else None,
         mates=tuple(tuple(int(w) for w in role.split(",") if w) for role in mates),
@@ -216,8 +215,8 @@ def _kept(name: str, options: dict[str, str]) -> Kept:
 def _moved(unit: Unit, kinds: list[Kind]) -> Unit:
     """A unit that is to be moved away: it asks for what it holds, as one of ``kinds`` that is added."""
     size = max(1, len(unit.holds[0].devices))
-    kinds.append(replace(_kind(f"{len(unit.holds)}x{size}", {}), id=len(kinds) + 1))
-    return replace(unit, ask=Ask(unit.id, len(kinds), unit.priority))
+    kinds.append(_kind(f"{len(unit.holds)}x{size}", {})._replace(id=len(kinds) + 1))
+    return unit._replace(ask=Ask(unit.id, len(kinds), unit.priority))
 
 
 def _numbers(decision: Decision) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 from test_kept_seats import with_kept_seats
@@ -113,17 +112,17 @@ def test_who_has_seats_kept_or_told_to_be_freed_is_named_as_what_it_is_kept_apar
 def test_of_two_that_move_only_one_goes_to_the_same_host() -> None:
     board = Picture("h0 A--- closed\nh1 B--- closed\nh2 ....\nA drained apart=db\nB drained apart=db").board
     for key, moved in (("db", ["g65"]), ("", ["g65", "g66"])):
-        kinds = tuple(replace(kind, apart=key) for kind in board.kinds)
-        assert [one.ask for one in decide(replace(board, kinds=kinds))] == moved
+        kinds = tuple(kind._replace(apart=key) for kind in board.kinds)
+        assert [one.ask for one in decide(board._replace(kinds=kinds))] == moved
 
 
 def test_a_member_is_not_kept_apart_from_one_of_its_own_gang_that_is_a_unit_of_its_own() -> None:
     """The gang could go on without that one, so others may have it stop."""
     board = Picture("h0 A\nh1 ...\nA apart=db\nX 3 missing=1 mates=0,1 apart=db").board
     surplus = Unit("j5", (Hold(1, (100,)),), board.now + 600, part_of="g88", apart="db")
-    (decision,) = decide(replace(board, units=(replace(board.units[0], id="g88"), surplus)))
+    (decision,) = decide(board._replace(units=(board.units[0]._replace(id="g88"), surplus)))
     assert [seat.worker for seat in decision.seats] == [1]
-    (decision,) = decide(replace(board, units=(board.units[0], replace(surplus, part_of="g9"))))
+    (decision,) = decide(board._replace(units=(board.units[0], surplus._replace(part_of="g9"))))
     assert decision.refused is not None
     assert (decision.refused.gate, decision.refused.holders) == ("apart", ("g65", "g9"))
 
@@ -133,10 +132,9 @@ def test_at_no_moment_what_is_kept_apart_is_on_one_host() -> None:
     dice, planned, waiting = random.Random(4), 0, 0
     for n in range(400):
         board = random_board(dice)
-        board = replace(
-            board,
-            units=tuple(replace(unit, apart=dice.choice(["", "", "x"])) for unit in board.units),
-            kinds=tuple(replace(kind, apart=dice.choice(["x", "x", "y", ""])) for kind in board.kinds),
+        board = board._replace(
+            units=tuple(unit._replace(apart=dice.choice(["", "", "x"])) for unit in board.units),
+            kinds=tuple(kind._replace(apart=dice.choice(["x", "x", "y", ""])) for kind in board.kinds),
         )
         board = (with_kept_seats(board) or (board,))[0]
         hosts = {worker.id: worker.host for worker in board.workers}

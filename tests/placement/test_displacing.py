@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gangq.placement import Board, decide, displace
@@ -12,10 +10,9 @@ from placement.drawn_boards import Picture, after
 
 def with_young(board: Board, *units: str, movable_in_s: float = 60) -> Board:
     """The same board, but these units may be told to stop only then."""
-    return replace(
-        board,
+    return board._replace(
         units=tuple(
-            replace(unit, movable=False, movable_at=board.now + movable_in_s) if unit.id in units else unit
+            unit._replace(movable=False, movable_at=board.now + movable_in_s) if unit.id in units else unit
             for unit in board.units
         ),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -114,11 +113,11 @@ def test_what_waits_where_the_policy_is_unknown_is_refused_and_all_else_is_decid
 def test_what_has_an_unknown_strategy_is_refused_and_neither_placed_nor_moved() -> None:
     board = Picture("h0 AAAA---- closed\nh1 ......\nA drained\nX 2\nY 2").board
     kinds = tuple(
-        replace(kind, roles=(replace(kind.roles[0], strategy="by_moon"),)) if n in (0, 1) else kind
-        for n, kind in enumerate([*board.kinds, replace(board.kinds[0], id=9)])
+        kind._replace(roles=(kind.roles[0]._replace(strategy="by_moon"),)) if n in (0, 1) else kind
+        for n, kind in enumerate([*board.kinds, board.kinds[0]._replace(id=9)])
     )
-    asks = tuple(replace(ask, kind=9) if ask.id == "g89" else ask for ask in board.asks)
-    of = {one.ask: one for one in decide(replace(board, kinds=kinds, asks=asks))}
+    asks = tuple(ask._replace(kind=9) if ask.id == "g89" else ask for ask in board.asks)
+    of = {one.ask: one for one in decide(board._replace(kinds=kinds, asks=asks))}
     assert {name: one.action for name, one in of.items()} == {"g88": "wait", "g89": "start"}
     refused = of["g88"].refused
     assert refused is not None

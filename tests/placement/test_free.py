@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from test_properties import dice_of, random_board, with_links
@@ -78,13 +77,12 @@ def test_the_books_balance(seed: int, dice: random.Random) -> None:
     for n in range(40):
         board = with_links(random_board(dice), dice)
         withheld = {device.id for w in board.workers for device in w.devices if dice.random() < 0.1}
-        board = replace(
-            board,
+        board = board._replace(
             workers=tuple(
-                replace(w, devices=tuple(replace(d, withheld=d.id in withheld) for d in w.devices))
+                w._replace(devices=tuple(d._replace(withheld=d.id in withheld) for d in w.devices))
                 for w in board.workers
             ),
-            kinds=(*board.kinds, replace(board.kinds[0], id=99, roles=(Role(Needs(2), strategy="linked"),))),
+            kinds=(*board.kinds, board.kinds[0]._replace(id=99, roles=(Role(Needs(2), strategy="linked"),))),
         )
         books = Books(board)
         for _ in range(dice.randint(0, 2)):
@@ -152,7 +150,7 @@ def test_with_all_that_one_more_member_lacks_there_is_room_for_it(strategy: str)
             strategy=strategy,
         )
         board = with_links(random_board(dice), dice)
-        board = replace(board, kinds=(replace(board.kinds[0], roles=(role,)),), asks=())
+        board = board._replace(kinds=(board.kinds[0]._replace(roles=(role,)),), asks=())
         free = Free(board)
         for number in range(len(free.workers)):
             state = free.worker_state(number, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from test_properties import random_board
 
@@ -26,15 +25,15 @@ def with_kept_seats(board: Board) -> tuple[Board, str] | None:
     for seat in own.seats:
         needs = kind.roles[seat.role].needs
         holds.append(Hold(seat.worker, seat.devices, needs.memory_mb, needs.millicpus))
-    asks = tuple(replace(ask, priority=0 if ask.id == own.ask else 5) for ask in board.asks)
+    asks = tuple(ask._replace(priority=0 if ask.id == own.ask else 5) for ask in board.asks)
     kept = (Kept(own.ask, tuple(holds), board.now + 30),)
-    return replace(board, asks=asks, kept=kept), own.ask
+    return board._replace(asks=asks, kept=kept), own.ask
 
 
 def test_nobody_else_gets_what_is_kept() -> None:
     dice, seen, started = random.Random(1), 0, 0
     for n in range(300):
-        board = replace(random_board(dice), victims=0)
+        board = random_board(dice)._replace(victims=0)
         if (found := with_kept_seats(board)) is None:
             continue
         board, own = found
@@ -70,7 +69,7 @@ def test_what_a_single_job_starts_on_comes_free_once() -> None:
     """Its seat was kept for it. At 100 it gives one slot back, and the gang needs two."""
     board = Picture("plans=1\nh0 b.\nb ends=1000\nx*1 1 prio=5 ends=100\nY 2 cpu").board
     job = board.asks[0].id
-    starts, waits = decide(replace(board, kept=(Kept(job, (Hold(0, (1,)),), board.now + 30),)))
+    starts, waits = decide(board._replace(kept=(Kept(job, (Hold(0, (1,)),), board.now + 30),)))
     assert (starts.ask, starts.action) == (job, "start")
     assert (waits.action, waits.starts_at) == ("plan", board.now + 1000)
     assert [end.unit for end in waits.after] == ["j98", job]
@@ -78,7 +77,7 @@ def test_what_a_single_job_starts_on_comes_free_once() -> None:
 
 def test_a_planned_start_names_each_of_several_that_were_told_to_stop() -> None:
     board = Picture("plans=1\nh0 AB\nh1 CC\nA leaving\nB leaving\nX 2 kept=/CC\nY 2").board
-    board = replace(board, kept=(Kept("g9", (Hold(1, (100,)), Hold(1, (101,))), board.now + 30),))
+    board = board._replace(kept=(Kept("g9", (Hold(1, (100,)), Hold(1, (101,))), board.now + 30),))
     planned = decide(board)[0]
     assert [(end.unit, end.by) for end in planned.after] == [("g66", "stop"), ("g65", "stop")]
 
@@ -91,11 +90,11 @@ def test_what_is_kept_apart_from_one_of_several_that_stop_starts_once_that_is_go
 def test_a_gang_that_starts_again_elsewhere_leaves_what_it_holds_now() -> None:
     board = Picture("plans=1\nh0 AA\nh1 ..\nA leaving ends=20\nX 2").board
     kept = Kept("g65", (Hold(1, (100,)), Hold(1, (101,))), board.now + 30)
-    (planned,) = decide(replace(board, kept=(kept,)))
+    (planned,) = decide(board._replace(kept=(kept,)))
     assert (planned.starts_at, [seat.worker for seat in planned.planned]) == (board.now + 30, [0, 0])
 
 
 def test_what_was_kept_for_single_jobs_of_which_none_waits_is_free() -> None:
     board = Picture("h0 A.\nA leaving\nX 1").board
-    (starts,) = decide(replace(board, kept=(Kept("k9/0", (Hold(0, (1,)),), board.now + 30),)))
+    (starts,) = decide(board._replace(kept=(Kept("k9/0", (Hold(0, (1,)),), board.now + 30),)))
     assert starts.action == "start"

@@ -119,7 +119,7 @@ def random_board(dice: random.Random) -> Board:
                     age=len(asks),
                     submitter=dice.choice(["ann", "bob"]),
                     estimate_s=dice.choice([40.0, 400.0, 4000.0]),
-                    count=dice.randint(1, 9) if single else 1,
+                    jobs=dice.randint(1, 9) if single else 1,
                 )
             )
     unique = {ask.id: ask for ask in asks}
@@ -182,8 +182,8 @@ def test_what_is_decided_keeps_every_rule(seed: int, dice: random.Random) -> Non
                 assert all(r.least <= counts[i] <= r.most for i, r in enumerate(kind.roles)), case
                 assert decision.refused is None, case
             if ask.single:
-                assert len(decision.seats) == ask.count or decision.refused, case
-                assert len(decision.seats) <= ask.count, case
+                assert len(decision.seats) == ask.jobs or decision.refused, case
+                assert len(decision.seats) <= ask.jobs, case
             if not decision.seats:
                 assert decision.refused is not None, case
             started += bool(decision.seats)
@@ -296,13 +296,11 @@ def replace_seats(decision: Decision) -> tuple[object, ...]:
 
 def with_links(board: Board, dice: random.Random) -> Board:
     """The same with devices of several sizes on a worker, some of them joined."""
-    return replace(
-        board,
+    return board._replace(
         workers=tuple(
-            replace(
-                worker,
+            worker._replace(
                 devices=tuple(
-                    replace(device, vram_mb=dice.choice([24, 80]), link=dice.choice(["", "x", "y", "z"]))
+                    device._replace(vram_mb=dice.choice([24, 80]), link=dice.choice(["", "x", "y", "z"]))
                     for device in worker.devices
                 ),
             )
@@ -315,11 +313,11 @@ def by_size(decision: Decision, sizes: dict[int, int]) -> Decision:
     """The same with the size of each device in its place."""
 
     def sized(seat: Seat) -> Seat:
-        return replace(seat, devices=tuple(sorted(sizes[device] for device in seat.devices)))
+        return seat._replace(devices=tuple(sorted(sizes[device] for device in seat.devices)))
 
     seats = tuple(map(sized, decision.seats))
     # When others need a seat that is only planned is no promise to anybody.
-    planned = tuple(replace(sized(seat), ends_by=None) for seat in decision.planned)
+    planned = tuple(sized(seat)._replace(ends_by=None) for seat in decision.planned)
     return replace(decision, seats=seats, planned=planned)
 
 
@@ -329,10 +327,9 @@ def test_links_change_nothing_but_which_of_equal_devices_is_taken(seed: int, dic
     chosen = 0
     for n in range(400):
         board = with_links(random_board(dice), dice)
-        unknown = replace(
-            board,
+        unknown = board._replace(
             workers=tuple(
-                replace(worker, devices=tuple(replace(device, link="") for device in worker.devices))
+                worker._replace(devices=tuple(device._replace(link="") for device in worker.devices))
                 for worker in board.workers
             ),
         )
@@ -355,9 +352,9 @@ def test_a_board_is_the_same_after_a_file(seed: int, dice: random.Random) -> Non
 def test_another_host_never_delays_the_first_in_line(seed: int, dice: random.Random) -> None:
     later = 0
     for n in range(300):
-        board = replace(random_board(dice), planned_starts=1, victims=0)
+        board = random_board(dice)._replace(planned_starts=1, victims=0)
         first = board.asks[:1]
-        board = replace(board, asks=first)
+        board = board._replace(asks=first)
         more = Worker(
             99,
             "w99",
@@ -368,7 +365,7 @@ def test_another_host_never_delays_the_first_in_line(seed: int, dice: random.Ran
             tuple(Device(9900 + d, 80) for d in range(8)),
             domains=("r9", "h99"),
         )
-        (before,), (after,) = decide(board), decide(replace(board, workers=(*board.workers, more)))
+        (before,), (after,) = decide(board), decide(board._replace(workers=(*board.workers, more)))
         starts = [
             0.0 if d.seats else d.starts_at if d.starts_at is not None else float("inf")
             for d in (before, after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ RATE = Rate("4/1m", 4, 15.0)
 def decided(rate: Rate, *, count: int = 9, least: int = 1, most: int = 1, **more: Any) -> Decision:
     """What becomes of single jobs, or of a gang of these sizes, under a rate at the moment 1000."""
     single = most == 1
-    ask = Ask("k7/0" if single else "g7", -7 if single else 7, count=count if single else 1)
+    ask = Ask("k7/0" if single else "g7", -7 if single else 7, jobs=count if single else 1)
     role = Role(Needs(memory_mb=1), least, most)
     board = Board(
         now=1000.0,
@@ -91,7 +90,7 @@ def test_a_place_whose_start_is_counted_stays_where_it_is(counted: bool) -> None
         workers=workers,
         units=(Unit("j1", (Hold(1, (10,)),), 2000.0),),
         kinds=(Kind(-7, (Role(Needs(gpus=1)),), limit_key="api"),),
-        asks=(Ask("k7/0", -7, count=3),),
+        asks=(Ask("k7/0", -7, jobs=3),),
         places=(Place(5, 2, -7, (21,)),),
         rates={"api": Rate("4/1m", 4, 15.0, 1060.0)} if counted else {},
     )
@@ -101,10 +100,10 @@ def test_a_place_whose_start_is_counted_stays_where_it_is(counted: bool) -> None
     assert len(decision.seats) == (1 if counted else 3)
     first, second = workers
     for gone in (
-        replace(board, units=(*board.units, Unit("j2", (Hold(2, (21,)),), 2000.0))),
-        replace(board, units=(*board.units, Unit("j2", (Hold(2, (), slots=4),), 2000.0))),
-        replace(board, workers=(first, replace(second, open=False))),
-        replace(board, workers=(first, replace(second, class_id=1))),
+        board._replace(units=(*board.units, Unit("j2", (Hold(2, (21,)),), 2000.0))),
+        board._replace(units=(*board.units, Unit("j2", (Hold(2, (), slots=4),), 2000.0))),
+        board._replace(workers=(first, second._replace(open=False))),
+        board._replace(workers=(first, second._replace(class_id=1))),
     ):
         (decision,) = decide(gone)
         if counted:
@@ -131,7 +130,7 @@ def test_an_open_place_is_no_start_for_seats_that_are_kept_elsewhere() -> None:
     assert decision.seats == ()
     assert decision.refused is not None
     assert decision.refused.gate == gates.RATE
-    (decision,) = decide(replace(board, kept=()))
+    (decision,) = decide(board._replace(kept=()))
     assert [seat.place for seat in decision.seats] == [5]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 import test_decide
@@ -139,7 +138,7 @@ def test_a_paused_task_holds_its_kind_alone_and_is_named() -> None:
         0.0,
         workers=(Worker(1, "h0", "h0", slots=2, devices=(Device(1), Device(2))),),
         kinds=(Kind(1, (role,), paused_task="train"), Kind(2, (role,))),
-        asks=(Ask("g1", 1, priority=9), Ask("k2/0", 2, count=1)),
+        asks=(Ask("g1", 1, priority=9), Ask("k2/0", 2, jobs=1)),
     )
     held, other = decide(board)
     assert (held.ask, held.action, other.ask, other.action) == ("g1", "wait", "k2/0", "start")
@@ -194,6 +193,6 @@ def test_thousandths_of_cpus_add_up_to_a_limit_and_not_beyond() -> None:
 def test_without_any_worker_that_is_what_it_waits_for() -> None:
     """Not: it would never fit."""
     board = Picture("plans=1\nh0 .\nX 1").board
-    (waits,) = decide(replace(board, workers=()))
+    (waits,) = decide(board._replace(workers=()))
     assert waits.refused is not None
     assert waits.refused.gate == "workers"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -170,7 +169,7 @@ def test_where_one_starts_and_the_next_must_displace_nobody_is_told_before_the_n
     assert (jobs.refused.gate, jobs.refused.holders) == ("stopping", ())
     assert gang.action == "wait"
     (jobs, gang) = decide(
-        replace(board, asks=(replace(board.asks[0], count=1), board.asks[1]), workers=board.workers[1:])
+        board._replace(asks=(board.asks[0]._replace(jobs=1), board.asks[1]), workers=board.workers[1:])
     )
     assert (jobs.action, jobs.stop, gang.action) == ("stop", ("g65",), "wait")
 
@@ -206,7 +205,7 @@ class Stream:
         )
 
     def board(self) -> Board:
-        small = Ask("k1/0", 1, 0, age=9, submitter="me", estimate_s=100, count=20)
+        small = Ask("k1/0", 1, 0, age=9, submitter="me", estimate_s=100, jobs=20)
         return Board(
             now=self.now,
             workers=self.workers,
@@ -255,7 +254,7 @@ def seated(text: str) -> Board:
         Place(number, unit.holds[0].worker, board.asks[0].kind, unit.holds[0].devices, unit.id)
         for number, unit in enumerate(singles, 1)
     ]
-    return replace(board, places=tuple(places))
+    return board._replace(places=tuple(places))
 
 
 def refilled(board: Board) -> dict[int, int]:
@@ -288,7 +287,7 @@ def test_a_place_is_refilled_until_something_that_comes_before_waits(what: str) 
 
 
 def test_a_place_of_which_no_more_waits_is_closed() -> None:
-    board = replace(seated("h0 ab\nx*3 1"), asks=())
+    board = seated("h0 ab\nx*3 1")._replace(asks=())
     decisions = decide(board)
     assert refilled(board) == {}
     assert closed_places(board, decisions) == [1, 2]
@@ -303,7 +302,7 @@ def test_a_place_whose_job_has_been_told_to_stop_is_closed() -> None:
 def test_an_open_place_that_is_still_right_stays_the_same_one() -> None:
     board = seated("h0 a.\nx*1 1")
     vacant = Place(7, 0, board.asks[0].kind, (1,))
-    (decision,) = decide(replace(board, places=(*board.places, vacant)))
+    (decision,) = decide(board._replace(places=(*board.places, vacant)))
     assert [seat.place for seat in decision.seats] == [7]
 
 
@@ -329,7 +328,7 @@ def test_a_stream_of_jobs_whose_model_is_loaded_keeps_no_other_waiting_for_longe
     came, started = 5.0, None
     for now in range(100):
         waiting = [second for second in warm if second <= now]
-        asks = [Ask("k2/0", 2, 0, 1, "me", 1.0, count=len(waiting), since=min(waiting))] if waiting else []
+        asks = [Ask("k2/0", 2, 0, 1, "me", 1.0, jobs=len(waiting), since=min(waiting))] if waiting else []
         if now >= came:
             asks.append(Ask("k1/0", 1, 0, 0, "me", 1.0, since=came))
         board = Board(

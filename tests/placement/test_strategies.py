@@ -6,7 +6,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -70,10 +69,10 @@ class SmallestFirst(Policy):
 def with_strategy(board: Board, strategy: str) -> Board:
     """The same board, but all roles have this strategy."""
     kinds = tuple(
-        replace(kind, roles=tuple(replace(role, strategy=strategy) for role in kind.roles))
+        kind._replace(roles=tuple(role._replace(strategy=strategy) for role in kind.roles))
         for kind in board.kinds
     )
-    return replace(board, kinds=kinds)
+    return board._replace(kinds=kinds)
 
 
 def drawn_with(board: str, strategy: str) -> str:
@@ -134,8 +133,8 @@ def test_an_ask_whose_strategy_chooses_wrong_devices_waits_and_the_strategy_is_n
 def test_a_new_policy_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "smallest_first", SmallestFirst())
     picture = Picture("h0 ....\nX 4\nY 1")
-    queues = tuple(replace(queue, policy="smallest_first") for queue in picture.board.queues)
-    board: Board = replace(picture.board, queues=queues)
+    queues = tuple(queue._replace(policy="smallest_first") for queue in picture.board.queues)
+    board: Board = picture.board._replace(queues=queues)
     assert picture.draw(decide(board)).startswith("h0 Y...")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ def test_what_is_added_is_of_the_format_of_the_board(what: str, monkeypatch: pyt
 def test_the_priority_of_a_gang_is_that_of_its_members_that_are_units_of_their_own() -> None:
     board = Picture("h0 aB").board
     gang, member = board.units
-    board = replace(board, units=(gang, replace(member, part_of=gang.id)))
+    board = board._replace(units=(gang, member._replace(part_of=gang.id)))
     board = edit(board, [{"priority": {"gang": 66, "value": 7}}], [{}])
     assert [unit.priority for unit in board.units] == [7, 7]
 
@@ -48,4 +47,4 @@ def test_the_priority_of_a_gang_is_that_of_its_members_that_are_units_of_their_o
 def test_with_a_host_go_the_seats_that_were_kept_on_it() -> None:
     board = Picture("h0 AA\nh1 BB\nA leaving\nX 2\nY 1 kept=/Y.").board
     kept = (Kept("g88", (Hold(0, (0,)), Hold(1, (100,))), board.now + 30), *board.kept)
-    assert edit(replace(board, kept=kept), [{"remove_host": "h0"}], [{}]).kept == board.kept
+    assert edit(board._replace(kept=kept), [{"remove_host": "h0"}], [{}]).kept == board.kept

@@ -5,15 +5,14 @@ Moments are seconds of the database's clock (the epoch's), durations seconds, me
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from gangq.errors import InvalidInput, SchemaMismatch
+from gangq.placement.collection import uncollected
 
 FORMAT = 1
 """The number of this layout. A library does not decide on a board of another one."""
@@ -26,8 +25,7 @@ _OLDER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """A GPU that a worker offers."""
 
     id: int
@@ -39,8 +37,7 @@ class Device:
     """Quarantined, or in doubt: nobody gets it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(NamedTuple):
     """A live incarnation, with all that it offers, free or not."""
 
     id: int
@@ -63,8 +60,7 @@ class Worker:
     """The models it has loaded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     """What a unit holds on one worker: one slot for each of its jobs there."""
 
     worker: int
@@ -74,8 +70,7 @@ class Hold:
     slots: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """What is placed as one and stops as one: a gang, or a single job."""
 
     id: str
@@ -111,8 +106,7 @@ class Unit:
     """What limits its jobs beside the queue; empty: nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where single jobs of one kind may start on a worker, one after another."""
 
     id: int
@@ -123,8 +117,7 @@ class Place:
     """The unit that sits there; ``ended``: its job has ended, and it is closed; empty: no job has filled it yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(NamedTuple):
     """What one member or job needs."""
 
     gpus: int = 0
@@ -136,8 +129,7 @@ class Needs:
     """Devices that it must not get."""
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(NamedTuple):
     """The members of a gang that are alike."""
 
     needs: Needs = Needs()
@@ -154,8 +146,7 @@ class Role:
     prefer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """What asks alike: one queue, the same roles, the same wishes."""
 
     id: int
@@ -174,8 +165,7 @@ class Kind:
     """A task of its roles that is paused; empty: none is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """What waits for seats: a gang, or the single jobs of one kind and priority."""
 
     id: str
@@ -187,7 +177,7 @@ class Ask:
     submitter: str = ""
     estimate_s: float = 3600.0
     """How long it is taken to run: its budget, or the 90th percentile of its task where that is less."""
-    count: int = 1
+    jobs: int = 1
     """How many jobs wait in this line; 1 for a gang."""
     since: float | None = None
     """When the first of these single jobs was submitted. None: a gang, or it was sent to the front after a trip."""
@@ -204,8 +194,7 @@ class Ask:
         return self.id.startswith("k")
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """Seats that are kept for an ask until it starts: others stop for it, or it stopped itself to start again."""
 
     ask: str
@@ -213,8 +202,7 @@ class Kept:
     starts_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(NamedTuple):
     """At most ``starts`` at once, then one each ``every_s``: a bucket that refills."""
 
     said: str
@@ -225,8 +213,7 @@ class Rate:
     """When the bucket is full again. Every start moves it on by ``every_s``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(NamedTuple):
     """A queue; ``a.b`` is a child of ``a``, and what is set for ``a`` counts what its children use."""
 
     name: str
@@ -234,10 +221,10 @@ class Queue:
     policy: str = "priority"
     """In which order what waits here has its turn, by a name of :data:`gangq.placement.order.POLICIES`."""
     weight: float = 1.0
-    maximum: Mapping[str, float] = field(default_factory=dict)
+    maximum: Mapping[str, float] = {}
     """Most it may use of ``gpus``, ``memory_mb``, ``cpus``, ``jobs``."""
-    guaranteed: Mapping[str, float] = field(default_factory=dict)
-    submitter_maximum: Mapping[str, float] = field(default_factory=dict)
+    guaranteed: Mapping[str, float] = {}
+    submitter_maximum: Mapping[str, float] = {}
     """Most that one submitter may use of ``gangs``, ``jobs``, ``gpus``."""
     max_gangs: int | None = None
     max_jobs: int | None = None
@@ -249,8 +236,7 @@ class Queue:
     """What limits how often jobs of it and its children start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(NamedTuple):
     """One snapshot. Every tuple is in a fixed order, so that the same state is the same board."""
 
     now: float
@@ -259,9 +245,9 @@ class Board:
     kinds: tuple[Kind, ...] = ()
     asks: tuple[Ask, ...] = ()
     queues: tuple[Queue, ...] = (Queue("default"),)
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = {}
     """Of the jobs that name a limit key so many may be placed at once."""
-    rates: Mapping[str, Rate] = field(default_factory=dict)
+    rates: Mapping[str, Rate] = {}
     """Of the jobs that name a limit key so many may start in a period."""
     cut: tuple[int, ...] = ()
     """Kinds of which more may wait than are on the board."""
@@ -287,6 +273,7 @@ class Board:
     format: int = FORMAT
 
     @classmethod
+    @uncollected()
     def from_json(cls, data: Mapping[str, Any]) -> Board:
         """The board that ``gangq.board()`` or a file holds.
 
@@ -337,7 +324,7 @@ def _loader(kind: Any) -> Loader:
     if origin in (Union, types.UnionType):
         some = _loader(next(a for a in args if a is not type(None)))
         return lambda data: None if data is None else some(data)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and hasattr(kind, "_fields"):
         return _object(kind)
     if origin in (tuple, frozenset):
         return _list(origin, _loader(args[0]))
@@ -351,11 +338,7 @@ def _object(kind: Any) -> Loader:
     hints = get_type_hints(kind)
     loaders = {name: _loader(hint) for name, hint in hints.items()}
     as_it_is = {name: hint for name, hint in hints.items() if hint in (int, str, bool)}
-    required = {
-        f.name
-        for f in dataclasses.fields(kind)
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    }
+    required = {*kind._fields} - {*kind._field_defaults}
 
     def load(data: Any) -> Any:
         # type() first: isinstance of an abstract class costs as much as the rest, and there are 100,000 objects.
@@ -424,13 +407,11 @@ def _plain(kind: Any) -> Loader:
 
 
 def _dump(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        fresh = {
-            f.name: f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-            for f in dataclasses.fields(value)
-        }
+    if (defaults := getattr(value, "_field_defaults", None)) is not None:
         return {
-            name: _dump(mine) for name, default in fresh.items() if (mine := getattr(value, name)) != default
+            name: _dump(mine)
+            for name, mine in value._asdict().items()
+            if name not in defaults or mine != defaults[name]
         }
     if isinstance(value, frozenset):
         return sorted(value)

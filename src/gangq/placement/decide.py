@@ -5,12 +5,12 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf as INFINITY
 from typing import NamedTuple
 
 from gangq.placement import gates
 from gangq.placement.board import Ask, Board, Hold, Kind, Place, Unit
+from gangq.placement.collection import uncollected
 from gangq.placement.decisions import HOLDERS, Decision, End, Refused, Seat
 from gangq.placement.displace import Displacer, swap
 from gangq.placement.fit import Search
@@ -23,6 +23,7 @@ from gangq.placement.strategies import STRATEGIES
 from gangq.placement.why import WhyNot
 
 
+@uncollected()
 def decide(board: Board) -> list[Decision]:
     """What to do now with all that waits, and with what must move.
 
@@ -69,8 +70,8 @@ def judge(now: Pass, ask: Ask) -> None:
     seats = now.seats(ask, counts)
     if not isinstance(seats, Refused):
         now.start(ask, *now.grow(ask, counts, seats))
-        if ask.count > 1:
-            now.turns.again(replace(ask, count=ask.count - 1))
+        if ask.jobs > 1:
+            now.turns.again(ask._replace(jobs=ask.jobs - 1))
         return
     if stopping := now.stopping(ask):
         now.wait(ask, stopping)
@@ -170,7 +171,7 @@ class Pass:
         self.timeline = Timeline(board, self.free)
         self.displacer = Displacer(board, self.search, self.usage)
         self.why_not = WhyNot(self.search)
-        self.turns = Turns(board, self.usage, self.warm)
+        self.turns = Turns(board, self.usage, self.search.has_warm_room)
         self.decisions: dict[str, Decision] = {}
         self._kept: dict[str, KeptSeats] = {}
         """By ask."""
@@ -194,16 +195,6 @@ class Pass:
                 continue  # No job of it waits any more.
             seats = self.free.held_by(kept.holds)
             self._keep(kept.ask, estimates.get(kept.ask, DAY_S), self._leaving, seats, kept.starts_at)
-
-    def warm(self, ask: Ask) -> bool:
-        """Whether a worker that has its model loaded has room for it now. Not if asking fails: then so does
-        deciding about it when its turn comes, and that is said.
-        """
-        kind = self.kinds[ask.kind]
-        try:
-            return bool(kind.model) and self.search.warm_room(kind, self.layer(ask))
-        except Exception:
-            return False
 
     def layer(self, ask: Ask) -> int:
         """Which planned starts it would still run at."""
@@ -231,7 +222,7 @@ class Pass:
         """The first refusal of a kind stands for those of it that come later: :meth:`refused_before`."""
         if ask.missing is None and refused.gate.remembered:
             # Who may stop for one of them later is not said of the others of its kind.
-            alone = replace(refused, may_stop=(), may_stop_at=None) if refused.may_stop else refused
+            alone = refused._replace(may_stop=(), may_stop_at=None) if refused.may_stop else refused
             last_met = self.free.last_met(self.layer(ask))
             self._refused.setdefault(ask.kind, Before(last_met, ask.priority, alone))
 
@@ -327,7 +318,7 @@ class Pass:
         if decision.seats:
             # A decision is carried out as one action, and some of these single jobs start. So the next pass tells the
             # units to stop, and in this one nobody else gets what of the seats is free.
-            decision.refused = replace(decision.refused, holders=())
+            decision.refused = decision.refused._replace(holders=())
             seats, victims = self._beyond(victims, seats)[0], ()
         else:
             decision.stop, decision.starts_at = victims, starts_at
@@ -354,7 +345,7 @@ class Pass:
         kind = self.kinds[ask.kind]
         if self.usage.covered_by(kind.queue, Amount.asked(kind, counts, gangs=not ask.single)) is None:
             self.displacer.borrowing[ask.id] = kind.queue
-        refused = replace(refused, at=refused.at or start.starts_at)
+        refused = refused._replace(at=refused.at or start.starts_at)
         said = self.later(ask, counts, refused, start.starts_at)
         self.free.plan(start, then)
         decision = self._decision(ask)
@@ -368,12 +359,12 @@ class Pass:
     def never(self, ask: Ask, refused: Refused) -> Refused:
         """The same refusal, unless it would not start even when all has ended."""
         in_vain = ask.kind in self._never and self.board.workers
-        return replace(refused, gate=gates.INFEASIBLE) if in_vain else refused
+        return refused._replace(gate=gates.INFEASIBLE) if in_vain else refused
 
     def later(self, ask: Ask, counts: Sequence[int], refused: Refused, before: float = INFINITY) -> Refused:
         """The same refusal; and who may be told to stop for it later, if that is before its planned start."""
         found = self.displacer.later(ask, counts, len(self.free.starts), before)
-        return refused if found is None else replace(refused, may_stop=found[0], may_stop_at=found[1])
+        return refused if found is None else refused._replace(may_stop=found[0], may_stop_at=found[1])
 
     def wait(self, ask: Ask, refused: Refused) -> None:
         """It waits, and this is why."""

@@ -12,8 +12,7 @@ HOLDERS = 8
 """How many units or asks are named that something waits for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """Where one member or job goes."""
 
     worker: int
@@ -40,8 +39,7 @@ class Short(NamedTuple):
     """What is free of it there, once as many as fit have theirs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """Why something does not start now, with the numbers that the gate had in hand."""
 
     gate: Gate
@@ -70,8 +68,7 @@ class Refused:
     """When that is."""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """The end of something that a planned start waits for."""
 
     unit: str
@@ -79,8 +76,7 @@ class End:
     """What its moment rests on: as ``Unit.ends_by``; ``plan``: what waits itself, and starts before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refill:
+class Refill(NamedTuple):
     """A place whose job may be followed by the next of its kind."""
 
     place: int

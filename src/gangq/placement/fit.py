@@ -18,7 +18,6 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf as INFINITY
 from typing import NamedTuple
@@ -31,8 +30,7 @@ from gangq.placement.room import Rooms, link_groups, parts
 from gangq.placement.strategies import STRATEGIES
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(NamedTuple):
     """One way to look for seats; what an ask prefers is tried first."""
 
     without: frozenset[int] = frozenset()
@@ -119,12 +117,17 @@ class Search:
             gates.APART, need=sum(counts), of="members", where=key, holders=tuple(others)[:HOLDERS]
         )
 
-    def warm_room(self, kind: Kind, layer: int) -> bool:
-        """Whether a worker that has its model loaded has room for a member of its first role."""
-        return any(
-            self.free.workers[n].open and self.free.room_on(n, kind.roles[0], layer)
-            for n in self._warm.get(kind.model, ())
-        )
+    def has_warm_room(self, ask: Ask) -> bool:
+        """Whether a worker that has its model loaded has room for a member of its first role now. Not if asking
+        fails: then so does deciding about it when its turn comes, and that is said.
+        """
+        kind = self.kinds[ask.kind]
+        try:
+            layer = self.free.layer(self.board.now + ask.estimate_s)
+            warm = self._warm.get(kind.model, ()) if kind.model else ()
+            return any(self.free.workers[n].open and self.free.room_on(n, kind.roles[0], layer) for n in warm)
+        except Exception:
+            return False
 
     def unserved(self, kind: Kind, counts: Sequence[int]) -> Refused | None:
         """The refusal of what no worker serves, or only workers that take nothing now: these are named."""
@@ -160,7 +163,7 @@ class Search:
             wishes = [Wish(apart | failed | self._doubtful), Wish(apart | failed), *wishes]
         if model := self.kinds[ask.kind].model:
             warm = frozenset(self._warm[model])
-            wishes = [*(replace(wish, only=warm) for wish in wishes if warm), *wishes]
+            wishes = [*(wish._replace(only=warm) for wish in wishes if warm), *wishes]
         if first:
             wishes = [Wish(apart, first), *wishes]
         *preferred, widest = dict.fromkeys(wishes)
@@ -176,7 +179,7 @@ class Search:
         roomiest: Refused | None = None
         for level in self._levels(kind.require, kind.prefer):
             for inside in self._domains_with_room(kind, counts, layer, wish, level, kind.require):
-                found = self._roles(ask, kind, counts, layer, replace(wish, only=inside))
+                found = self._roles(ask, kind, counts, layer, wish._replace(only=inside))
                 if not isinstance(found, Refused):
                     return found
                 roomiest = found
@@ -231,13 +234,13 @@ class Search:
         role = kind.roles[n]
         wish = self.beside_mates(ask, kind, n, wish)
         for level in self._levels(role.require, role.prefer):
-            alone = replace(kind, roles=(role,))
+            alone = kind._replace(roles=(role,))
             for inside in self._domains_with_room(alone, [count], layer, wish, level, role.require):
-                found = self._spread_out(role, count, layer, replace(wish, only=inside))
+                found = self._spread_out(role, count, layer, wish._replace(only=inside))
                 if found is not None:
                     return found
         if role.require:
-            return self._not_in_one(replace(kind, roles=(role,)), [count], layer, wish, role.require)
+            return self._not_in_one(kind._replace(roles=(role,)), [count], layer, wish, role.require)
         rooms = self.free.rooms(role, layer, without=wish.without, inside=wish.only)
         found = self._spread_out(role, count, layer, wish, rooms) if rooms.total >= count else None
         if found is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gangq.placement.decisions import Decision, Refill, Seat
@@ -95,8 +94,7 @@ class Places:
         class_id = self._classes[seat.worker]
         same = self._vacant[seat.worker, ask.kind, seat.devices]
         # The job that a place is opened for may fill it in any case.
-        return replace(
-            seat,
+        return seat._replace(
             place=same.pop(0) if same else None,
             refills=not self._rivals.is_blocked(ask.kind, class_id),
             min_priority=min(self._rivals.floor(ask.kind, class_id), ask.priority),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Any
 
 from gangq.placement.board import Board, Kind, Worker
@@ -32,8 +31,8 @@ def quota(board: Board, change: Change, _: Preview) -> Board:
     given = change["quota"]
     fields = {"max_running_gangs": "max_gangs", "max_running_jobs": "max_jobs"}
     new = {fields.get(name, name): value for name, value in given.items() if name != "queue"}
-    return replace(
-        board, queues=tuple(replace(q, **new) if q.name == given["queue"] else q for q in board.queues)
+    return board._replace(
+        queues=tuple(q._replace(**new) if q.name == given["queue"] else q for q in board.queues)
     )
 
 
@@ -44,11 +43,10 @@ def priority(board: Board, change: Change, preview: Preview) -> Board:
     if preview.get("ask") and all(ask.id != id for ask in asks):
         more = Board.from_json({"format": board.format, "now": 0, "asks": [preview["ask"]]}).asks
         asks += tuple(ask for ask in more if any(kind.id == ask.kind for kind in board.kinds))
-    return replace(
-        board,
-        asks=tuple(replace(ask, priority=value) if ask.id == id else ask for ask in asks),
+    return board._replace(
+        asks=tuple(ask._replace(priority=value) if ask.id == id else ask for ask in asks),
         units=tuple(
-            replace(unit, priority=value) if id in (unit.id, unit.part_of) else unit for unit in board.units
+            unit._replace(priority=value) if id in (unit.id, unit.part_of) else unit for unit in board.units
         ),
     )
 
@@ -58,9 +56,9 @@ def cancel(board: Board, _: Change, preview: Preview) -> Board:
     if not preview.get("light"):
         return _without(board, {preview["unit"]})
     queues = (
-        replace(q, light_jobs=q.light_jobs - 1) if q.name == preview["queue"] else q for q in board.queues
+        q._replace(light_jobs=q.light_jobs - 1) if q.name == preview["queue"] else q for q in board.queues
     )
-    return replace(board, queues=tuple(queues))
+    return board._replace(queues=tuple(queues))
 
 
 def submit(board: Board, _: Change, preview: Preview) -> Board:
@@ -72,14 +70,13 @@ def submit(board: Board, _: Change, preview: Preview) -> Board:
     roles = new.kinds[0].roles
     for role in roles:
         board = _split_classes(board, role.serves)
-    kind = replace(
-        new.kinds[0],
+    kind = new.kinds[0]._replace(
         roles=tuple(
-            replace(role, serves=frozenset(w.class_id for w in board.workers if w.id in role.serves))
+            role._replace(serves=frozenset(w.class_id for w in board.workers if w.id in role.serves))
             for role in roles
         ),
     )
-    return replace(board, kinds=(*board.kinds, kind), asks=(*board.asks, *new.asks))
+    return board._replace(kinds=(*board.kinds, kind), asks=(*board.asks, *new.asks))
 
 
 def remove_host(board: Board, change: Change, _: Preview) -> Board:
@@ -92,7 +89,7 @@ def remove_host(board: Board, change: Change, _: Preview) -> Board:
     }
     units = tuple(unit for unit in board.units if not {unit.id, unit.part_of} & there)
     kept = tuple(kept for kept in board.kept if all(hold.worker not in gone for hold in kept.holds))
-    return replace(board, workers=tuple(w for w in board.workers if w.id not in gone), units=units, kept=kept)
+    return board._replace(workers=tuple(w for w in board.workers if w.id not in gone), units=units, kept=kept)
 
 
 def add_workers(board: Board, _: Change, preview: Preview) -> Board:
@@ -104,17 +101,17 @@ def add_workers(board: Board, _: Change, preview: Preview) -> Board:
         serves = frozenset((kind, role) for kind, role in one["serves"])
         class_id = classes.setdefault(serves, first + len(classes))
         new = Board.from_json({"format": board.format, "now": 0, "workers": [one["worker"]]})
-        added.append(replace(new.workers[0], class_id=class_id))
+        added.append(new.workers[0]._replace(class_id=class_id))
 
     def extended(kind: Kind) -> Kind:
         roles = (
-            replace(role, serves=role.serves | {c for serves, c in classes.items() if (kind.id, n) in serves})
+            role._replace(serves=role.serves | {c for serves, c in classes.items() if (kind.id, n) in serves})
             for n, role in enumerate(kind.roles)
         )
-        return replace(kind, roles=tuple(roles))
+        return kind._replace(roles=tuple(roles))
 
     kinds = tuple(extended(kind) for kind in board.kinds)
-    return replace(board, workers=(*board.workers, *added), kinds=kinds)
+    return board._replace(workers=(*board.workers, *added), kinds=kinds)
 
 
 _EDITS: dict[str, Callable[[Board, Change, Preview], Board]] = {
@@ -130,8 +127,7 @@ _VERBS = [*_EDITS]
 
 
 def _without(board: Board, gone: Set[str]) -> Board:
-    return replace(
-        board,
+    return board._replace(
         asks=tuple(ask for ask in board.asks if ask.id not in gone),
         units=tuple(unit for unit in board.units if unit.id not in gone and unit.part_of not in gone),
         kept=tuple(kept for kept in board.kept if kept.ask not in gone),
@@ -149,15 +145,14 @@ def _split_classes(board: Board, workers: Set[int]) -> Board:
 
     def extended(kind: Kind) -> Kind:
         roles = (
-            replace(role, serves=role.serves | {twins[c] for c in role.serves if c in twins})
+            role._replace(serves=role.serves | {twins[c] for c in role.serves if c in twins})
             for role in kind.roles
         )
-        return replace(kind, roles=tuple(roles))
+        return kind._replace(roles=tuple(roles))
 
-    return replace(
-        board,
+    return board._replace(
         workers=tuple(
-            replace(w, class_id=twins[w.class_id]) if w.id in workers and w.class_id in twins else w
+            w._replace(class_id=twins[w.class_id]) if w.id in workers and w.class_id in twins else w
             for w in board.workers
         ),
         kinds=tuple(extended(kind) for kind in board.kinds),

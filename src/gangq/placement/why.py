@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 from gangq.placement import gates
@@ -61,7 +60,7 @@ class WhyNot:
             if isinstance(beside, Refused) and beside.have < have:
                 keep.append(start.ask)
                 have = beside.have
-        return replace(idle, plans=tuple(keep[:HOLDERS]), left=found.have)
+        return idle._replace(plans=tuple(keep[:HOLDERS]), left=found.have)
 
     def _planned_before(self, ask: Ask, layer: int) -> Refused:
         starts = self._free.starts[:layer]
@@ -84,8 +83,7 @@ class WhyNot:
             return found
         number, short = nearest
         together = self._free.enough_in_all(kind.roles[0], counts[0], 0, wish.without, wish.only)
-        return replace(
-            found,
+        return found._replace(
             gate=gates.FRAGMENTED if together else found.gate,
             nearest=self._free.workers[number].name,
             short=short,
