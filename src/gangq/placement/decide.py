@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from math import inf as INFINITY
 from typing import NamedTuple
 
@@ -444,16 +445,17 @@ class Pass:
     def _seats(self, ask: Ask, counts: Sequence[int], seats: list[Taken]) -> list[Seat]:
         roles = [n for n, count in enumerate(counts) for _ in range(count)]
         layer = self.layer(ask)
-        made: dict[tuple[Taken, int], Seat] = {}
-        for taken, role in zip(seats, roles, strict=True):
-            if (taken, role) not in made:
-                made[taken, role] = Seat(
-                    self.free.workers[taken.worker].id,
-                    tuple(device.id for device in taken.devices),
-                    role,
-                    self.free.needed_at(taken, layer) if ask.single else None,
-                )
-        return [made[one] for one in zip(seats, roles, strict=True)]
+        made: list[Seat] = []
+        for alike, members in groupby(zip(seats, roles, strict=True)):
+            taken, role = alike
+            seat = Seat(
+                self.free.workers[taken.worker].id,
+                tuple(device.id for device in taken.devices),
+                role,
+                self.free.needed_at(taken, layer) if ask.single else None,
+            )
+            made += [seat for _ in members]
+        return made
 
 
 def _kept_for(ask: str) -> str:

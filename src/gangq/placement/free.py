@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -289,7 +290,7 @@ class Free:
             self.layers[n].put(host, state)
 
     def _host_state(self, host: int, layer: int) -> int:
-        state = tuple(self.worker_state(worker, layer) for worker in self.workers_of[host])
+        state = tuple([self.worker_state(worker, layer) for worker in self.workers_of[host]])
         number = self._ids.get(state)
         if number is None:
             number = self._ids[state] = len(self._states)
@@ -493,18 +494,13 @@ def by_worker(seats: Iterable[Taken]) -> dict[int, Taken]:
     found: dict[int, list[Taken]] = {}
     for seat in seats:
         found.setdefault(seat.worker, []).append(seat)
-    return {
-        worker: mine[0]
-        if len(mine) == 1
-        else Taken(
-            worker,
-            tuple(device for seat in mine for device in seat.devices),
-            sum([seat.slots for seat in mine]),
-            sum([seat.memory_mb for seat in mine]),
-            sum([seat.millicpus for seat in mine]),
-        )
-        for worker, mine in found.items()
-    }
+    return {worker: mine[0] if len(mine) == 1 else _together(mine) for worker, mine in found.items()}
+
+
+def _together(seats: Iterable[Taken]) -> Taken:
+    """What seats take of their worker together."""
+    (worker, *_), devices, slots, memory_mb, millicpus = zip(*seats, strict=True)
+    return Taken(worker, (*chain(*devices),), sum(slots), sum(memory_mb), sum(millicpus))
 
 
 def _add(left: list[int], taken: Taken, sign: int) -> None:
