@@ -221,11 +221,11 @@ class Pass:
 
     def _remember(self, ask: Ask, refused: Refused) -> None:
         """The first refusal of a kind stands for those of it that come later: :meth:`refused_before`."""
-        if ask.missing is None and refused.gate.remembered:
+        if ask.kind not in self._refused and ask.missing is None and refused.gate.remembered:
             # Who may stop for one of them later is not said of the others of its kind.
             alone = refused._replace(may_stop=(), may_stop_at=None) if refused.may_stop else refused
             last_met = self.free.last_met(self.layer(ask))
-            self._refused.setdefault(ask.kind, Before(last_met, ask.priority, alone))
+            self._refused[ask.kind] = Before(last_met, ask.priority, alone)
 
     def seats(self, ask: Ask, counts: Sequence[int]) -> list[Taken] | Refused:
         """Seats that are free now, those kept for it first. If there are none, why the search found none."""
