@@ -25,6 +25,7 @@ from gangq.placement.board import (
 from gangq.placement.decide import decide
 from gangq.placement.decisions import Decision
 from gangq.placement.explain import explain
+from placement.drawn_boards import Picture
 
 RATE = Rate("4/1m", 4, 15.0)
 
@@ -132,6 +133,14 @@ def test_an_open_place_is_no_start_for_seats_that_are_kept_elsewhere() -> None:
     assert decision.refused.gate == gates.RATE
     (decision,) = decide(board._replace(kept=()))
     assert [seat.place for seat in decision.seats] == [5]
+
+
+@pytest.mark.parametrize(("starts", "second"), [(2, "wait"), (3, "start")])
+def test_a_gang_for_which_others_are_told_to_stop_has_its_starts(starts: int, second: str) -> None:
+    board = Picture("victims=8\nh0 AA\nh1 .\nX 2 prio=5 strict_pack\nY 1").board
+    rate = Rate(f"{starts}/1m", starts, 60 / starts)
+    decisions = decide(board._replace(queues=(Queue("default", rate=rate),)))
+    assert [decision.action for decision in decisions] == ["stop", second]
 
 
 def test_a_gang_needs_all_its_starts_and_an_elastic_one_takes_those_there_are() -> None:

@@ -105,6 +105,14 @@ SAID = {
         "it is kept apart (a) from g65, and only beside them is there room",
         "room on other hosts, or the end of g65",
     ),
+    "levels rack host\nh0 .... rack=r0\nh1 ---- rack=r0 closed\nh2 ..... rack=r1\nX 6 require=rack": (
+        "the roomiest rack, r1, has room for 5 of its 6 members",
+        "room for 1 more in one rack",
+    ),
+    "levels rack host\nh0 A.... rack=r0\nh1 .. rack=r0\nh2 ... rack=r1\nA apart=a\nX 7 apart=a require=rack": (
+        "the roomiest rack, r1, has room for 3 of its 7 members",
+        "room for 4 more in one rack",
+    ),
     "levels rack host\nh0 .... rack=r0\nh1 .. rack=r1\nX 5 require=rack": (
         "the roomiest rack, r0, has room for 4 of its 5 members",
         "room for 1 more in one rack",

@@ -277,6 +277,7 @@ REFILLS = {
         {1: LOWEST, 2: LOWEST},
     ),
     "a single job that comes before it waits": ("x*3 1\ny*1 1x2 prio=5", {}),
+    "others are told to stop for a gang that comes before it": ("victims=1\nx*3 1\nY 1 mem=1 prio=5", {}),
 }
 
 
@@ -284,6 +285,14 @@ REFILLS = {
 def test_a_place_is_refilled_until_something_that_comes_before_waits(what: str) -> None:
     asks, expected = REFILLS[what]
     assert refilled(seated(f"h0 ab\na ends=600\nb ends=600\n{asks}")) == expected
+
+
+def test_a_place_on_a_worker_that_is_not_on_the_board_is_closed() -> None:
+    board = seated("h0 ab\nx*3 1")
+    first, second = board.places
+    board = board._replace(places=(first, second._replace(worker=99)))
+    assert refilled(board) == {1: LOWEST}
+    assert closed_places(board, decide(board)) == [2]
 
 
 def test_a_place_of_which_no_more_waits_is_closed() -> None:
