@@ -52,11 +52,12 @@ returns table (
   group by n.name, h.submitter
 $$;
 
--- Internal. Every limit set on these queues themselves, one row each.
-create function gangq.limits_of(names text[])
-returns table (queue text, gate text, setting text, resource text, most numeric)
+-- Internal. Every limit on work of this queue that names this limit key (null: none), one row each:
+-- those set on the queues on its path, and that of the key.
+create function gangq.limits_of(queue text, key text)
+returns table (queue text, key text, gate text, setting text, resource text, most numeric)
 language sql stable as $$
-  select q.name, l.gate, l.setting, l.resource, l.most
+  select q.name, null, l.gate, l.setting, l.resource, l.most
   from gangq.queues_table q
   cross join lateral (
     select 'quota', 'maximum', m.key, m.value::numeric
@@ -69,8 +70,16 @@ language sql stable as $$
     select 'submitter_limit', 'submitter_maximum', m.key, m.value::numeric
     from jsonb_each_text(q.submitter_maximum) m
   ) as l(gate, setting, resource, most)
-  where q.limited and q.name = any (limits_of.names)
+  where q.limited and q.name = any (gangq.queue_path(limits_of.queue))
+  union all
+  select null, k.name, 'limit_key', 'limit', 'jobs', k.most
+  from gangq.limit_keys k
+  where k.name = limits_of.key and k.most is not null
 $$;
+
+-- Internal. What limits, in words: a queue, else a limit key, as in limits_of and limit_hit.
+create function gangq.limited_by(queue text, key text) returns text language sql immutable
+return coalesce('queue ' || queue, 'limit key ' || key);
 
 -- Internal. How much of the resource that a limit counts. A resource that has no branch here is an
 -- error, and no limit that never counts.
@@ -101,36 +110,39 @@ begin
   perform 1 from gangq.limit_keys k where k.name = any (keys) order by k.name for no key update;
 end $$;
 
--- Internal. The first limit on the path of a queue that so much more would break: {"gate": quota,
--- running_limit or submitter_limit, "queue", "resource", "limit", "used", "asked"}; null: none.
--- Pass null of a resource to ask whether more of it is used than its limit already. Binding only
--- after lock_limited.
+-- Internal. The first limit that so much more work would break: {"gate": quota, running_limit,
+-- submitter_limit, limit_key or rate, "queue" or "key", "resource", "limit", "used", "asked"}. Pass
+-- null of a resource to ask whether more of it is used than its limit already. Binding only after
+-- lock_limited.
 create function gangq.limit_hit(
-  queue text, submitter text, gangs integer, jobs integer, gpus bigint, memory_mb bigint,
+  queue text, key text, submitter text, gangs integer, jobs integer, gpus bigint, memory_mb bigint,
   cpus numeric
 ) returns jsonb language plpgsql stable set plan_cache_mode = force_generic_plan as $$
 begin
-  return (
+  return coalesce((
     with limits as materialized (
       select l.*, gangq.amount_of(l.resource, limit_hit.gangs, limit_hit.jobs, limit_hit.gpus,
         limit_hit.memory_mb, limit_hit.cpus) as asked
-      from gangq.limits_of(gangq.queue_path(limit_hit.queue)) l
+      from gangq.limits_of(limit_hit.queue, limit_hit.key) l
     ),
     usage as (
       select u.* from gangq.queue_usage(array(select distinct l.queue from limits l)) u
-      where exists (select 1 from limits)
+      where exists (select 1 from limits l where l.queue is not null)
     )
-    select jsonb_build_object('gate', h.gate, 'queue', h.queue, 'resource', h.resource,
-      'limit', h.most, 'used', h.used, 'asked', h.asked)
+    select jsonb_strip_nulls(jsonb_build_object('gate', h.gate, 'queue', h.queue, 'key', h.key,
+      'resource', h.resource, 'limit', h.most, 'used', h.used, 'asked', h.asked))
     from (
-      select l.*, (
-        select coalesce(
-          sum(gangq.amount_of(l.resource, u.gangs, u.jobs, u.gpus, u.memory_mb, u.cpus)), 0)
-        from usage u
-        where u.queue = l.queue
-          and (l.gate <> 'submitter_limit' or u.submitter = limit_hit.submitter)) as used
+      select l.*, case when l.key is null then (
+          select coalesce(
+            sum(gangq.amount_of(l.resource, u.gangs, u.jobs, u.gpus, u.memory_mb, u.cpus)), 0)
+          from usage u
+          where u.queue = l.queue
+            and (l.gate <> 'submitter_limit' or u.submitter = limit_hit.submitter))
+        else (
+          select coalesce(sum(u.jobs), 0) from gangq.key_usage(array[l.key]) u) end as used
       from limits l
       where l.asked is distinct from 0) h
     where h.used + coalesce(h.asked, 0) > h.most
-    order by length(h.queue) desc, h.gate, h.resource limit 1);
+    order by length(h.queue) desc nulls last, h.gate, h.resource limit 1),
+    gangq.rate_hit(limit_hit.queue, limit_hit.key, limit_hit.jobs));
 end $$;

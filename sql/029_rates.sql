@@ -46,9 +46,9 @@ returns table (queue text, key text, rate text, full_at timestamptz) language sq
   where q.rate is not null and q.name = any (gangq.queue_path(rates_on.queue))
 $$;
 
--- Internal. As limit_hit, of the rates: the first of which so many starts are not left. Binding
--- only after lock_limited, and it reads the clock after that: a moment from before the wait for the
--- lock would be earlier than the last start.
+-- Internal, for limit_hit. The first rate of which so many starts are not left. It reads the clock
+-- after lock_limited: a moment from before the wait for the lock would be earlier than the last
+-- start.
 create function gangq.rate_hit(queue text, key text, starts integer) returns jsonb
 language sql stable as $$
   select jsonb_strip_nulls(jsonb_build_object('gate', 'rate', 'queue', x.queue, 'key', x.key,
@@ -61,7 +61,7 @@ language sql stable as $$
   order by x.key, length(x.queue) desc limit 1
 $$;
 
--- Internal. So many of such jobs start now: rate_hit has found nothing, under the same locks.
+-- Internal. So many of such jobs start now: limit_hit has found nothing, under the same locks.
 create function gangq.count_starts(queue text, key text, starts integer) returns void
 language sql volatile as $$
   update gangq.limit_keys k

@@ -89,45 +89,6 @@ language sql stable as $$
   group by s.limit_key
 $$;
 
--- Internal. As limit_hit, of a limit key, if so many more jobs would break it; null: whether more
--- are placed than its limit. Binding only after lock_limited.
-create function gangq.key_hit(key text, jobs integer) returns jsonb language sql stable as $$
-  select jsonb_build_object('gate', 'limit_key', 'key', k.name, 'resource', 'jobs',
-    'limit', k.most, 'used', u.jobs, 'asked', key_hit.jobs)
-  from gangq.limit_keys k
-  cross join lateral (
-    select coalesce(sum(x.jobs), 0) as jobs from gangq.key_usage(array[k.name]) x) u
-  where k.name = key and u.jobs + coalesce(key_hit.jobs, 0) > k.most
-$$;
-
--- Internal. Refuses (GQ001) a gang that alone exceeds the limit of its key, or a rate, and so could
--- never run.
-create function gangq.check_key(queue text, key text, members integer) returns void
-language plpgsql stable as $$
-declare
-  most integer;
-  over record;
-begin
-  select k.most into most from gangq.limit_keys k where k.name = key;
-  -- A limit of 0 is how an operator shuts a key for a while.
-  if members > most and most > 0 then
-    perform gangq.refuse('GQ001',
-      format('it needs %s at once, and the limit of limit key %L is %s',
-        gangq.counted(members, 'job'), key, most),
-      'Ask for fewer members (an elastic gang counts with its minimum), or for another key.');
-  end if;
-  select x.rate, gangq.limited_by(to_jsonb(x)) as whose
-  into over
-  from gangq.rates_on(check_key.queue, check_key.key) x
-  where members > (gangq.rate_of(x.rate)).starts limit 1;
-  if found then
-    perform gangq.refuse('GQ001',
-      format('it starts %s at once, and the rate of %s is %s', gangq.counted(members, 'job'),
-        over.whose, over.rate),
-      'Ask for fewer members (an elastic gang counts with its minimum), or for a higher rate.');
-  end if;
-end $$;
-
 -- Internal. The limit key of a kind of gang, whose members all name the same, or of a shape
 -- (negative).
 create function gangq.key_of(kind integer) returns text language sql stable as $$
@@ -137,10 +98,6 @@ create function gangq.key_of(kind integer) returns text language sql stable as $
     select r.shape_id from gangq.kind_roles r where r.kind_id = kind order by r.ordinal limit 1),
     -kind)
 $$;
-
--- Internal. What limits, in words: see limit_hit, key_hit.
-create function gangq.limited_by(hit jsonb) returns text language sql immutable
-return coalesce('queue ' || (hit ->> 'queue'), 'limit key ' || (hit ->> 'key'));
 
 -- Internal, for the view limits: opens_at of a limit key of which so many jobs are placed.
 create function gangq.limit_opens_at(key text, used bigint) returns timestamptz

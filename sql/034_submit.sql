@@ -115,7 +115,8 @@ begin
     perform gangq.check_fit(s.shape, queue);
   end if;
   perform gangq.check_ceiling(queue, s.priority, s.submitter, s.login);
-  perform gangq.check_limits(queue, 0, 1, (s.asked).gpus, (s.asked).memory_mb, (s.asked).cpus);
+  perform gangq.check_limits(queue, (s.asked).limit_key, 0, 1, (s.asked).gpus,
+    (s.asked).memory_mb, (s.asked).cpus);
   s.shape := gangq.shape_for(s.shape, s.submitter, s.login);
   s.budget_s := coalesce(s.budget_s, q.budget_s);
   return s;

@@ -295,8 +295,8 @@ begin
   into needs
   from gangq.kind_roles k join gangq.shapes s on s.id = k.shape_id
   where k.kind_id = kind;
-  perform gangq.check_limits(queue, 1, least_members, needs.gpus, needs.memory_mb, needs.cpus);
-  perform gangq.check_key(queue, gangq.key_of(kind), least_members);
+  perform gangq.check_limits(queue, gangq.key_of(kind), 1, least_members, needs.gpus,
+    needs.memory_mb, needs.cpus);
   if note is not null and wait is not true then
     why := gangq.kind_infeasible(kind, true);
     if why is not null then

@@ -239,27 +239,28 @@ begin
     best.has) from gangq.gang_kinds k where k.id = kind_infeasible.kind_id);
 end $$;
 
--- Internal. Raises GQ001 for work that alone exceeds a limit of its queue path.
+-- Internal. Raises GQ001 for work that alone exceeds a limit of its queue path, of its limit key,
+-- or a rate, and so could never run.
 create function gangq.check_limits(
-  queue text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric
-) returns void language plpgsql stable as $$
-declare
-  over record;
-begin
-  select l.*, a.asked into over
-  from gangq.limits_of(gangq.queue_path(check_limits.queue)) l
-  cross join lateral gangq.amount_of(l.resource, check_limits.gangs, check_limits.members,
-    check_limits.gpus, check_limits.memory_mb, check_limits.cpus) as a(asked)
-  -- A running limit of 0 is how an operator shuts a queue for a while.
-  where a.asked > l.most and not (l.gate = 'running_limit' and l.most = 0)
-  order by length(l.queue) desc limit 1;
-  if found then
-    perform gangq.refuse('GQ001',
-      format('it needs %s %s at once, and the %s of queue %s is %s', trim_scale(over.asked),
-        over.resource, over.setting, over.queue, over.most),
-      case when check_limits.gangs > 0
-        then 'Ask for less (an elastic gang counts with its minimum), or for another queue; '
-        else 'Ask for less, or for another queue; ' end
-      || 'an administrator can raise the limit: gangq queue set.');
-  end if;
-end $$;
+  queue text, key text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric
+) returns void language sql stable as $$
+  select gangq.refuse('GQ001', x.what,
+    'Ask for less (an elastic gang counts with its minimum), or for another queue or key; an '
+    'administrator can raise the limit: gangq queue set, gangq limit set.')
+  from (
+    select format('it needs %s %s at once, and the %s of %s is %s', trim_scale(a.asked),
+      l.resource, l.setting, gangq.limited_by(l.queue, l.key), l.most) as what
+    from gangq.limits_of(check_limits.queue, check_limits.key) l
+    cross join lateral gangq.amount_of(l.resource, check_limits.gangs, check_limits.members,
+      check_limits.gpus, check_limits.memory_mb, check_limits.cpus) as a(asked)
+    -- With a limit of 0 an operator shuts a queue or a key for a while.
+    where a.asked > l.most and not (l.gate in ('running_limit', 'limit_key') and l.most = 0)
+    order by length(l.queue) desc nulls last limit 1) x
+  union all
+  select gangq.refuse('GQ001',
+    format('it starts %s at once, and the rate of %s is %s', gangq.counted(members, 'job'),
+      gangq.limited_by(r.queue, r.key), r.rate),
+    'Ask for fewer members (an elastic gang counts with its minimum), or for a higher rate.')
+  from gangq.rates_on(check_limits.queue, check_limits.key) r
+  where check_limits.members > (gangq.rate_of(r.rate)).starts
+$$;

@@ -177,6 +177,7 @@ declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
   own_queue text;
+  own_key text;
   hit jsonb;
   d record;
 begin
@@ -192,6 +193,7 @@ begin
     return false;
   end if;
   own_queue := (select k.queue from gangq.gang_kinds k where k.id = g.kind_id);
+  own_key := gangq.key_of(g.kind_id);
   if gangq.paused(own_queue) or gangq.paused_task(g.kind_id) is not null then
     perform gangq.refuse('GQ004', case when gangq.paused(own_queue) then 'its queue is paused'
         else 'a task of it is paused' end,
@@ -199,19 +201,17 @@ begin
   elsif not gangq.lock_room(reserve_gang.job_ids, reserve_gang.incarnations, t) then
     return false;
   end if;
-  perform gangq.lock_limited(array[own_queue], array[gangq.key_of(g.kind_id)]);
-  select coalesce(
-    gangq.limit_hit(own_queue, g.submitter, (g.state = 'blocked')::integer, count(*)::integer,
-      sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus)),
-    gangq.key_hit(gangq.key_of(g.kind_id), count(*)::integer),
-    gangq.rate_hit(own_queue, gangq.key_of(g.kind_id), count(*)::integer))
+  perform gangq.lock_limited(array[own_queue], array[own_key]);
+  select gangq.limit_hit(own_queue, own_key, g.submitter, (g.state = 'blocked')::integer,
+    count(*)::integer, sum(s.gpus)::bigint, sum(s.memory_mb)::bigint, sum(s.cpus))
   into hit
   from gangq.live_jobs j join gangq.shapes s on s.id = j.shape_id
   where j.id = any (reserve_gang.job_ids);
   if hit is not null then
     perform gangq.refuse('GQ004', format('gang g%s does not fit the limits of %s: '
-      '%s %s are used, %s more would be, and %s is the limit', g.id, gangq.limited_by(hit),
-      hit ->> 'used', hit ->> 'resource', hit ->> 'asked', hit ->> 'limit'),
+      '%s %s are used, %s more would be, and %s is the limit', g.id,
+      gangq.limited_by(hit ->> 'queue', hit ->> 'key'), hit ->> 'used', hit ->> 'resource',
+      hit ->> 'asked', hit ->> 'limit'),
       'Wait until others have ended, or raise the limit: gangq.set_queue, gangq.set_limit.');
   end if;
   d := gangq.devices_for(
@@ -219,8 +219,7 @@ begin
   if d.devices is null then
     return false;
   end if;
-  perform gangq.count_starts(
-    own_queue, gangq.key_of(g.kind_id), cardinality(reserve_gang.job_ids));
+  perform gangq.count_starts(own_queue, own_key, cardinality(reserve_gang.job_ids));
   perform gangq.place_members(g, reserve_gang.job_ids, reserve_gang.incarnations, d.devices,
     d.holders, reserve_gang.digest, t);
   return true;

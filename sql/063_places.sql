@@ -41,11 +41,11 @@ begin
   elsif not gangq.suit(s, device_ids, free.device_ids, free.vrams) then
     return 'its devices are not free';
   end if;
-  hit := coalesce(
-    gangq.limit_hit((s).queue, (s).submitter, 0, 1, (s).gpus, (s).memory_mb, (s).cpus),
-    gangq.key_hit((s).limit_key, 1), gangq.rate_hit((s).queue, (s).limit_key, 1));
+  hit := gangq.limit_hit((s).queue, (s).limit_key, (s).submitter, 0, 1, (s).gpus, (s).memory_mb,
+    (s).cpus);
   return case when hit is not null then format('%s uses %s %s of at most %s',
-    gangq.limited_by(hit), hit ->> 'used', hit ->> 'resource', hit ->> 'limit') end;
+    gangq.limited_by(hit ->> 'queue', hit ->> 'key'), hit ->> 'used', hit ->> 'resource',
+    hit ->> 'limit') end;
 end $$;
 
 -- Internal. The end of a place that is renewed now: two ticks from now.
@@ -147,9 +147,9 @@ create function gangq.no_fill(
       where h.place_id = (p).id and r.offered_by = (p).incarnation) <> (s).gpus
       then 'a device is gone'
     -- A limit that others exceed counts only for resources that the job uses.
-    when gangq.limit_hit((s).queue, (s).submitter, 0, null, case when (s).gpus = 0 then 0 end,
-        case when (s).memory_mb = 0 then 0 end, case when (s).cpus = 0 then 0 end) is not null
-      or gangq.key_hit((s).limit_key, null) is not null
+    when gangq.limit_hit((s).queue, (s).limit_key, (s).submitter, 0, null,
+        case when (s).gpus = 0 then 0 end, case when (s).memory_mb = 0 then 0 end,
+        case when (s).cpus = 0 then 0 end) is not null
       then 'a limit was lowered'
     when not gangq.serves(me, s) then 'the worker does not serve it any more'
   end

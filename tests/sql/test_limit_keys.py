@@ -51,7 +51,7 @@ def test_members_of_a_gang_count_each_and_one_above_the_limit_is_refused(q: Q) -
         WRONG_STATE, "limits of limit key licence: 2 jobs are used, 2 more would be, and 2 is the limit"
     ):
         q.call("reserve_gang", gang_id=second.id, incarnations=[worker.incarnation] * 2)
-    with refused(INVALID, "3 jobs at once, and the limit of limit key 'licence' is 2"):
+    with refused(INVALID, "3 jobs at once, and the limit of limit key licence is 2"):
         q.submit_gang(3, limit_key="licence")
     assert q.submit_gang(3, min_size=2, limit_key="licence").state == "blocked"
 

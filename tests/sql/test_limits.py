@@ -33,7 +33,7 @@ def fleet(q: Q, count: int = 4, **offer: Any) -> list[Worker]:
 
 def hit(q: Q, queue: str = "default", who: str = "me", **asked: int) -> Any:
     amounts = {"gangs": 0, "jobs": 1, "gpus": 0, "memory_mb": 0, "cpus": 0, **asked}
-    return q.one("limit_hit", queue=queue, submitter=who, **amounts)
+    return q.one("limit_hit", queue=queue, key=None, submitter=who, **amounts)
 
 
 # Each limit -------------------------------------------------------------------------------------------------

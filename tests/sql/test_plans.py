@@ -180,7 +180,7 @@ def _asked(request_id: str, **more: Any) -> str:
         ("select * from gangq.claim({idle}, gen_random_uuid(), 100)", 3500),
         ("select * from gangq.claim({seated}, gen_random_uuid())", 150),
         ("select * from gangq.claim({seated}, gen_random_uuid(), 8)", 600),
-        ("select * from gangq.limit_hit('lab.limited', 'me', 1, 1, 0, 0, 0)", 100),
+        ("select * from gangq.limit_hit('lab.limited', null, 'me', 1, 1, 0, 0, 0)", 100),
         ("select * from gangq.complete(array[{job}], array[{token}])", 150),
         (
             "select * from gangq.complete_and_claim({busy}, array[{job}], array[{token}], "
