@@ -5,13 +5,8 @@
 
 -- Internal. Whether the role that is set, or the login where none is, belongs to this role.
 create function gangq.may_act_as(role text) returns boolean language sql stable
-set search_path = pg_catalog, pg_temp as $$
-  select exists (
-    select 1 from pg_roles r
-    where r.rolname = may_act_as.role
-      and pg_has_role(
-        coalesce(nullif(current_setting('role'), 'none'), session_user), r.oid, 'member'))
-$$;
+return coalesce(pg_has_role(coalesce(nullif(current_setting('role'), 'none'), session_user),
+  to_regrole(quote_ident(role))::oid, 'member'), false);
 
 -- Whether the caller is an admin: a member of gangq_admin, the owner of the schema, or a superuser.
 create function gangq.is_admin() returns boolean language sql stable

@@ -153,12 +153,6 @@ end $$;
 create function gangq.after_option(wants text) returns text language sql immutable
 return case wants when 'done' then 'after' else 'after_' || wants end;
 
--- Internal. Whether the role that is set, or the login where none is, is a submitter: may_act_as,
--- but inlined, because every submission asks it.
-create function gangq.is_submitter() returns boolean language sql stable
-return pg_has_role(coalesce(nullif(current_setting('role'), 'none'), session_user),
-  'gangq_submitter', 'member');
-
 -- Internal. On whose behalf the caller submits. Without a job on its own, which takes a submitter:
 -- workers may call submit too. With a job on behalf of that job's submitter, which takes the worker
 -- that holds this claim of it. The claim is not locked: a child of a claim that ends this moment
@@ -170,7 +164,7 @@ declare
   j gangq.live_jobs;
 begin
   if job_id is null then
-    if not (gangq.is_submitter() or gangq.is_admin()) then
+    if not (gangq.may_act_as('gangq_submitter') or gangq.is_admin()) then
       perform gangq.refuse('42501', format('%s may not submit', gangq.actor()),
         'Submitters may (grant gangq_submitter), and a worker for a job that it runs, with the '
         'options parent and parent_token.');

@@ -198,7 +198,7 @@ begin
   -- 2.
   select r.* into s
   from gangq.read_submission(task, queue, payloads, priority, gpus, o) r;
-  if o.parent is not null or not gangq.is_submitter() then
+  if o.parent is not null or not gangq.may_act_as('gangq_submitter') then
     select p.submitter, p.login into s.submitter, s.login
     from gangq.submitter_of(o.parent, o.parent_token) p;
   end if;
