@@ -67,19 +67,21 @@ begin
     order by j.id limit most for update skip locked);
 end $$;
 
--- Internal. Starts these members, which are reserved on this worker. Raises GQ004. The gangs and
--- members are locked. Rank 0 gets the next port.
-create function gangq.start_members(
+-- Internal. Starts these members, which are reserved on this worker, and returns them. The gangs
+-- and members are locked. Rank 0 gets the next port. Starts none while another session gives this
+-- port to a gang. If the port serves a gang already: raises GQ004 where patient, otherwise starts
+-- none. Then what this transaction has reported stays reported, and the next claim names the port.
+create function gangq.start_reserved(
   me gangq.incarnations, members bigint[], request_id uuid, ports integer[], base bigint,
-  t timestamptz
-) returns void language plpgsql as $$
+  t timestamptz, patient boolean
+) returns bigint[] language plpgsql set lock_timeout = '50ms' as $$
 declare
   m record;
   nth integer := 0;
 begin
   update gangq.live_jobs j set state = 'running', token = gangq.new_token(base), light = false,
     attempts = j.attempts + 1, claimed_at = t, ran_on = (me).id, deadline_at = null,
-    request_id = start_members.request_id, devices = (
+    request_id = start_reserved.request_id, devices = (
       select array_agg(h.device_id order by h.device_id)
       from gangq.device_holds h where h.job_id = j.id)
   where j.id = any (members);
@@ -102,18 +104,6 @@ begin
   end loop;
   perform gangq.open_barriers(array(
     select distinct j.gang_id from gangq.live_jobs j where j.id = any (members)), t);
-end $$;
-
--- Internal, for take. Calls start_members and returns the members. Starts and returns none while
--- another session gives this port to a gang. If the port serves a gang already: raises GQ004 where
--- patient, otherwise starts none. Then what this transaction has reported stays reported, and the
--- next claim names the port.
-create function gangq.start_reserved(
-  me gangq.incarnations, members bigint[], request_id uuid, ports integer[], base bigint,
-  t timestamptz, patient boolean
-) returns bigint[] language plpgsql set lock_timeout = '50ms' as $$
-begin
-  perform gangq.start_members(me, members, request_id, ports, base, t);
   return members;
 exception
   when lock_not_available then
@@ -188,17 +178,6 @@ returns table (
     from gangq.live_jobs j where j.incarnation = (me).id and j.token >= (me).held_from) h
 $$;
 
--- Internal. What this worker still holds of what a request has claimed.
-create function gangq.repeated_claim(me gangq.incarnations, request_id uuid)
-returns setof gangq.claim_row language plpgsql stable as $$
-begin
-  return query
-  select c.* from gangq.claimed(array(
-    select j.id from gangq.live_jobs j
-    where j.incarnation = me.id and j.token >= me.held_from
-      and j.request_id = repeated_claim.request_id and j.state in ('running', 'preempting'))) c;
-end $$;
-
 -- Why each step stands before the next one:
 -- 1. Refuse what no claim can ask for, before anything is locked.
 -- 2. Lock gangs, their members, then the worker: the order of all locks. From here on the claims of
@@ -237,12 +216,8 @@ declare
   light_room bigint;
   light_jobs bigint;
 begin
-  -- 1. Asked before the function that refuses is called: the call costs more than the question.
-  if not gangq.reads_committed() or (max_jobs between 1 and 1000) is not true or model is not null
-    or lane not in ('placed', 'light')
-  then
-    perform gangq.check_claim(max_jobs, model, lane);
-  end if;
+  -- 1.
+  perform gangq.check_claim(max_jobs, model, lane);
   -- 2.
   if take.lane is distinct from 'light' and exists (
     select 1 from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null)
@@ -267,7 +242,10 @@ begin
   end if;
   -- 5.
   if room.repeated then
-    return query select c.* from gangq.repeated_claim(me, take.request_id) c;
+    return query select c.* from gangq.claimed(array(
+      select j.id from gangq.live_jobs j
+      where j.incarnation = me.id and j.token >= me.held_from
+        and j.request_id = take.request_id and j.state in ('running', 'preempting'))) c;
     if found then
       return;
     end if;
