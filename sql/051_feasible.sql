@@ -109,24 +109,6 @@ begin
         gangq.counted(n.slots, 'slot')) else '' end;
 end $$;
 
--- Internal. For each role of a kind of gang the workers that could run it, with their domains of
--- the levels that the gang (domain) and the role (inner_domain) require.
-create function gangq.kind_offers(kind_id integer, known boolean, most integer)
-returns table (
-  ordinal smallint, strategy text, id bigint, host text, slots integer, memory_mb bigint,
-  cpus numeric, gpus bigint, domain text, inner_domain text, room bigint
-) language sql stable as $$
-  select r.ordinal, r.strategy, i.id, i.host, i.slots, i.memory_mb, i.cpus, o.gpus,
-    gangq.domain_of(o.worker, k.require), gangq.domain_of(o.worker, r.require),
-    gangq.room(s, i.slots, i.memory_mb, i.cpus, o.enough)
-  from gangq.gang_kinds k
-  join gangq.kind_roles r on r.kind_id = k.id
-  join gangq.shapes s on s.id = r.shape_id
-  cross join lateral gangq.offers(s, kind_offers.known, kind_offers.most) o
-  cross join lateral (select (o.worker).*) i
-  where k.id = kind_offers.kind_id and o.able
-$$;
-
 -- 1. hosts, inner_domains: how many members of each role a host and a domain of the role hold.
 -- 2. by_role: of each domain of the gang, how many of each role find room there.
 -- 3. together: what the roles lack in a domain, although each of them would fit alone. A worker
@@ -146,8 +128,18 @@ returns table (domain text, fits boolean, seen boolean, has text) language sql s
     from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id
     where r.kind_id = kind_room.kind_id
   ),
+  -- For each role the workers that could run it, with their domains of the levels that the gang
+  -- (domain) and the role (inner_domain) require.
   offers as materialized (
-    select o.* from gangq.kind_offers(kind_room.kind_id, kind_room.known, kind_room.most) o
+    select r.ordinal, r.strategy, i.id, i.host, i.slots, i.memory_mb, i.cpus, o.gpus,
+      gangq.domain_of(o.worker, k.require) as domain,
+      gangq.domain_of(o.worker, r.require) as inner_domain,
+      gangq.room(r.s, i.slots, i.memory_mb, i.cpus, o.enough) as room
+    from roles r
+    join gangq.gang_kinds k on k.id = r.kind_id
+    cross join lateral gangq.offers(r.s, kind_room.known, kind_room.most) o
+    cross join lateral (select (o.worker).*) i
+    where o.able
   ),
   hosts as (
     select o.ordinal, o.strategy, o.domain, o.inner_domain, sum(o.room) as room
