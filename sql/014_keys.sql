@@ -15,10 +15,6 @@ return (1000 - (key >> 50))::integer;
 create function gangq.pos_of(key bigint) returns bigint language sql immutable
 return key & 1125899906842623;
 
--- Internal. The first order key of the next lower priority.
-create function gangq.next_priority(key bigint) returns bigint language sql immutable
-return ((key >> 50) + 1) << 50;
-
 -- Internal. Positions start in the middle, with room in front.
 create function gangq.first_pos() returns bigint language sql immutable
 return 562949953421312;

@@ -161,7 +161,7 @@ begin
       select h.shape_id, (
         select j.order_key from gangq.live_jobs j
         where j.shape_id = h.shape_id and j.state = 'pending'
-          and j.order_key >= gangq.next_priority(h.head)
+          and j.order_key >= gangq.order_key(gangq.priority_of(h.head) - 1, 0)
         order by j.order_key limit 1)
       from heads h where h.head is not null
     )
@@ -180,7 +180,8 @@ begin
       from (
         select from gangq.live_jobs x
         where x.shape_id = h.shape_id and x.state = 'pending'
-          and x.order_key >= h.head and x.order_key < gangq.next_priority(h.head)
+          and x.order_key >= h.head
+          and x.order_key < gangq.order_key(gangq.priority_of(h.head) - 1, 0)
         limit most) w offset 0) n
     cross join lateral (
       select x.submitter, x.budget_s, x.submitted_at from gangq.live_jobs x
