@@ -38,10 +38,6 @@ create function gangq.paused_queue(queue text) returns text language sql stable 
   order by length(q.name) desc limit 1
 $$;
 
--- Internal. Whether this queue, or one above it, is paused.
-create function gangq.paused(queue text) returns boolean language sql stable
-return gangq.paused_queue(queue) is not null;
-
 -- Internal. Per incarnation: free slots for placed work, light jobs it may still take, memory,
 -- CPUs, and free devices with their memory, smallest first. Reserved, running and preempting jobs
 -- count, and so do open places that nobody sits in.

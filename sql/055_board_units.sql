@@ -214,5 +214,6 @@ language sql stable as $$
   )
   select m.unit, m.kind_id,
     jsonb_build_object('id', m.unit, 'kind', m.kind_id, 'missing', m.missing)
-  from moved m where not gangq.paused(m.queue) and gangq.paused_task(m.kind_id) is null
+  from moved m
+  where gangq.paused_queue(m.queue) is null and gangq.paused_task(m.kind_id) is null
 $$;

@@ -194,9 +194,9 @@ begin
   end if;
   own_queue := (select k.queue from gangq.gang_kinds k where k.id = g.kind_id);
   own_key := gangq.key_of(g.kind_id);
-  if gangq.paused(own_queue) or gangq.paused_task(g.kind_id) is not null then
-    perform gangq.refuse('GQ004', case when gangq.paused(own_queue) then 'its queue is paused'
-        else 'a task of it is paused' end,
+  if gangq.paused_queue(own_queue) is not null or gangq.paused_task(g.kind_id) is not null then
+    perform gangq.refuse('GQ004', case when gangq.paused_queue(own_queue) is not null
+        then 'its queue is paused' else 'a task of it is paused' end,
       'Resume it first: gangq.set_queue(..., ''{"paused": false}''), gangq.resume_task.');
   elsif not gangq.lock_room(reserve_gang.job_ids, reserve_gang.incarnations, t) then
     return false;

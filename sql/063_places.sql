@@ -28,7 +28,7 @@ begin
     return 'the worker takes nothing now';
   elsif not gangq.serves(me, s) then
     return 'the worker does not serve it';
-  elsif gangq.paused((s).queue) then
+  elsif gangq.paused_queue((s).queue) is not null then
     return 'its queue is paused';
   elsif gangq.paused_task(-(s).id) is not null then
     return 'its task is paused';
@@ -138,7 +138,7 @@ create function gangq.no_fill(
   select case
     when gangq.is_over((p).until, (select c.tick_s from gangq.settings c), t)
       then 'its time is over'
-    when gangq.paused((s).queue) then 'its queue is paused'
+    when gangq.paused_queue((s).queue) is not null then 'its queue is paused'
     when gangq.paused_task(-(s).id) is not null then 'its task is paused'
     when gangq.unparted(s) then 'its queue tells submitters apart by now'
     when (

@@ -42,7 +42,7 @@ select 'job', null, s.queue, s.task, x.priority, x.jobs, x.state, x.since,
     when x.state = 'waiting' then 'waits for other jobs'
     when x.state = 'scheduled'
       then 'due later, the first in ' || gangq.in_short(gangq.in_s(x.due, c.t))
-    when exists (  -- As gangq.paused, which readers of this view may not call.
+    when exists (  -- As gangq.paused_queue, which readers of this view may not call.
       select 1 from gangq.queues_table q
       where q.paused and starts_with(s.queue || '.', q.name || '.')) then 'its queue is paused'
     when exists (select 1 from gangq.task_pauses p where p.task = s.task) then 'its task is paused'

@@ -93,7 +93,7 @@ MUTATIONS = [
     # Apply.
     ("no_room", "gangq.candidates(t, array[(me).id]) = '{}'", "false", "test_places"),
     ("no_room", "not gangq.serves(me, s)", "false", "test_places"),
-    ("no_room", "gangq.paused((s).queue)", "false", "test_places"),
+    ("no_room", "gangq.paused_queue((s).queue) is not null", "false", "test_places"),
     ("no_room", "gangq.paused_task(-(s).id) is not null", "false", "test_places"),
     ("no_room", "s, free.slots,", "s, null,", "test_places"),
     ("no_room", "free.memory_mb,", "null,", "test_places"),
