@@ -100,28 +100,24 @@ create function gangq.await(
 ) language plpgsql as $$
 declare
   outcomes text[];
-  twice bigint;
   never record;  -- a job that has ended with another outcome than is wanted, or does not exist
 begin
   waits_on := 0;
   if num_nulls(nullif(after, '{}'), nullif(after_any, '{}'), nullif(after_failed, '{}')) = 3 then
     return;
   end if;
-  select array_agg(n.id), array_agg(n.wants), count(*) - count(distinct coalesce(n.id, 0))
-  into awaited, wants, twice
+  select array_agg(n.id), array_agg(n.wants) into awaited, wants
   from (
     select a.id, 'done' as wants from unnest(after) as a(id)
     union
     select a.id, 'any' from unnest(after_any) as a(id)
     union
     select a.id, 'failed' from unnest(after_failed) as a(id)) n;
-  if twice > 0 then
-    perform gangq.refuse('GQ001',
-      format('job %s is named in %s', n.id, string_agg(gangq.after_option(n.wants), ' and ')),
-      'A job is waited for with one outcome: name it once.')
-    from unnest(awaited, wants) as n(id, wants)
-    group by n.id having count(*) > 1 order by n.id limit 1;
-  end if;
+  perform gangq.refuse('GQ001',
+    format('job %s is named in %s', n.id, string_agg(gangq.after_option(n.wants), ' and ')),
+    'A job is waited for with one outcome: name it once.')
+  from unnest(awaited, wants) as n(id, wants)
+  group by n.id having count(*) > 1 order by n.id limit 1;
   -- The live ones first.
   select array_agg(e.on_job_id order by e.live desc, e.on_job_id),
     array_agg(e.wants order by e.live desc, e.on_job_id),
