@@ -68,25 +68,6 @@ create function gangq.read_submission(
       or pg_column_size(read_submission.payloads) > x.max_payload_bytes as special) v
 $$;
 
--- Internal, for submit. A submission, checked, whose jobs wait for others or for due_at.
-create function gangq.check_submission(
-  s gangq.submission, payloads jsonb[], o gangq.job_options, due_at timestamptz, after bigint[],
-  t timestamptz
-) returns gangq.submission language plpgsql as $$
-begin
-  perform gangq.check_moment('due_at', due_at);
-  if s.special is not false then
-    s := gangq.check_special(s, payloads, o);
-  end if;
-  select a.awaited, a.wants, a.waits_on into s.awaited, s.wants, s.waits_on
-  from gangq.await(after, o.after_any, o.after_failed) a;
-  if s.waits_on > 0 and s.ids is null then
-    s.ids := array(select s.base + nextval('gangq.job_ids'::regclass) from unnest(payloads));
-  end if;
-  s.state := gangq.waiting_state(s.waits_on, null, due_at, t);
-  return s;
-end $$;
-
 -- Internal. The checks of a submission that is special; stores its shape if that is new.
 create function gangq.check_special(
   s gangq.submission, payloads jsonb[], o gangq.job_options
@@ -131,19 +112,6 @@ create function gangq.add_dependencies(
   from unnest(job_ids) as i(id)
   cross join unnest(awaited[: waits_on], wants[: waits_on]) as a(id, wants)
 $$;
-
--- Internal, for submit. Wakes who can take these jobs, or the tick if they are due before the next
--- one.
-create function gangq.wake_submitted(
-  s gangq.submission, jobs bigint, wake text, due_at timestamptz, t timestamptz
-) returns void language plpgsql as $$
-begin
-  if s.state = 'pending' then
-    perform gangq.wake_lane(s.shape, jobs, coalesce(wake, 'commit'));
-  elsif due_at < t + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c) then
-    perform gangq.wake_tick(true);
-  end if;
-end $$;
 
 -- 1. Options and arguments. What every submission runs is written out or inlined: a call of a
 --    function costs up to 4 us, and the whole of submit 60.
@@ -212,7 +180,16 @@ begin
     if found then
       return;
     end if;
-    s := gangq.check_submission(s, payloads, o, due_at, after, t);
+    perform gangq.check_moment('due_at', due_at);
+    if s.special is not false then
+      s := gangq.check_special(s, payloads, o);
+    end if;
+    select a.awaited, a.wants, a.waits_on into s.awaited, s.wants, s.waits_on
+    from gangq.await(after, o.after_any, o.after_failed) a;
+    if s.waits_on > 0 and s.ids is null then
+      s.ids := array(select s.base + nextval('gangq.job_ids'::regclass) from unnest(payloads));
+    end if;
+    s.state := gangq.waiting_state(s.waits_on, null, due_at, t);
   end if;
   if not (s.special or s.fits or coalesce(o.wait_for_hardware, false)) then
     raise notice using errcode = 'GQ100', message = gangq.unserved(s.queue);
@@ -258,7 +235,11 @@ begin
     if exists (select from gangq.sleepers z where z.queues @> array[s.queue]) then
       perform gangq.wake_sleepers(s.queue, cardinality(payloads), o.wake);
     end if;
-  elsif o.wake is distinct from 'never' then
-    perform gangq.wake_submitted(s, cardinality(payloads), o.wake, due_at, t);
+  elsif o.wake = 'never' then
+    return;
+  elsif s.state = 'pending' then
+    perform gangq.wake_lane(s.shape, cardinality(payloads), coalesce(o.wake, 'commit'));
+  elsif due_at < t + (select make_interval(secs => 1.5 * c.tick_s) from gangq.settings c) then
+    perform gangq.wake_tick(true);  -- Before the next one.
   end if;
 end $$;
