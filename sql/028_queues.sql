@@ -18,34 +18,38 @@ create function gangq.below(queue text, names text[]) returns boolean language s
     where queue = a.name or starts_with(queue, a.name || '.'))
 $$;
 
--- Internal. What is placed (reserved, running, preempting, open places) in each of these queues and
--- their children, by submitter. Placed jobs are found worker by worker: a condition on incarnation
--- alone would read the whole backlog whenever the table's statistics are older than it. A job is
--- only ever placed on a worker that serves its queue.
+-- Internal. What these workers hold, by shape: placed jobs (reserved, running, preempting) and open
+-- places. Placed jobs are found worker by worker: a condition on incarnation alone would read the
+-- whole backlog whenever the table's statistics are older than it.
+create function gangq.held_by(incarnations bigint[])
+returns table (shape_id integer, submitter text, gang_id bigint, jobs bigint)
+language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return query
+  select j.shape_id, j.submitter, j.gang_id, count(*)
+  from gangq.live_jobs j
+  where j.incarnation = any (held_by.incarnations)
+  group by j.shape_id, j.submitter, j.gang_id
+  union all
+  select p.shape_id, z.submitter, null, count(*)
+  from gangq.places p join gangq.shapes z on z.id = p.shape_id
+  where p.job_id is null and p.incarnation = any (held_by.incarnations)
+  group by p.shape_id, z.submitter;
+end $$;
+
+-- Internal. What is placed in each of these queues and their children, by submitter. A job is only
+-- ever placed on a worker that serves its queue.
 create function gangq.queue_usage(names text[])
 returns table (
   queue text, gangs bigint, jobs bigint, gpus bigint, memory_mb bigint, cpus numeric,
   submitter text
 ) language sql stable as $$
-  with serving as materialized (
-    select i.id from gangq.incarnations i
-    where i.queues && array(
-      select q.name from gangq.queues_table q where gangq.below(q.name, queue_usage.names))
-  ),
-  held as (
-    select j.shape_id, j.submitter, j.gang_id, count(*) as jobs
-    from gangq.live_jobs j
-    where j.incarnation = any (array(select w.id from serving w))
-    group by j.shape_id, j.submitter, j.gang_id
-    union all
-    select p.shape_id, z.submitter, null, count(*)
-    from gangq.places p join gangq.shapes z on z.id = p.shape_id
-    where p.job_id is null and p.incarnation in (select w.id from serving w)
-    group by p.shape_id, z.submitter
-  )
   select n.name, count(distinct h.gang_id), sum(h.jobs)::bigint, sum(h.jobs * s.gpus)::bigint,
     sum(h.jobs * s.memory_mb)::bigint, sum(h.jobs * s.cpus), h.submitter
-  from held h
+  from gangq.held_by(array(
+    select i.id from gangq.incarnations i
+    where i.queues && array(
+      select q.name from gangq.queues_table q where gangq.below(q.name, queue_usage.names)))) h
   join gangq.shapes s on s.id = h.shape_id
   join unnest(queue_usage.names) as n(name)
     on s.queue = n.name or starts_with(s.queue, n.name || '.')

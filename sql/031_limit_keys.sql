@@ -71,20 +71,12 @@ begin
   perform gangq.wake_tick();
 end $$;
 
--- Internal. How many jobs and open places that name each of these limit keys are placed. As in
--- queue_usage, placed jobs are found worker by worker.
+-- Internal. How many jobs and open places that name each of these limit keys are placed.
 create function gangq.key_usage(names text[]) returns table (name text, jobs bigint)
 language sql stable as $$
-  with placed as materialized (
-    select j.shape_id, count(*) as jobs
-    from gangq.live_jobs j
-    where j.incarnation = any (array(select l.incarnation from gangq.leases l))
-    group by j.shape_id
-    union all
-    select p.shape_id, count(*) from gangq.places p where p.job_id is null group by p.shape_id
-  )
-  select s.limit_key, sum(p.jobs)::bigint
-  from placed p join gangq.shapes s on s.id = p.shape_id
+  select s.limit_key, sum(h.jobs)::bigint
+  from gangq.held_by(array(select l.incarnation from gangq.leases l)) h
+  join gangq.shapes s on s.id = h.shape_id
   where s.limit_key = any (key_usage.names)
   group by s.limit_key
 $$;
