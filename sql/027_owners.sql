@@ -134,30 +134,22 @@ $$;
 create function gangq.may_report(login text) returns boolean language sql stable
 return login = session_user or gangq.may_report_too(login);
 
--- Internal. Raises 42501: another login registered this incarnation.
-create function gangq.refuse_login(incarnation bigint) returns void language plpgsql stable as $$
-declare
-  i gangq.incarnations;
-begin
-  select x.* into i from gangq.incarnations x where x.id = incarnation;
-  perform gangq.refuse('42501',
-    format('worker %L (incarnation %s) was registered by login %s, and this is %s',
-      i.name, i.id, i.login, gangq.actor()),
-    format('Only %s, logins that are members of it, and gangq_admin report for this worker and '
-      'for the jobs it holds; the bouncer''s login needs gangq_host. A token gives no rights.',
-      i.login));
-end $$;
-
 -- Internal. Raises 42501 unless this session may report for this incarnation. host: the bouncer of
 -- its host may, too.
 create function gangq.check_login(incarnation bigint, host boolean default false) returns void
 language plpgsql stable as $$
+declare
+  i record;
 begin
-  if exists (
-      select 1 from gangq.incarnations i
-      where i.id = check_login.incarnation and not gangq.may_report(i.login))
-    and not (check_login.host and gangq.may_act_as('gangq_host'))
-  then
-    perform gangq.refuse_login(incarnation);
+  select x.id, x.name, x.login into i
+  from gangq.incarnations x
+  where x.id = check_login.incarnation and not gangq.may_report(x.login);
+  if found and not (check_login.host and gangq.may_act_as('gangq_host')) then
+    perform gangq.refuse('42501',
+      format('worker %L (incarnation %s) was registered by login %s, and this is %s',
+        i.name, i.id, i.login, gangq.actor()),
+      format('Only %s, logins that are members of it, and gangq_admin report for this worker and '
+        'for the jobs it holds; the bouncer''s login needs gangq_host. A token gives no rights.',
+        i.login));
   end if;
 end $$;
