@@ -81,12 +81,12 @@ end $$;
 -- one gang waits for it, as other verbs do. A call for several waits for nobody and locks some
 -- hundreds of rows at most: it must not hold up others for as long as its transaction is open.
 create function gangq.lock_batch(
-  job_ids bigint[], gang_ids bigint[], most integer default 500,
+  job_ids bigint[], gang_ids bigint[],
   out jobs bigint[], out gangs bigint[], out left_jobs bigint[], out left_gangs bigint[]
 ) language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
-  room integer := most;
+  room integer := 500;
   gang record;
   locked bigint[];
 begin

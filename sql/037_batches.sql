@@ -159,7 +159,7 @@ end $$;
 -- Internal, for forget. Deletes batches whose jobs history has dropped, with their limit keys and
 -- shapes. A batch is due when the last of its jobs is past its retention, and its attempts are too,
 -- where they refer to shapes of its own. What the default partition has kept longer is looked for.
-create function gangq.forget_batches(t timestamptz, most integer default 1000) returns void
+create function gangq.forget_batches(t timestamptz) returns void
 language plpgsql set enable_seqscan = off as $$
 declare
   ids bigint[] := array(
@@ -170,7 +170,7 @@ declare
       select x.id from gangq.batches_table x
       where x.retention = c.class and x.finished_at < t - interval '1 day'
         - case c.class when 'short' then s.retention_short else s.retention_long end
-      order by x.finished_at limit most for update skip locked) b
+      order by x.finished_at limit 1000 for update skip locked) b
     where not exists (select from gangq.history h where h.batch_id = b.id)
       and not exists (select from gangq.live_jobs j where j.batch_id = b.id));
   keys text[];

@@ -281,11 +281,11 @@ begin
 end $$;
 
 -- Internal. Closes places that no pass has renewed for two ticks. Returns how many.
-create function gangq.close_overdue(most integer default 200) returns integer
+create function gangq.close_overdue() returns integer
 language sql volatile as $$
   select gangq.close_places(array(
     select p.id
     from gangq.places p cross join gangq.settings c
     where gangq.is_over(p.until, c.tick_s, gangq.now())
-    order by p.id limit most))
+    order by p.id limit 200))
 $$;
