@@ -151,5 +151,5 @@ begin
   -- What may start now is below the queues, and workers that serve it may sleep.
   perform gangq.wake_sleepers(q.name, 64, 'commit') from gangq.queues_table q
   where gangq.below(q.name, names);
-  perform gangq.wake_tick();
+  perform gangq.wake_tick(true);
 end $$;

@@ -36,15 +36,12 @@ begin
 end $$;
 
 -- Internal. Wakes who may start what waits of these tasks.
-create function gangq.wake_tasks(tasks text[]) returns void language plpgsql as $$
-begin
-  perform gangq.wake_sleepers(w.queue, 64, 'commit')
-  from (
+create function gangq.wake_tasks(tasks text[]) returns void language sql as $$
+  select gangq.wake_below(array(
     select distinct s.queue
     from gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
-    where s.task = any (tasks)) w;
-  perform gangq.wake_tick(true);
-end $$;
+    where s.task = any (tasks)))
+$$;
 
 -- Internal. A task of a kind of gang, or of a shape (negative), that is paused; null: none.
 create function gangq.paused_task(kind integer) returns text language sql stable as $$
