@@ -201,13 +201,7 @@ def test_a_rolled_back_claim_of_ones_own_teaches_nothing(q: Q) -> None:
 
 def test_nothing_that_is_late_waits_longer_than_100_ms_while_a_writer_is_open(q: Q, dsn: str) -> None:
     worker = q.worker(prefetch=1000)
-    with another(q, dsn) as writer, another(q, dsn) as late:
-        passed(q, worker)
-        writer.sql("create table stays_open (n integer)")
-        early = late.submit()
-        churn(worker, 8, batch=1000)
-        q.submit(count=1000)
-        late.db.commit()
+    with claiming_ahead(q, dsn, worker) as early:
         began = time.monotonic()
         while worker.take().job_id != early:
             assert time.monotonic() - began < 1, "found at the next look"
