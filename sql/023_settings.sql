@@ -150,8 +150,7 @@ declare
 begin
   select s.* into n from gangq.settings s for no key update;
   n := gangq.read_options('the installation', settings, n);
-  -- If a level is taken away: wait for every open transaction that submits or retries a gang which
-  -- may name it (keep_topology).
+  -- If a level is taken away: see keep_topology.
   perform from gangq.settings s where not s.topology <@ n.topology for update;
   if exists (
       select 1 from unnest(n.topology) as l(level)

@@ -110,7 +110,8 @@ language sql stable as $$
 $$;
 
 -- For views. The free slots for placed work of each worker that may be given work now. Open places
--- and seats that are kept for what others were told to stop for count as taken.
+-- and seats that are kept for what others were told to stop for count as taken. Not free_capacity,
+-- which reads the devices of each worker, too.
 create function gangq.open_slots() returns table (incarnation bigint, slots integer)
 language sql stable as $$
   select i.id, greatest(0, i.slots - h.held - coalesce(k.kept, 0))::integer

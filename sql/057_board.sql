@@ -1,8 +1,6 @@
 -- board: what a decision is made from, as JSON, in one snapshot: what waits, what is placed, the
 -- workers and the queues. Its fields are those of gangq.placement.board in Python. Takes no locks.
 --
--- board first asks what waits (board_gangs, board_single_asks, board_asks) and what is to be moved
--- (board_moves), because that says which kinds and classes of workers it shows.
 -- Moments are seconds since 1970, processors thousandths. A field that has its default is left out.
 --
 -- The functions are PL/pgSQL, because it keeps plans: SQL functions were planned at every pass, two

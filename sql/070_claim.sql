@@ -1,6 +1,5 @@
 -- A worker takes work: claim. A claim chooses among light jobs only: where placed work runs was
--- decided. It takes up to max_jobs, in this order: members that are reserved here, jobs for the
--- places that are open here, light jobs by priority and age.
+-- decided.
 -- Locks, in this order: the gangs with members reserved here, by id; those members; this worker's
 -- row; then places and pending jobs, with skip locked only. A port that another worker under this
 -- host name is taking is waited for 50 ms. complete_and_claim takes all the rest with skip locked
