@@ -27,8 +27,8 @@ declare
   room integer := 500;
   members integer;
   taken bigint[];
-  generation bigint[] := '{}';
-  until timestamptz := clock_timestamp() + interval '200 ms';
+  left_jobs bigint[];
+  left_gangs bigint[] := '{}';
 begin
   perform gangq.check_owner('retry', retry.job_ids, retry.gang_ids);
   if coalesce(cardinality(retry.job_ids), 0) + coalesce(cardinality(retry.gang_ids), 0) = 1 then
@@ -36,27 +36,22 @@ begin
     for update;
     perform from gangq.gang_history h where h.gang_id = any (retry.gang_ids) for update;
   end if;
-  -- Submissions have their transaction id before they draw a position, and so has this.
-  perform pg_current_xact_id();
   for gang_id in
     select c.id from unnest(retry.gang_ids) with ordinality as c(id, n)
     group by c.id order by min(c.n)
   loop
     members := case when room > 0 then gangq.retry_gang(gang_id, t) end;
     room := room - coalesce(members, 0);
-    generation := generation || array(
-      select j.id from gangq.live_jobs j where j.gang_id = retry.gang_id);
-    state := case when members is null then 'left' else 'blocked' end;
-    if state = 'left' then
-      perform gangq.refuse_retries('{}', array[gang_id]);
+    if members is null then
+      left_gangs := left_gangs || gang_id;
     end if;
+    state := case when members is null then 'left' else 'blocked' end;
     return next;
   end loop;
   taken := gangq.retry_jobs(retry.job_ids, null, greatest(room, 0), t);
-  generation := generation || taken;
-  if not retry.job_ids <@ taken then
-    perform gangq.refuse_retries(
-      array(select c.id from unnest(retry.job_ids) as c(id) where c.id <> all (taken)), '{}');
+  left_jobs := array(select c.id from unnest(retry.job_ids) as c(id) where c.id <> all (taken));
+  if left_jobs <> '{}' or left_gangs <> '{}' then
+    perform gangq.refuse_retries(left_jobs, left_gangs);
   end if;
   return query
   select c.id, null::bigint, case
@@ -64,11 +59,23 @@ begin
     else 'left' end
   from unnest(retry.job_ids) with ordinality as c(id, n)
   group by c.id order by min(c.n);
+  perform gangq.revive_at_once(taken || array(
+    select j.id from gangq.live_jobs j
+    where j.gang_id = any (retry.gang_ids) and j.gang_id <> all (left_gangs)), t);
+end $$;
+
+-- Internal, for retry and retry_failed. What was cancelled for these jobs, which have been retried,
+-- waits for them again, and what was cancelled for that; the tick does the rest.
+create function gangq.revive_at_once(ids bigint[], t timestamptz) returns void
+language plpgsql as $$
+declare
   -- In an older snapshot a dependency that has changed since would fail the call.
-  room := case when gangq.reads_committed() then 500 else 0 end;
-  while generation <> '{}' and room > 0 and clock_timestamp() < until loop
-    generation := (gangq.revive(generation, room, t)).revived;
-    room := room - cardinality(generation);
+  room integer := case when gangq.reads_committed() then 500 else 0 end;
+  until timestamptz := clock_timestamp() + interval '200 ms';
+begin
+  while ids <> '{}' and room > 0 and clock_timestamp() < until loop
+    ids := (gangq.revive(ids, room, t)).revived;
+    room := room - cardinality(ids);
   end loop;
   perform gangq.wake_tick();
 end $$;
@@ -203,7 +210,8 @@ begin
 end $$;
 
 -- Why each step stands before the next one:
--- 1. One statement locks the endings and notes them in retried: see retry.
+-- 1. One statement locks the endings and notes them in retried: see retry. As a submission, this
+--    transaction has its id by then, before it draws a position.
 -- 2. What is revived waits before it is live: a job that it waits for may end at any moment, and
 --    waits_on must count the dependencies that there are.
 -- 3. The queue and the priority are checked on the live rows. A refusal undoes step 1.

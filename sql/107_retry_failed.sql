@@ -1,10 +1,6 @@
 -- retry_failed: retries the single jobs that have failed, by what they have in common.
--- Locks: the endings that it retries, with skip locked; then what retry locks (106).
+-- Locks: what retry locks for several jobs (106).
 
--- A job whose ending another transaction holds is being retried there, or its history read for
--- update. Which ending no retry has started from is read in a later statement than the lock: see
--- retry.
---
 -- Retries single jobs that have failed, as retry does, of those that the caller may retry: of this
 -- batch, or of batches with this name or tag; of this queue, task, submitter; that failed at since
 -- or later, and at until or before. All that is given must hold. Returns at most so many, those of
@@ -23,7 +19,8 @@ declare
   batches bigint[] := gangq.batches_named(
     retry_failed.batch_id, retry_failed.name, retry_failed.tag);
   page bigint[];
-  free bigint[];
+  taken bigint[];
+  t timestamptz := gangq.now();
 begin
   perform gangq.check_moment('since', retry_failed.since);
   perform gangq.check_moment('until', retry_failed.until);
@@ -46,21 +43,14 @@ begin
       and not exists (
         select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
     order by h.job_id limit most);
-  if dry_run then
+  if dry_run or page = '{}' then
     return query select p.id, null::bigint, 'failed' from unnest(page) as p(id);
     return;
   end if;
-  free := array(
-    select h.job_id from gangq.history h
-    where h.job_id = any (page) and h.state = 'failed' and not exists (
-      select from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
-    order by h.job_id for update of h skip locked);
+  taken := gangq.retry_jobs(page, null, most, t);
   return query
-  select p.id, null::bigint, 'left' from unnest(page) as p(id) where p.id <> all (free);
-  free := array(
-    select f.id from unnest(free) as f(id)
-    where not exists (select from gangq.live_jobs j where j.id = f.id) order by f.id);
-  if free <> '{}' then
-    return query select r.* from gangq.retry(job_ids => free) r;
-  end if;
+  select p.id, null::bigint, coalesce(j.state, 'left')
+  from unnest(page) as p(id) left join gangq.live_jobs j on j.id = p.id and p.id = any (taken)
+  order by p.id;
+  perform gangq.revive_at_once(taken, t);
 end $$;
