@@ -2,13 +2,6 @@
 -- whether to restart one of its own, and says with bounced how that went.
 -- Locks: the worker's row; flag_dead_workers with skip locked.
 
--- Internal. The gangs of which this worker has a member.
-create function gangq.gangs_at(incarnation bigint) returns bigint[] language sql stable as $$
-  select array(
-    select distinct j.gang_id from gangq.live_jobs j
-    where j.incarnation = gangs_at.incarnation and j.gang_id is not null)
-$$;
-
 -- Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by
 -- itself; a flag stands until that incarnation is heard again or replaced. Frees nothing: only
 -- proof of death or the end of a lease does. Returns how many were flagged; each is an event and a
@@ -40,17 +33,18 @@ begin
     perform 1 from gangq.incarnations i
     where i.id = w.id and i.ended_at is null for no key update skip locked;
     continue when not found;
+    -- The loop read its jobs before the lock: since then it may have been heard, and have finished.
+    continue when w.flagged_at is null
+      and (select l.renewed_at from gangq.leases l where l.incarnation = w.id) > t - flag_after;
+    update gangq.incarnations i set flagged_at = case when w.flagged_at is null then t end
+    where i.id = w.id;
+    perform gangq.endpoints_changed(array(
+      select distinct j.gang_id from gangq.live_jobs j
+      where j.incarnation = w.id and j.gang_id is not null));
     if w.flagged_at is not null then
-      update gangq.incarnations i set flagged_at = null where i.id = w.id;
-      perform gangq.endpoints_changed(gangq.gangs_at(w.id));
       perform gangq.log_event(t, 'unflag', incarnation => w.id, reason => 'heard again');
       continue;
     end if;
-    -- The loop read its jobs before the lock: since then it may have been heard, and have finished.
-    continue when (select l.renewed_at from gangq.leases l where l.incarnation = w.id)
-      > t - flag_after;
-    update gangq.incarnations i set flagged_at = t where i.id = w.id;
-    perform gangq.endpoints_changed(gangq.gangs_at(w.id));
     flagged := flagged + 1;
     what_to_do := format('restart it on host %s (gangq bounce --once does), or prove it dead: '
       'select gangq.report_dead(%L, %s, ...)', w.host, w.name, w.id);
