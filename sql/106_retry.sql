@@ -170,28 +170,6 @@ create function gangq.retried_because(revives boolean) returns text language sql
     else 'retried by ' || gangq.caller() end
 $$;
 
--- Internal, for retry_jobs. Locks the latest endings of these single jobs, or members of this gang,
--- and notes in retried that a retry has started from them; those that are locked are left out.
-create function gangq.overtake(job_ids bigint[], gang_id bigint, most integer)
-returns setof gangq.retried language plpgsql as $$
-begin
-  return query
-  with free as (
-    select h.job_id, h.finished_at
-    from unnest(overtake.job_ids) with ordinality as c(id, n)
-    join gangq.history h on h.job_id = c.id
-    where h.gang_id is not distinct from overtake.gang_id and not exists (
-      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
-    order by c.n
-    limit overtake.most
-    for update of h skip locked
-  )
-  insert into gangq.retried as x (job_id, finished_at)
-  select f.job_id, f.finished_at from free f
-  on conflict do nothing
-  returning x.*;
-end $$;
-
 -- Internal, for retry_jobs. Raises GQ004 where the queue of one of these live jobs is draining, and
 -- 42501 where the caller may not give it its priority.
 create function gangq.check_retried(job_ids bigint[]) returns void language plpgsql as $$
@@ -230,8 +208,24 @@ declare
   base bigint := (select b.base from gangq.id_base() b);
 begin
   -- 1.
+  with free as (
+    select h.job_id, h.finished_at
+    from unnest(retry_jobs.job_ids) with ordinality as c(id, n)
+    join gangq.history h on h.job_id = c.id
+    where h.gang_id is not distinct from retry_jobs.gang_id and not exists (
+      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by c.n
+    limit retry_jobs.most
+    for update of h skip locked
+  ),
+  overtaken as (
+    insert into gangq.retried as x (job_id, finished_at)
+    select f.job_id, f.finished_at from free f
+    on conflict do nothing
+    returning x.job_id, x.finished_at
+  )
   select coalesce(array_agg(o.job_id), '{}'), array_agg(o.finished_at) into taken, ended_at
-  from gangq.overtake(retry_jobs.job_ids, retry_jobs.gang_id, most) o;
+  from overtaken o;
   -- 2.
   if revives and retry_jobs.gang_id is null then
     perform gangq.await_again(taken);
