@@ -47,16 +47,15 @@ create function gangq.await_again(job_ids bigint[]) returns void language sql as
 $$;
 
 -- Internal. What waited for these retried jobs waits again: most jobs at most, but for a gang that
--- exceeds it. revived: those that were cancelled; left_ids: the retried jobs of which some are
--- left, because another transaction holds them or there are more.
+-- exceeds it. revived: those that were cancelled; unfinished: some are left, because another
+-- transaction holds them or there are more.
 create function gangq.revive(
-  ids bigint[], most integer, t timestamptz, out revived bigint[], out left_ids bigint[]
+  ids bigint[], most integer, t timestamptz, out revived bigint[], out unfinished boolean
 ) language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   jobs bigint[];
   gangs bigint[];
-  held bigint[];
   g bigint;
   taken integer;
 begin
@@ -75,7 +74,7 @@ begin
   into jobs, gangs
   from gangq.cancelled_for(revive.ids, most + 1) c;
   revived := gangq.retry_jobs(gangq.reopenable(jobs[: most]), null, most, t, true);
-  held := array(select u.id from unnest(jobs) as u(id) where u.id <> all (revived));
+  unfinished := not jobs <@ revived;
   foreach g in array gangs loop
     taken := null;
     if cardinality(revived) < most then
@@ -87,24 +86,13 @@ begin
       end;
     end if;
     if taken is null then
-      held := held || array(
-        select h.job_id from gangq.history h where h.gang_id = g and h.unmet is not null);
+      unfinished := true;
     elsif taken > 0 then
       revived := revived || array(select j.id from gangq.live_jobs j where j.gang_id = g);
     end if;
   end loop;
-  -- 3.
-  if cardinality(jobs) + cardinality(gangs) > most then
-    left_ids := ids;
-    return;
-  end if;
-  left_ids := array(
-    select distinct a.id
-    from gangq.history h cross join unnest(h.awaited) as a(id)
-    where h.job_id = any (held) and h.unmet is not null and a.id = any (revive.ids)
-    union
-    select d.on_job_id
-    from gangq.dependencies d join gangq.live_jobs j on j.id = d.on_job_id
+  unfinished := unfinished or cardinality(jobs) + cardinality(gangs) > most or exists (
+    select from gangq.dependencies d join gangq.live_jobs j on j.id = d.on_job_id
     where d.on_job_id = any (revive.ids) and d.outcome is not null);
 end $$;
 
@@ -133,9 +121,11 @@ begin
     end if;
     generation := gangq.revive(ids, most - moved, t);
     moved := moved + cardinality(generation.revived);
-    stuck := stuck || case when moved < most then generation.left_ids else '{}' end;
-    update gangq.retried r set followed = true
-    where r.job_id = any (ids) and not r.followed and r.job_id <> all (generation.left_ids);
+    if generation.unfinished then
+      stuck := stuck || ids;
+    else
+      update gangq.retried r set followed = true where r.job_id = any (ids) and not r.followed;
+    end if;
   end loop;
   return moved;
 end $$;
