@@ -194,7 +194,9 @@ create function gangq.free_tripped(
 ) returns text language plpgsql as $$
 begin
   -- First, because a gang that ends here takes its shape into history, where retry finds it.
-  if j.gang_id is not null and new_shape <> j.shape_id then
+  if j.gang_id is null then
+    j.shape_id := new_shape;
+  elsif new_shape <> j.shape_id then
     perform gangq.change_shape(array[j.gang_id], j.shape_id, new_shape);
   end if;
   if j.state = 'preempting' then
@@ -204,7 +206,6 @@ begin
       error, why, t);
     return 'preempted';
   end if;
-  j.shape_id := new_shape;
   j.order_key := gangq.front_key(j.priority);
   return gangq.end_attempt(j, 'trip', error, why, t, gone_at);
 end $$;

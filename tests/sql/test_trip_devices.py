@@ -126,6 +126,13 @@ def test_another_device_of_the_worker_that_exits_is_one_that_could_take_the_job(
     assert avoided(q) == ["G0"]
 
 
+def test_a_job_that_was_told_to_stop_keeps_away_from_its_device_as_well(q: Q) -> None:
+    claim = running(q, devices=gpus(1, 2), gpus=1)
+    assert q.one("displace_job", job_id=claim.job_id)
+    assert claim.trip(78) == "pending"
+    assert avoided(q) == ["G0"]
+
+
 @pytest.mark.parametrize("code", [75, 76, 80, 86])
 def test_other_trips_say_nothing_against_the_device(q: Q, code: int) -> None:
     q.submit(gpus=1)
