@@ -83,8 +83,8 @@ begin
   perform gangq.record_attempts(array[gangq.attempt_of(j,
     case cause when 'release' then coalesce(j.stop_reason, cause) else cause end, t)]);
   if spent then
-    update gangq.live_jobs x
-    set (attempts, crashes, trips, stops, snoozes) = (select * from gangq.charge_job(x, charge))
+    update gangq.live_jobs x set shape_id = j.shape_id,
+      (attempts, crashes, trips, stops, snoozes) = (select * from gangq.charge_job(x, charge))
     where x.id = j.id;
     if next_state = 'failed' then
       perform gangq.tell('job_failed', t, null, null, j.id, j.incarnation, reason,

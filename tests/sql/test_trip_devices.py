@@ -339,6 +339,16 @@ def test_a_gang_that_ends_by_its_trip_keeps_away_from_that_device_when_it_is_ret
     assert avoided(q) == ["G0"]
 
 
+def test_a_job_that_fails_by_its_last_trip_keeps_away_from_that_device_when_it_is_retried(q: Q) -> None:
+    job = q.submit(gpus=1, max_trips=1)
+    worker = q.worker(devices=gpus(1, 2, 3))
+    for _ in range(2):
+        worker.take().trip(85, evidence={"application": True})
+    assert q.state(job) == "failed"
+    q.call("retry", job_ids=[job])
+    assert avoided(q) == ["G0", "G1"]
+
+
 def test_a_submission_never_gets_a_shape_that_avoids(q: Q) -> None:
     q.submit(gpus=1)
     assert q.value("select gangq.shape_avoiding(id, array[1]) <> id from gangq.shapes")
