@@ -154,9 +154,7 @@ create function gangq.rate_opens_at() returns timestamptz language sql stable as
   select min(gangq.moment_said(v.numbers, 'at')) from gangq.verdicts v where v.gate = 'rate'
 $$;
 
--- Internal. The first moment after t at which a job or a schedule is due, a pause ends, a rate
--- allows a start, a gang has backed off, or one of a service is told to stop or made, or a service
--- is scaled; null: none.
+-- Internal. The first moment after t at which a tick, or a pass, has something to do; null: none.
 create function gangq.next_due(t timestamptz) returns timestamptz language sql stable as $$
   select least(
     (select min(j.due_at) from gangq.live_jobs j where j.state = 'scheduled' and j.due_at > t),
