@@ -197,9 +197,11 @@ end $$;
 --
 -- Internal, for retry and revive. Makes single jobs, or the members of this live gang, live from
 -- their latest ending. Returns which: at most so many, and none whose ending is locked. revives:
--- they stay their submitter's and wait for what they waited for.
+-- they stay their submitter's and wait for what they waited for. ended: only those that have ended
+-- so; another retry may have come first, and its job have ended otherwise.
 create function gangq.retry_jobs(
-  job_ids bigint[], gang_id bigint, most integer, t timestamptz, revives boolean default false
+  job_ids bigint[], gang_id bigint, most integer, t timestamptz, revives boolean default false,
+  ended text default null
 ) returns bigint[] language plpgsql as $$
 declare
   taken bigint[];
@@ -212,8 +214,10 @@ begin
     select h.job_id, h.finished_at
     from unnest(retry_jobs.job_ids) with ordinality as c(id, n)
     join gangq.history h on h.job_id = c.id
-    where h.gang_id is not distinct from retry_jobs.gang_id and not exists (
-      select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    where h.gang_id is not distinct from retry_jobs.gang_id
+      and h.state = coalesce(retry_jobs.ended, h.state)
+      and not exists (
+        select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
     order by c.n
     limit retry_jobs.most
     for update of h skip locked

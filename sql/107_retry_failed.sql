@@ -47,7 +47,7 @@ begin
     return query select p.id, null::bigint, 'failed' from unnest(page) as p(id);
     return;
   end if;
-  taken := gangq.retry_jobs(page, null, most, t);
+  taken := gangq.retry_jobs(page, null, most, t, ended => 'failed');
   return query
   select p.id, null::bigint, coalesce(j.state, 'left')
   from unnest(page) as p(id) left join gangq.live_jobs j on j.id = p.id and p.id = any (taken)

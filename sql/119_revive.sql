@@ -73,7 +73,8 @@ begin
     coalesce(array_agg(c.gang_id) filter (where c.gang_id is not null), '{}')
   into jobs, gangs
   from gangq.cancelled_for(revive.ids, most + 1) c;
-  revived := gangq.retry_jobs(gangq.reopenable(jobs[: most]), null, most, t, true);
+  revived := gangq.retry_jobs(
+    gangq.reopenable(jobs[: most]), null, most, t, true, ended => 'cancelled');
   unfinished := not jobs <@ revived;
   foreach g in array gangs loop
     taken := null;

@@ -57,6 +57,17 @@ def test_a_gang_is_retried_from_its_last_ending_though_the_clock_was_set_back_be
     assert (gang.state, gang.states) == ("done", ["done", "done"])
 
 
+def test_what_was_retried_and_is_done_since_a_bulk_retry_looked_is_not_repeated(q: Q) -> None:
+    job, worker = q.submit(), q.worker()
+    worker.take().fail(retryable=False)
+    retry(q, job_ids=[job])
+    q.later(1)
+    assert worker.take().complete() == "done"
+    bulk = "select gangq.retry_jobs(array[%(job)s]::bigint[], null, 1, gangq.now(), ended => 'failed')"
+    assert q.value(bulk, job=job) == []
+    assert q.state(job) == "done"
+
+
 def test_a_job_whose_every_ending_was_dropped_is_not_found(q: Q) -> None:
     job, worker = q.submit(), q.worker()
     worker.take().fail(retryable=False)
