@@ -19,10 +19,6 @@ return (
   from (select least(greatest(0, ceil(in_short.seconds)), 1e12)::bigint as s) n
 );
 
--- Internal. What explain and the view waiting say of a pending job that nothing holds.
-create function gangq.waits_for_worker() returns text language sql immutable
-return 'waits for a free worker';
-
 -- Internal. In how long this moment of a verdict comes, in_short; null: it has none.
 create function gangq.said_in(numbers jsonb, key text, t timestamptz) returns text
 language sql immutable as $$

@@ -331,7 +331,7 @@ begin
       with others as materialized (select * from gangq.explain_pending(j, s, ask, t))
       select 'state', false, case
           when exists (select from others o where not o.ok) then 'pending'
-          else gangq.waits_for_worker() end, facts
+          else 'waits for a free worker' end, facts
       union all select * from others;
     return;
   end if;

@@ -508,9 +508,6 @@ CALLS: dict[str, Callable[[World], Arguments]] = {
     "hosts_of": lambda w: {"gang_id": 1},
     "idle_beside_work": lambda w: {"waited_s": 1},
     "in_epoch": lambda w: {"j": None, "g": None},
-    "in_s": lambda w: {"at": "2026-01-01 00:01Z", "t": "2026-01-01Z"},
-    "in_short": lambda w: {"seconds": 40},
-    "infeasible": lambda w: {"shape_id": 1, "size": 2, "known": True},
     "inputs": lambda w: {**w.pair()},
     "is_admin": lambda w: {},
     "is_paused": lambda w: {"s": None, "t": None},
@@ -617,10 +614,9 @@ CALLS: dict[str, Callable[[World], Arguments]] = {
     "unproven": lambda w: w.some_worker(),
     "unquarantine": lambda w: w.some_worker(),
     "usage": lambda w: {"since": "30 days", "by": ["submitter"]},
-    "waiting_later": lambda w: {},
     "waiting_so_far": lambda w: {"gang_id": 1},
-    "waits_for_worker": lambda w: {},
     "watch_terms": lambda w: {"task": "fuzz", "device_class": "", "queue": "default"},
+    "what_waits": lambda w: {},
 }
 """For each function, by name, the arguments of a call that succeeds."""
 
