@@ -1,15 +1,9 @@
 -- Why is it not running (142): of placed work the answer repeats what the last pass found
 -- (gangq.verdicts), and how long ago. Takes no locks.
 
--- Internal. Whole seconds from t to this moment, rounded up.
-create function gangq.in_s(at timestamptz, t timestamptz) returns numeric
-language sql immutable
-return ceil(extract(epoch from at) - extract(epoch from t));
-
--- Internal. So many seconds, short: 12 s, 3m05s, 2h10m, 3d04h. Any role may call it: what is more
--- than 10^12, infinity and NaN count as that.
-create function gangq.in_short(seconds numeric) returns text language sql immutable
-return (
+-- Internal. So many seconds, short: 12 s, 3m05s, 2h10m, 3d04h. What is more than 10^12, infinity
+-- and NaN count as that.
+create function gangq.in_short(seconds numeric) returns text language sql immutable as $$
   select case
     when seconds is null then null
     when n.s < 60 then n.s || ' s'
@@ -17,12 +11,12 @@ return (
     when n.s < 172800 then format('%sh%sm', n.s / 3600, lpad((n.s / 60 % 60)::text, 2, '0'))
     else format('%sd%sh', n.s / 86400, lpad((n.s / 3600 % 24)::text, 2, '0')) end
   from (select least(greatest(0, ceil(in_short.seconds)), 1e12)::bigint as s) n
-);
+$$;
 
--- Internal. In how long this moment of a verdict comes, in_short; null: it has none.
-create function gangq.said_in(numbers jsonb, key text, t timestamptz) returns text
+-- Internal. The time between two moments, in_short. Either may be infinity.
+create function gangq.span(until timestamptz, since timestamptz) returns text
 language sql immutable as $$
-  select gangq.in_short(gangq.in_s(gangq.moment_said(numbers, key), t))
+  select gangq.in_short(extract(epoch from until) - extract(epoch from since))
 $$;
 
 -- Internal. The verdict of the last pass on this ask; without one, that on the first ask of its
@@ -64,7 +58,7 @@ returns setof gangq.reason language sql stable as $$
     select d.decided_at, extract(epoch from t - d.decided_at) as ago_s,
       coalesce(d.decided_at >= explain_verdict.since, false) as judged,
       t - greatest(d.decided_at, explain_verdict.since) <= interval '10 s' as fresh,
-      gangq.said_in((v).numbers, 'at', t) as at
+      gangq.span(gangq.moment_said((v).numbers, 'at'), t) as at
     from gangq.decider d) n
 $$;
 
@@ -73,7 +67,7 @@ create function gangq.told_by_history(ends jsonb, t timestamptz) returns text
 language sql stable as $$
   select string_agg(format('; %s: 90%% of %s of task %s took %s at most, learned %s ago',
     x.unit, gangq.counted(r.samples, 'run'), s.task, gangq.in_short(r.p90_s::numeric),
-    gangq.in_short(extract(epoch from t - r.updated_at))), '' order by x.unit)
+    gangq.span(t, r.updated_at)), '' order by x.unit)
   from (
     select distinct u.unit #>> '{}' as unit
     from jsonb_path_query(ends,
@@ -91,7 +85,7 @@ create function gangq.explain_start(v gangq.verdicts, ask text, fits boolean, t 
 returns setof gangq.reason language sql stable as $$
   select 'start', true, case
       when p.starts_at is not null
-        then format('planned in %s, at %s%s', gangq.in_short(n.in_s),
+        then format('planned in %s, at %s%s', gangq.span(p.starts_at, t),
           date_trunc('second', p.starts_at), ', ' || n.follows)
       when (v).gate = 'stopping' then 'as soon as what was told to stop for it has stopped'
       when (v).gate = 'rate' then coalesce(
@@ -102,16 +96,16 @@ returns setof gangq.reason language sql stable as $$
       else format('not planned: the first %s that wait and could start get a planned start',
         c.reservations) end,
     case when p.starts_at is not null then jsonb_build_object('starts_at', p.starts_at,
-      'in_s', n.in_s, 'place', p.place,
+      'in_s', ceil(extract(epoch from p.starts_at - t)), 'place', p.place,
       'after', coalesce((v).numbers -> 'after', '[]'), 'follows', n.follows) end
   from gangq.settings c
   left join gangq.plans p on p.ask = explain_start.ask and not p.kept
   cross join lateral (
-    select gangq.in_s(p.starts_at, t) as in_s, gangq.said_in((v).numbers, 'at', t) as at,
+    select gangq.span(gangq.moment_said((v).numbers, 'at'), t) as at,
       (v).follows || coalesce(gangq.told_by_history((v).numbers -> 'after', t), '') as follows) n
   union all
   select 'unblock', true, coalesce((v).unblocks || coalesce(
-      ' (in ' || gangq.said_in((v).numbers, 'may_stop_at', t) || ')', ''),
+      ' (in ' || gangq.span(gangq.moment_said((v).numbers, 'may_stop_at'), t) || ')', ''),
     case when fits then 'the next pass' else 'workers that could hold it: gangq worker' end), null
 $$;
 

@@ -27,22 +27,19 @@ create function gangq.explain_state(g gangq.live_gangs, t timestamptz) returns s
 language sql stable as $$
   select 'state', (g).state = 'running',
     coalesce('of service ' || (g).service || ': ', '') || case (g).state
-      when 'running' then format('runs for %s, epoch %s', gangq.in_short(gangq.in_s(t, (g).go_at)),
-          (g).epoch)
+      when 'running' then format('runs for %s, epoch %s', gangq.span(t, (g).go_at), (g).epoch)
         || case when (g).world_size < (g).size
           then format(', with %s of %s members: it does not grow while it runs', (g).world_size,
             (g).size) else '' end
       when 'reserved' then format('reserved, epoch %s: %s of %s members claimed, deadline in %s',
-        (g).epoch, n.running, coalesce((g).world_size, (g).size),
-        gangq.in_short(gangq.in_s((g).deadline_at, t)))
-      when 'draining' then format(
-        'draining for %s (%s): waits until %s confirmed to have stopped',
-        gangq.in_short(gangq.in_s(t, (g).drain_started_at)), (g).drain_cause,
+        (g).epoch, n.running, coalesce((g).world_size, (g).size), gangq.span((g).deadline_at, t))
+      when 'draining' then format('draining for %s (%s): waits until %s confirmed to have stopped',
+        gangq.span(t, (g).drain_started_at), (g).drain_cause,
         gangq.counted(n.preempting, 'member')
           || case when n.preempting = 1 then ' has' else ' have' end)
       when 'waiting' then gangq.explain_awaited(n.waiting)
       when 'blocked' then format('blocked for %s: waits to be placed',
-          gangq.in_short(gangq.in_s(t, (g).submitted_at)))
+          gangq.span(t, (g).submitted_at))
         -- With requeue a gang that waits for capacity notices nothing.
         || coalesce(case (g).timeout_style
           when 'hard' then '; fails unless it is placed by '
@@ -88,8 +85,7 @@ create function gangq.explain_backoff(g gangq.live_gangs, t timestamptz)
 returns setof gangq.reason language sql stable as $$
   select 'backoff', n.ok,
     case when n.ok then 'not backing off'
-      else format('backs off for another %s',
-        gangq.in_short(gangq.in_s((g).not_before, t))) end
+      else format('backs off for another %s', gangq.span((g).not_before, t)) end
     || case when (g).placement_misses > 0 then format('; %s not claimed in time',
       gangq.counted((g).placement_misses, 'reservation')) else '' end
     || case when (g).timeouts > 0 then format('; not placed within its timeout of %s s %s',
@@ -109,18 +105,16 @@ $$;
 create function gangq.explain_missing(g gangq.live_gangs, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   select 'missing', false,
-    format('has lacked rank %s for %s; ', h.ranks,
-      gangq.in_short(gangq.in_s(t, (g).missing_since)))
+    format('has lacked rank %s for %s; ', h.ranks, gangq.span(t, (g).missing_since))
       || case
         when h.blocked = 0
-          then format('reserved, to be claimed within %s',
-            gangq.in_short(gangq.in_s(h.deadline_at, t)))
+          then format('reserved, to be claimed within %s', gangq.span(h.deadline_at, t))
         when (g).not_before > t
           then format('waits for a place, and backs off for another %s',
-            gangq.in_short(gangq.in_s((g).not_before, t)))
+            gangq.span((g).not_before, t))
         else 'waits for a place' end
       || format('; the whole gang stops and starts anew if it still does in %s',
-        gangq.in_short(gangq.in_s(h.until, t))),
+        gangq.span(h.until, t)),
     jsonb_build_object('since', (g).missing_since, 'until', h.until, 'blocked', h.blocked,
       'not_before', (g).not_before)
   from (
@@ -138,8 +132,8 @@ language plpgsql stable as $$
 begin
   return query
   select 'state', h.state = 'done',
-    format('it has been %s for %s%s', h.state,
-      gangq.in_short(gangq.in_s(gangq.now(), h.finished_at)), coalesce(': ' || h.why, '')),
+    format('it has been %s for %s%s', h.state, gangq.span(gangq.now(), h.finished_at),
+      coalesce(': ' || h.why, '')),
     jsonb_build_object('attempts', h.attempts)
   from (
     select g.state, g.finished_at, g.reason as why, g.attempts
@@ -201,7 +195,7 @@ begin
       when 'waiting' then 'once the jobs it waits for have ended as wanted'
       else format('not before %s', g.not_before) end),
     ('unblock', true, case g.state when 'waiting' then 'the end of those jobs'
-      else gangq.in_short(gangq.in_s(g.not_before, t)) || ' more' end)) r;
+      else gangq.span(g.not_before, t) || ' more' end)) r;
 end $$;
 
 -- Internal. What a claim of this light job needs: who serves it, free light slots, its place.
@@ -308,15 +302,14 @@ begin
   -- A statement: it refuses a state without a branch.
   case j.state
     when 'running' then
-      state := format('runs for %s on %s', gangq.in_short(gangq.in_s(t, j.claimed_at)), (
+      state := format('runs for %s on %s', gangq.span(t, j.claimed_at), (
         select i.name from gangq.incarnations i where i.id = j.incarnation));
     when 'preempting' then
-      state := format('told to stop (%s) %s ago', j.stop_reason,
-        gangq.in_short(gangq.in_s(t, j.told_at)));
+      state := format('told to stop (%s) %s ago', j.stop_reason, gangq.span(t, j.told_at));
     when 'scheduled' then
-      state := format('due in %s%s', gangq.in_short(gangq.in_s(j.due_at, t)),
+      state := format('due in %s%s', gangq.span(j.due_at, t),
         coalesce(', after: ' || (j.error ->> 'type'), ''));
-      unblock := gangq.in_short(gangq.in_s(j.due_at, t)) || ' more';
+      unblock := gangq.span(j.due_at, t) || ' more';
     when 'waiting' then
       state := gangq.explain_awaited(j.id);
       unblock := 'the end of those jobs';

@@ -45,14 +45,14 @@ create function gangq.what_waits() returns table (
     case
       when a.state = 'waiting' then 'waits for other jobs'
       when a.state = 'scheduled'
-        then 'due later, the first in ' || gangq.in_short(gangq.in_s(a.due, c.t))
-      when a.due > c.t then 'backing off for ' || gangq.in_short(gangq.in_s(a.due, c.t))
+        then 'due later, the first in ' || gangq.span(a.due, c.t)
+      when a.due > c.t then 'backing off for ' || gangq.span(a.due, c.t)
       when a.state = 'pending' and gangq.paused_queue(s.queue) then 'its queue is paused'
       when a.state = 'pending' and gangq.paused_task(a.kind_id) is not null
         then 'its task is paused'
       when p.starts_at is not null
         then format('place %s of those with a planned start, in %s', p.place,
-            gangq.in_short(gangq.in_s(p.starts_at, c.t)))
+            gangq.span(p.starts_at, c.t))
           || coalesce(', ' || coalesce(o.follows, v.follows), '')
       else coalesce(case when a.state = 'pending' then gangq.infeasible(a.shape_id, 1) end,
         o.why, v.why, a.otherwise) end,
