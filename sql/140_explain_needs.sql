@@ -93,43 +93,42 @@ language sql stable as $$
     group by z.asked) r
 $$;
 
--- Internal. The workers for so many members of this shape; if they could not hold them when idle,
--- why, and what they could hold; and the devices that it avoids (ok: they could hold it without
--- these).
-create function gangq.explain_needs(s gangq.shapes, members integer, t timestamptz)
-returns setof gangq.reason language sql stable as $$
-  select * from gangq.explain_workers(s, t)
-  union all
-  select 'hardware', false, w.why || coalesce('; it would fit with ' || (
-      select string_agg(format('%s %s', n.key, n.value), ' or ' order by n.key)
-      from jsonb_each_text(f.near) n where n.key <> 'members' or n.value::integer > 0), ''),
-    jsonb_build_object('members', explain_needs.members, 'feasible', coalesce(f.near, '{}'))
-  from gangq.infeasible(s.id, explain_needs.members) as w(why)
-  cross join lateral (select gangq.nearest_feasible(s, explain_needs.members) as near) f
-  where w.why is not null
-  union all
-  select 'avoids', gangq.infeasible(s.id, members) is null, string_agg(
-      format('avoids device %s (%s) after a trip there: ', r.uuid, r.host) || case
-        when h.device_id is not null
-          then format('it is quarantined (%s); when it is sound, select gangq.unquarantine(%L)',
-            h.reason, r.uuid)
-        else format('a tick lets it back when no other could take it, select '
-          'gangq.unquarantine(%L) at once', r.uuid) end, '; ' order by r.id),
-    jsonb_build_object('devices', cardinality(s.avoid))
-  from gangq.device_registry r
-  left join gangq.device_holds h on h.device_id = r.id and h.kind = 'quarantine' and h.until is null
-  where r.id = any (s.avoid)
-  having s.avoid is not null
-$$;
-
--- Internal. explain_needs for the minimum of each role of a kind of gang.
-create function gangq.explain_roles(kind_id integer, t timestamptz) returns setof gangq.reason
+-- Internal. What a kind of gang needs, or a shape (negative), for each role: the workers for it; if
+-- they could not hold its least members when idle, why, and what they could hold; and the devices
+-- that it avoids (ok: they could hold it without these).
+create function gangq.explain_needs(kind_id integer, t timestamptz) returns setof gangq.reason
 language sql stable as $$
   select x.gate, x.ok, case when r.several then format('role %s: ', r.name) else '' end || x.detail,
     x.numbers || case when r.several then jsonb_build_object('role', r.name) else '{}' end
   from (
-    select k.name, k.min_members, s, count(*) over () > 1 as several
+    select k.ordinal, k.name, k.min_members as members, s, count(*) over () > 1 as several
     from gangq.kind_roles k join gangq.shapes s on s.id = k.shape_id
-    where k.kind_id = explain_roles.kind_id order by k.ordinal) r
-  cross join lateral gangq.explain_needs(r.s, r.min_members, explain_roles.t) x
+    where k.kind_id = explain_needs.kind_id
+    union all
+    select 1, null, 1, s, false from gangq.shapes s where s.id = -explain_needs.kind_id
+    order by ordinal) r
+  cross join lateral (select gangq.infeasible((r.s).id, r.members) as why offset 0) w
+  cross join lateral (
+    select * from gangq.explain_workers(r.s, explain_needs.t)
+    union all
+    select 'hardware', false, w.why || coalesce('; it would fit with ' || (
+        select string_agg(format('%s %s', n.key, n.value), ' or ' order by n.key)
+        from jsonb_each_text(f.near) n where n.key <> 'members' or n.value::integer > 0), ''),
+      jsonb_build_object('members', r.members, 'feasible', coalesce(f.near, '{}'))
+    from (select gangq.nearest_feasible(r.s, r.members) as near) f
+    where w.why is not null
+    union all
+    select 'avoids', w.why is null, string_agg(
+        format('avoids device %s (%s) after a trip there: ', d.uuid, d.host) || case
+          when h.device_id is not null
+            then format('it is quarantined (%s); when it is sound, select gangq.unquarantine(%L)',
+              h.reason, d.uuid)
+          else format('a tick lets it back when no other could take it, select '
+            'gangq.unquarantine(%L) at once', d.uuid) end, '; ' order by d.id),
+      jsonb_build_object('devices', cardinality((r.s).avoid))
+    from gangq.device_registry d
+    left join gangq.device_holds h
+      on h.device_id = d.id and h.kind = 'quarantine' and h.until is null
+    where d.id = any ((r.s).avoid)
+    having (r.s).avoid is not null) x
 $$;

@@ -19,15 +19,6 @@ language sql immutable as $$
   select gangq.in_short(extract(epoch from until) - extract(epoch from since))
 $$;
 
--- Internal. The verdict of the last pass on this ask; without one, that on the first ask of its
--- kind.
-create function gangq.verdict_of(kind_id integer, ask text) returns gangq.verdicts
-language sql stable as $$
-  select v from gangq.verdicts v
-  where v.kind_id = verdict_of.kind_id and v.ask in (verdict_of.ask, '')
-  order by v.ask desc limit 1
-$$;
-
 -- Internal. A verdict in words, with its age. v null: there is none. since: when it could first
 -- have been judged. Passes are made only while something waits, so an old one alone is no alarm.
 create function gangq.explain_verdict(v gangq.verdicts, since timestamptz, t timestamptz)
@@ -143,3 +134,28 @@ language sql stable as $$
     jsonb_build_object('place', count(l.id) + 1, 'policy', l.policy)
   from line l group by l.name, l.policy
 $$;
+
+-- Internal. What holds what waits to be placed, by what the last pass found, what would help, and
+-- its place. kind_id: of a gang (g), or of single jobs: their shape, negative. since: when it could
+-- first have been judged.
+create function gangq.explain_placed(
+  kind_id integer, ask text, g gangq.live_gangs, since timestamptz, t timestamptz
+) returns setof gangq.reason language plpgsql stable as $$
+declare
+  v gangq.verdicts;
+begin
+  -- Without one of its own that on the first ask of its kind.
+  select x.* into v from gangq.verdicts x
+  where x.kind_id = explain_placed.kind_id and x.ask in (explain_placed.ask, '')
+  order by x.ask desc limit 1;
+  return query
+    select * from gangq.explain_verdict(v, since, t)
+    union all select * from gangq.explain_needs(kind_id, t)
+    union all select * from gangq.explain_line(g, t) where g.state = 'blocked'
+    union all
+    select x.*
+    from gangq.explain_start(v, ask, case when kind_id < 0 then gangq.infeasible(-kind_id, 1)
+      else gangq.kind_infeasible(kind_id) end is null, t) x
+    -- Missing members take the first room that there is: no start is planned for them.
+    where x.gate <> 'start' or g.missing_since is null;
+end $$;

@@ -157,8 +157,6 @@ language plpgsql stable as $$
 declare
   t timestamptz := gangq.now();
   g gangq.live_gangs;
-  ask text := 'g' || gang_id;
-  v gangq.verdicts;
 begin
   select x.* into g from gangq.live_gangs x where x.id = explain_gang.gang_id;
   if not found then
@@ -178,18 +176,11 @@ begin
     return;
   end if;
   if g.state <> 'waiting' and (g.not_before is null or g.not_before <= t) then
-    v := gangq.verdict_of(g.kind_id, ask);
-    return query
-      select * from gangq.explain_verdict(v, greatest(g.submitted_at, g.not_before), t)
-      union all select * from gangq.explain_roles(g.kind_id, t)
-      union all select * from gangq.explain_line(g, t) where g.state = 'blocked'
-      union all
-      select x.* from gangq.explain_start(v, ask, gangq.kind_infeasible(g.kind_id) is null, t) x
-      -- Missing members take the first room that there is: no start is planned for them.
-      where x.gate <> 'start' or g.missing_since is null;
+    return query select * from gangq.explain_placed(g.kind_id, 'g' || g.id, g,
+      greatest(g.submitted_at, g.not_before), t);
     return;
   end if;
-  return query select * from gangq.explain_roles(g.kind_id, t);
+  return query select * from gangq.explain_needs(g.kind_id, t);
   return query select *, null::jsonb from (values
     ('start', true, case g.state
       when 'waiting' then 'once the jobs it waits for have ended as wanted'
@@ -224,7 +215,7 @@ returns setof gangq.reason language sql stable as $$
   select 'paused', false, p.words, jsonb_build_object('task', (s).task)
   from gangq.pause_in_words((s).task) as p(words) where p.words is not null
   union all
-  select * from gangq.explain_needs(s, 1, t)
+  select * from gangq.explain_needs(-(s).id, t)
   union all
   select 'light', n.turns > 0, format('it asks for nothing that is counted: any worker that serves '
     'it takes it; %s free now', gangq.counted(n.turns, 'light slot')),
@@ -251,26 +242,6 @@ returns setof gangq.reason language sql stable as $$
     else 'nothing: it is claimable' end, null
   from n
 $$;
-
--- Internal. What holds a pending job, what would help, and its place: by what the last pass found
--- if it is placed, by what a claim needs if it is light.
-create function gangq.explain_pending(
-  j gangq.live_jobs, s gangq.shapes, ask text, t timestamptz)
-returns setof gangq.reason language plpgsql stable as $$
-declare
-  v gangq.verdicts;
-begin
-  if not gangq.is_placed(s, gangq.placed_queues()) then
-    return query select * from gangq.explain_claim(j, s, t);
-    return;
-  end if;
-  v := gangq.verdict_of(-j.shape_id, ask);
-  return query
-    select * from gangq.explain_verdict(v, greatest(j.submitted_at, j.due_at), t)
-    union all select * from gangq.explain_needs(s, 1, t)
-    union all
-    select * from gangq.explain_start(v, ask, gangq.infeasible(s.id, 1) is null, t);
-end $$;
 
 -- Why is this job not running, row by row, with numbers, as explain_gang says it; for a member: its
 -- gang. Of a job that nobody decides about: what a claim needs. Raises GQ002.
@@ -321,7 +292,13 @@ begin
     'crashes', j.crashes, 'trips', j.trips);
   if j.state = 'pending' then
     return query
-      with others as materialized (select * from gangq.explain_pending(j, s, ask, t))
+      with others as materialized (
+        select * from gangq.explain_placed(-s.id, ask, null, greatest(j.submitted_at, j.due_at), t)
+        where gangq.is_placed(s, gangq.placed_queues())
+        union all
+        select * from gangq.explain_claim(j, s, t)
+        where not gangq.is_placed(s, gangq.placed_queues())
+      )
       select 'state', false, case
           when exists (select from others o where not o.ok) then 'pending'
           else 'waits for a free worker' end, facts
