@@ -138,20 +138,22 @@ begin
   asked := nullif(asked, s.replicas);
 end $$;
 
--- Internal. The scaling of a service as this look leaves it; null: it has none. A service that is
--- stopped is asked for nothing.
+-- Internal. The scaling of a service, where this look changes what is asked for or carries it out;
+-- else null. A service that is stopped is asked for nothing.
 create function gangq.scaled(
   s gangq.services_table, size integer, f gangq.service_fact[], t timestamptz
 ) returns gangq.scaling_table language plpgsql stable as $$
 declare
+  old gangq.scaling_table;
   x gangq.scaling_table;
   a record;
   up boolean;
 begin
-  select y.* into x from gangq.scaling_table y where y.service = (s).name;
+  select y.* into old from gangq.scaling_table y where y.service = (s).name;
   if not found then
     return null;
   end if;
+  x := old;
   a := gangq.asked_for(s, x, size, array(
     select g.load from unnest(f) g where g.ready and g.stop_at is null));
   if (s).stopped or (s).deleting or a.asked is null then
@@ -159,29 +161,23 @@ begin
     x.since := null;
     x.due_at := null;
     x.why := null;
+  else
+    up := a.asked > (s).replicas;
+    -- What is wanted in gangs of another size, from before a change of the revision, begins anew.
+    if x.wants is null or (x.wants > (s).replicas) <> up or x.wants % size <> 0 then
+      x.wants := a.asked;
+      x.since := t;
+    end if;
+    x.wants := case when up then least(x.wants, a.asked) else greatest(x.wants, a.asked) end;
+    x.due_at := x.since
+      + make_interval(secs => case when up then x.up_after_s else x.down_after_s end);
+    x.why := a.why;
+  end if;
+  if (x.wants, x.due_at) is distinct from (old.wants, old.due_at) or x.due_at <= t then
     return x;
   end if;
-  up := a.asked > (s).replicas;
-  -- What is wanted in gangs of another size, from before a change of the revision, begins anew.
-  if x.wants is null or (x.wants > (s).replicas) <> up or x.wants % size <> 0 then
-    x.wants := a.asked;
-    x.since := t;
-  end if;
-  x.wants := case when up then least(x.wants, a.asked) else greatest(x.wants, a.asked) end;
-  x.due_at := x.since
-    + make_interval(secs => case when up then x.up_after_s else x.down_after_s end);
-  x.why := a.why;
-  return x;
+  return null;
 end $$;
-
--- Internal. Whether this is to be written, or carried out.
-create function gangq.scales(x gangq.scaling_table, t timestamptz) returns boolean
-language sql stable as $$
-  select coalesce((
-    select y.wants is distinct from (x).wants or y.due_at is distinct from (x).due_at
-      or (x).due_at <= t
-    from gangq.scaling_table y where y.service = (x).service), false)
-$$;
 
 -- Internal. Writes how many replicas a service is asked for, and wants them if it is time. Returns
 -- the service.

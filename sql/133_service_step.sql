@@ -96,7 +96,7 @@ begin
       and n.ready_of_revision >= n.want
     union all
     select 6, 'scale', null, null, 0
-    where gangq.scales(gangq.scaled(s, n.one_gang, f, t), t)
+    where (gangq.scaled(s, n.one_gang, f, t)).service is not null
     union all
     select 7, 'leave', l.gang_id, l.why, l.place from gangq.gangs_to_leave(s, f, n) l
     union all
