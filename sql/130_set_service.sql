@@ -91,42 +91,39 @@ begin
   return s;
 end $$;
 
--- Internal. A revision, with what is given of another one. Of what a program declares, options that
--- it leaves out are reset to their defaults.
-create function gangq.revised(
-  old gangq.service_revisions, given gangq.service_revisions, o gangq.service_options
-) returns gangq.service_revisions language plpgsql immutable as $$
+-- Internal. All options of a service: those given, and what it has of the others. Of what a program
+-- declares, options that it leaves out are reset to their defaults; but it does not start again
+-- what was stopped by hand. Raises GQ001.
+create function gangq.all_options(
+  given jsonb, s gangq.services_table, r gangq.service_revisions, x gangq.scaling_table
+) returns gangq.service_options language plpgsql stable as $$
 declare
-  kept gangq.service_revisions;
-  r gangq.service_revisions := old;
+  o gangq.service_options;
 begin
-  if o.source is null then
-    kept := old;
+  if given ->> 'source' is null then
+    o := (s.surge, s.ready_within_s, s.linger_s, r.health, r.version, false, null, x.min_replicas,
+      x.max_replicas, x.target_load, x.target_depth, x.depth_of, x.up_after_s, x.down_after_s);
+  else
+    o.surge := 1;
+    o.ready_within_s := 600;
+    o.linger_s := 5;
+    o.stopped := s.stopped;
   end if;
-  r.service := given.service;
-  r.task := coalesce(given.task, r.task);
-  r.payload := coalesce(nullif(given.payload, 'null'), r.payload, '{}');
-  r.gang_size := coalesce(given.gang_size, r.gang_size, 1);
-  r.work := coalesce((
-    select jsonb_object_agg(e.key, e.value)
-    from jsonb_each(coalesce(kept.work, '{}') || coalesce(given.work, '{}')) e
-    where e.value <> 'null'), '{}');
-  r.health := nullif(coalesce(o.health, kept.health), 'none');
-  r.version := coalesce(o.version, kept.version);
-  return r;
+  -- One target takes the place of the other.
+  if given ? 'target_load' then
+    o.target_depth := null;
+    o.depth_of := null;
+  elsif given ? 'target_depth' then
+    o.target_load := null;
+  end if;
+  return gangq.read_options('set_service', given, o);
 end $$;
 
--- Internal. A service as these options and this number of replicas leave it. Of what a program
--- declares, options that it leaves out are reset to their defaults. Raises GQ001.
+-- Internal. A service as these options and this number of replicas leave it. Raises GQ001.
 create function gangq.service_as_set(
   s gangq.services_table, size integer, replicas integer, o gangq.service_options
 ) returns gangq.services_table language plpgsql immutable as $$
-declare
-  kept gangq.services_table;
 begin
-  if o.source is null then
-    kept := s;
-  end if;
   perform gangq.refuse('GQ001', format('replicas is %s', replicas),
     'It is from 1 to 100000, rounded up to whole gangs. To want none, stop it: '
     'gangq.stop_service, or the option stopped.')
@@ -135,12 +132,11 @@ begin
     s.replicas := coalesce(replicas, case when s.revision = 0 then size end, s.replicas);
   end if;
   s.replicas := gangq.whole_gangs(s.replicas, size);
-  -- What a program declares does not start again what was stopped by hand.
-  s.stopped := coalesce(o.stopped, case when o.source is not null then s.stopped end, false);
+  s.stopped := o.stopped;
   s.deleting := s.deleting and o.source is not null;
-  s.surge := coalesce(o.surge, kept.surge, 1);
-  s.ready_within_s := coalesce(o.ready_within_s, kept.ready_within_s, 600);
-  s.linger_s := coalesce(o.linger_s, kept.linger_s, 5);
+  s.surge := o.surge;
+  s.ready_within_s := o.ready_within_s;
+  s.linger_s := o.linger_s;
   s.source := coalesce(o.source, s.source);
   s.declared_replicas := case when o.source is null then s.declared_replicas else replicas end;
   return s;
@@ -167,13 +163,11 @@ declare
   o gangq.service_options;
   s gangq.services_table;
   old gangq.services_table;
-  given gangq.service_revisions;
   r gangq.service_revisions;
   before gangq.service_revisions;
   x gangq.scaling_table;
   scaled gangq.scaling_table;
 begin
-  o := gangq.read_options('set_service', coalesce(options, '{}'), o);
   perform gangq.read_options('set_service', jsonb_strip_nulls(jsonb_build_object('name', name,
     'task', task, 'gang', gang, 'work', work)), null::gangq.other_arguments);
   perform gangq.refuse('GQ001', 'a service has a name',
@@ -181,14 +175,21 @@ begin
   old := gangq.service_to_set(name, task, t);
   select y.* into before from gangq.service_revisions y
   where y.service = old.name and y.revision = old.revision;
-  given.service := name;
-  given.task := task;
-  given.payload := payload;
-  given.gang_size := gang;
-  given.work := nullif(work, 'null');
-  r := gangq.revised(before, given, o);
-  s := gangq.service_as_set(old, r.gang_size, replicas, o);
   select y.* into scaled from gangq.scaling_table y where y.service = old.name;
+  o := gangq.all_options(jsonb_strip_nulls(coalesce(options, '{}')), old, before, scaled);
+  r := before;
+  r.service := name;
+  r.task := coalesce(task, r.task);
+  r.payload := coalesce(nullif(payload, 'null'), r.payload, '{}');
+  r.gang_size := coalesce(gang, r.gang_size, 1);
+  r.work := coalesce((
+    select jsonb_object_agg(e.key, e.value)
+    from jsonb_each(case when o.source is null and r.work is not null then r.work else '{}' end
+      || coalesce(nullif(work, 'null'), '{}')) e
+    where e.value <> 'null'), '{}');
+  r.health := nullif(o.health, 'none');
+  r.version := o.version;
+  s := gangq.service_as_set(old, r.gang_size, replicas, o);
   x := gangq.scaling_as_set(scaled, name, o);
   s.replicas := gangq.within_limits(s.replicas, x, r.gang_size);
   if s is not distinct from old and r is not distinct from before

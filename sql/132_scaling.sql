@@ -14,36 +14,29 @@
 --
 -- Locks: the row of the service, which whoever calls this holds.
 
--- Internal. The scaling of a service, as these options leave it; null: it has none. Raises GQ001,
--- GQ002 (no such queue).
+-- Internal. The scaling of a service with these options, which are all that it has; null: it has
+-- none. Raises GQ001, GQ002 (no such queue).
 create function gangq.scaling_as_set(
   old gangq.scaling_table, service text, o gangq.service_options
 ) returns gangq.scaling_table language plpgsql stable as $$
 declare
-  asked constant boolean := num_nonnulls(o.min_replicas, o.max_replicas, o.target_load,
-    o.target_depth, o.depth_of, o.up_after_s, o.down_after_s) > 0;
-  kept gangq.scaling_table;
   x gangq.scaling_table := old;
 begin
-  -- Of what a program declares, options that it leaves out are reset to their defaults.
-  if o.max_replicas = 0 or o.source is not null and not asked then
+  if o.max_replicas = 0 or num_nonnulls(o.min_replicas, o.max_replicas, o.target_load,
+    o.target_depth, o.depth_of, o.up_after_s, o.down_after_s) = 0
+  then
     return null;
-  elsif not asked then
-    return old;
-  elsif o.source is null then
-    kept := old;
   end if;
   perform gangq.refuse('GQ001', format('max_replicas is %s', o.max_replicas),
     'It is from 1 to 100000; 0: it is not scaled any more.') where o.max_replicas > 100000;
   x.service := scaling_as_set.service;
-  x.min_replicas := coalesce(o.min_replicas, kept.min_replicas, 1);
-  x.max_replicas := coalesce(o.max_replicas, kept.max_replicas);
-  x.target_load := coalesce(o.target_load, case when o.target_depth is null then kept.target_load
-    end);
-  x.target_depth := coalesce(o.target_depth, case when o.target_load is null
-    then kept.target_depth end);
-  x.depth_of := case when x.target_depth is not null
-    then coalesce(o.depth_of, kept.depth_of, service) end;
+  x.min_replicas := coalesce(o.min_replicas, 1);
+  x.max_replicas := o.max_replicas;
+  x.target_load := o.target_load;
+  x.target_depth := o.target_depth;
+  x.depth_of := case when x.target_depth is not null then coalesce(o.depth_of, service) end;
+  x.up_after_s := coalesce(o.up_after_s, 30);
+  x.down_after_s := coalesce(o.down_after_s, 300);
   -- What was asked for by another target is asked for anew.
   if (x.target_load, x.target_depth, x.depth_of)
     is distinct from (old.target_load, old.target_depth, old.depth_of)
@@ -53,8 +46,6 @@ begin
     x.due_at := null;
     x.why := null;
   end if;
-  x.up_after_s := coalesce(o.up_after_s, kept.up_after_s, 30);
-  x.down_after_s := coalesce(o.down_after_s, kept.down_after_s, 300);
   perform gangq.refuse('GQ001', w.what, w.hint) from (values
     (x.max_replicas is null, 'what scales has a maximum', 'Give max_replicas.'),
     (num_nonnulls(x.target_load, x.target_depth) <> 1, 'what scales has one target',
