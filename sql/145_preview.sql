@@ -138,8 +138,8 @@ declare
   c gangq.board_change;
   n integer;
   gang record;
-  asked jsonb := '[]';
-  answers jsonb := '[]';
+  asked jsonb;
+  answers jsonb[] := '{}';
 begin
   perform gangq.refuse('GQ001',
     format('changes is %s', left(coalesce(changes::text, 'null'), 200)),
@@ -171,17 +171,14 @@ begin
       asked := asked || (
         select jsonb_agg(jsonb_build_array(gang.kind -> 'id', x.n - 1, to_jsonb(x.s)) order by x.n)
         from (select s, row_number() over () as n from unnest(gang.shapes) as s) x);
-      answers := answers || jsonb_build_object('n', n, 'kind', gang.kind, 'ask', gang.ask);
+      answers[n] := jsonb_build_object('kind', gang.kind, 'ask', gang.ask);
     elsif c.add_workers is not null then
-      answers := answers || jsonb_build_object('n', n,
-        'workers', gangq.preview_workers(c, n, asked));
+      answers[n] := jsonb_build_object('workers', gangq.preview_workers(c, n, asked));
     else
-      answers := answers || (jsonb_build_object('n', n) || gangq.preview_change(c, n));
+      answers[n] := gangq.preview_change(c, n);
     end if;
   end loop;
-  return (
-    select coalesce(jsonb_agg(a.value - 'n' order by (a.value ->> 'n')::integer), '[]')
-    from jsonb_array_elements(answers) a);
+  return to_jsonb(answers);
 end $$;
 
 -- Internal. The new workers as a board would show them, and which (kind, role) each serves.
