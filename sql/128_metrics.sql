@@ -33,39 +33,6 @@ create function gangq.is_uncounted(
 return (written_in >= (c).counted_below or written_in = any ((c).uncounted))
   and at >= (c).counted_from and written_in is distinct from but_of;
 
--- Internal, for uncounted. Of drains and trips. c: what is counted so far.
-create function gangq.happened(c gangq.tick_state, but_of xid8)
-returns table (name text, labels jsonb, value double precision) language plpgsql stable
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
-begin
-  return query
-  with happened as materialized (
-    select e.kind, e.data, e.gang_id,
-      case e.kind when 'drained' then (e.data ->> 'seconds')::float8 end as seconds
-    from gangq.events e
-    where gangq.is_uncounted(e.written_in, e.at, c, but_of)
-      and e.kind in ('drain', 'drained', 'force', 'trip', 'notify', 'held')
-  )
-  select v.name, v.labels, v.value
-  from happened h
-  cross join lateral (values
-    ('gangq_gangs_preempted_total', '{}'::jsonb, 1::float8,
-      h.kind = 'drain' and h.gang_id is not null and h.data ->> 'cause' = 'preempt'),
-    ('gangq_preemptions_completed_total', jsonb_build_object('outcome', h.data ->> 'outcome'), 1,
-      h.kind = 'drained' and h.data ->> 'cause' = 'preempt'),
-    ('gangq_force_drained_total', '{}', 1, h.kind = 'force'),
-    ('gangq_trips_total', jsonb_build_object('outcome', h.kind, 'class', coalesce(
-        (select k.class from gangq.trip_classes k where k.class = h.data ->> 'class'), 'other')),
-      1, h.kind in ('trip', 'notify', 'held')),
-    ('gangq_drain_duration_seconds_sum', '{}', h.seconds, h.seconds is not null),
-    ('gangq_drain_duration_seconds_count', '{}', 1, h.seconds is not null)
-  ) as v(name, labels, value, counts)
-  where v.counts
-  union all
-  select 'gangq_drain_duration_seconds_bucket', jsonb_build_object('le', b.le), 1
-  from happened h join unnest(gangq.drain_buckets()) as b(le) on h.seconds <= b.le::float8;
-end $$;
-
 -- Internal. What has ended and happened and is not in counters yet, as this query sees it. but_of:
 -- without what this transaction has written.
 create function gangq.uncounted(but_of xid8 default null)
@@ -83,6 +50,13 @@ begin
     where gangq.is_uncounted(h.written_in, h.finished_at, c, but_of)
     group by 1, 2, 3, 4
   ),
+  happened as materialized (
+    select e.kind, e.data, e.gang_id,
+      case e.kind when 'drained' then (e.data ->> 'seconds')::float8 end as seconds
+    from gangq.events e
+    where gangq.is_uncounted(e.written_in, e.at, c, but_of)
+      and e.kind in ('drain', 'drained', 'force', 'trip', 'notify', 'held')
+  ),
   counted as (
     select 'gangq_jobs_ended_total', jsonb_build_object('queue', e.queue, 'task', e.task,
       'outcome', e.state), e.n
@@ -99,7 +73,26 @@ begin
     from gangq.attempt_history a join gangq.shapes s on s.id = a.shape_id
     where gangq.is_uncounted(a.written_in, a.ended_at, c, but_of)
     union all
-    select h.name, h.labels, h.value from gangq.happened(c, but_of) h
+    select v.name, v.labels, v.value
+    from happened h
+    cross join lateral (values
+      ('gangq_gangs_preempted_total', '{}'::jsonb, 1::float8,
+        h.kind = 'drain' and h.gang_id is not null and h.data ->> 'cause' = 'preempt'),
+      ('gangq_preemptions_completed_total',
+        jsonb_build_object('outcome', h.data ->> 'outcome'), 1,
+        h.kind = 'drained' and h.data ->> 'cause' = 'preempt'),
+      ('gangq_force_drained_total', '{}', 1, h.kind = 'force'),
+      ('gangq_trips_total', jsonb_build_object('outcome', h.kind, 'class', coalesce(
+          (select k.class from gangq.trip_classes k where k.class = h.data ->> 'class'),
+          'other')),
+        1, h.kind in ('trip', 'notify', 'held')),
+      ('gangq_drain_duration_seconds_sum', '{}', h.seconds, h.seconds is not null),
+      ('gangq_drain_duration_seconds_count', '{}', 1, h.seconds is not null)
+    ) as v(name, labels, value, counts)
+    where v.counts
+    union all
+    select 'gangq_drain_duration_seconds_bucket', jsonb_build_object('le', b.le), 1
+    from happened h join unnest(gangq.drain_buckets()) as b(le) on h.seconds <= b.le::float8
   )
   select x.name, x.labels, sum(x.value)::double precision
   from counted as x(name, labels, value)
