@@ -155,39 +155,10 @@ MAY = {
     "gangq_notifier": DELIVER,
 }
 VIEWS = (
-    "jobs",
-    "gangs",
-    "workers",
-    "devices",
-    "waiting",
-    "timeline",
-    "drains",
-    "preemptions",
-    "places_open",
-    "trips",
-    "device_trips",
-    "job_logs",
-    "job_evidence",
-    "flagged",
-    "cordoned",
-    "capacity",
-    "violations",
-    "queues",
-    "tasks",
-    "schedules",
-    "services",
-    "service_gangs",
-    "scaling",
-    "endpoints",
-    "retention",
-    "attempts",
-    "notifications",
-    "undelivered",
-    "notification_kinds",
-    "fleet",
-    "planned",
-    "running",
+    "select relname from pg_class where relnamespace = 'gangq'::regnamespace and relkind = 'v' "
+    "and relname <> all ('{pending_shapes,blocked_kinds}')"
 )
+"""All but those that are internal."""
 FUNCTIONS = (
     "select p.oid, p.proname, p.oid::regprocedure::text as signature, p.prosecdef, p.proconfig, l.lanname, "
     "p.prorettype = 'trigger'::regtype as is_trigger "
@@ -336,8 +307,8 @@ def test_every_role_reads_every_view(q: Q, role: str) -> None:
     q.tick()
     with q.db.transaction(force_rollback=True):
         q.sql(f"set local role {role}")
-        for view in VIEWS:
-            q.sql(f"select * from gangq.{view}")
+        for view in q.sql(VIEWS):
+            q.sql(f"select * from gangq.{view['relname']}")
         for verb in ("explain_gang", "explain_job"):
             assert q.call(verb, **{verb.removeprefix("explain_") + "_id": 1})
 
@@ -378,7 +349,7 @@ def test_a_viewer_sees_no_payload_result_or_error_anywhere(q: Q) -> None:
         "('r', 'p', 'v') "
         "and has_table_privilege('gangq_viewer', c.oid, 'select')"
     )
-    assert len(readable) >= len(VIEWS)
+    assert len(readable) >= len(q.sql(VIEWS))
     assert secret in str(q.sql("select * from gangq.jobs")), "the owner does see it"
     leaks = []
     with q.db.transaction(force_rollback=True):
