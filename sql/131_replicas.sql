@@ -159,17 +159,18 @@ create type gangq.service_counts as (
 
 -- Internal. The revision of a gang that would be made now: after an update has halted the last good
 -- one.
-create function gangq.revision_to_make(s gangq.services_table) returns integer
-language sql immutable as $$
-  select case when (s).halted is null then (s).revision else (s).good_revision end
+create function gangq.revision_to_make(s gangq.services_table) returns gangq.service_revisions
+language sql stable as $$
+  select r from gangq.service_revisions r
+  where r.service = (s).name
+    and r.revision = case when (s).halted is null then (s).revision else (s).good_revision end
 $$;
 
 -- Internal. The counts of a service that has these gangs.
 create function gangq.count_gangs(s gangq.services_table, f gangq.service_fact[])
 returns gangq.service_counts language sql stable as $$
-  select case when (s).stopped or (s).deleting then 0 else (s).replicas end, (
-      select r.gang_size from gangq.service_revisions r
-      where r.service = (s).name and r.revision = gangq.revision_to_make(s)),
+  select case when (s).stopped or (s).deleting then 0 else (s).replicas end,
+    (gangq.revision_to_make(s)).gang_size,
     coalesce(sum(x.size), 0),
     coalesce(sum(x.size) filter (where x.stays), 0),
     coalesce(sum(x.size) filter (where x.stop_at is null and x.ready), 0),

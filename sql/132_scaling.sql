@@ -131,10 +131,10 @@ end $$;
 
 -- Internal. The scaling of a service, where this look changes what is asked for or carries it out;
 -- else null. A service that is stopped is asked for nothing.
-create function gangq.scaled(
-  s gangq.services_table, size integer, f gangq.service_fact[], t timestamptz
-) returns gangq.scaling_table language plpgsql stable as $$
+create function gangq.scaled(s gangq.services_table, f gangq.service_fact[], t timestamptz)
+returns gangq.scaling_table language plpgsql stable as $$
 declare
+  size constant integer := (gangq.revision_to_make(s)).gang_size;
   old gangq.scaling_table;
   x gangq.scaling_table;
   a record;
@@ -175,8 +175,7 @@ end $$;
 create function gangq.do_scaling(s gangq.services_table, t timestamptz)
 returns gangq.services_table language plpgsql as $$
 declare
-  f gangq.service_fact[] := array(select y from gangq.service_facts(s, t) y);
-  x gangq.scaling_table := gangq.scaled(s, (gangq.count_gangs(s, f)).one_gang, f, t);
+  x gangq.scaling_table := gangq.scaled(s, array(select y from gangq.service_facts(s, t) y), t);
 begin
   if x.due_at <= t then
     perform gangq.log_event(t, 'service_scales', reason => x.why,

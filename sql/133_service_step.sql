@@ -96,7 +96,7 @@ begin
       and n.ready_of_revision >= n.want
     union all
     select 6, 'scale', null, null, 0
-    where (gangq.scaled(s, n.one_gang, f, t)).service is not null
+    where (gangq.scaled(s, f, t)).service is not null
     union all
     select 7, 'leave', l.gang_id, l.why, l.place from gangq.gangs_to_leave(s, f, n) l
     union all
@@ -154,15 +154,13 @@ end $$;
 create function gangq.make_service_gang(s gangq.services_table, t timestamptz)
 returns gangq.services_table language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
-  r gangq.service_revisions;
+  r gangq.service_revisions := gangq.revision_to_make(s);
   w record;
   a gangq.arguments;
   o gangq.gang_options;
   g gangq.live_gangs;
   k gangq.service_gangs_table;
 begin
-  select x.* into r from gangq.service_revisions x
-  where x.service = s.name and x.revision = gangq.revision_to_make(s);
   k.revision := r.revision;
   perform gangq.check_may_submit('service', s.submitter, s.login);
   w := gangq.read_work(r.work || jsonb_build_object('size', r.gang_size), 'service');
