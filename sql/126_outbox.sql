@@ -44,7 +44,7 @@ create function gangq.tell(
   kind text, t timestamptz, gang_id bigint, epoch integer, job_id bigint, incarnation bigint,
   reason text, data jsonb, batch_id bigint default null
 ) returns void language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   wanted integer[] := array(
     select x.id from gangq.notification_targets x where tell.kind = any (x.kinds));
@@ -215,7 +215,7 @@ end $$;
 create function gangq.fetch_notification(target text, lease_s real default 60)
 returns table (id bigint, kind text, delivery integer, body jsonb, next_in_s real)
 language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   t timestamptz := gangq.now();
   x gangq.notification_targets := gangq.target_named(fetch_notification.target);
@@ -269,7 +269,7 @@ end $$;
 create function gangq.acknowledge_notification(
   target text, id bigint, delivery integer, error text default null
 ) returns text language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   t timestamptz := gangq.now();
   x gangq.notification_targets := gangq.target_named(acknowledge_notification.target);
@@ -315,7 +315,7 @@ end $$;
 -- that it is told. Returns how many.
 create function gangq.trim_outbox(most integer default 200, cap integer default 10000)
 returns integer language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   t timestamptz := gangq.now();
   keep interval := (select s.retention_short from gangq.settings s);

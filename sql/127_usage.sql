@@ -22,7 +22,7 @@ $$;
 
 -- Internal. Records those of these attempts that held devices or did not end done.
 create function gangq.record_attempts(ended gangq.attempt_history[]) returns void language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 begin
   insert into gangq.attempt_history (job_id, token, gang_id, incarnation, started_at, ended_at,
     shape_id, epoch, rank, worker, host, cause, submitter, devices, service)

@@ -37,7 +37,7 @@ return (written_in >= (c).counted_below or written_in = any ((c).uncounted))
 -- without what this transaction has written.
 create function gangq.uncounted(but_of xid8 default null)
 returns table (name text, labels jsonb, value double precision) language plpgsql stable
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   c gangq.tick_state;
 begin

@@ -100,7 +100,7 @@ create type gangq.service_fact as (
 -- Internal. The gangs of a service, as the tick sees them.
 create function gangq.service_facts(s gangq.services_table, t timestamptz)
 returns setof gangq.service_fact language plpgsql stable
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
   outage timestamptz := (select x.outage_ended_at from gangq.tick_state x);
 begin

@@ -70,7 +70,7 @@ $$;
 -- Internal. The single jobs of a queue and those below it that are placed or wait to be, so many at
 -- most. Gangs are not counted: those of a service may be in the same queue.
 create function gangq.queue_depth(queue text, most bigint) returns bigint language sql stable
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
   select count(*)
   from (
     select from gangq.pending_shapes p

@@ -14,7 +14,7 @@
 create function gangq.live_by_task() returns table (
   queue text, task text, state text, jobs numeric, begun numeric, oldest timestamptz
 ) language plpgsql stable
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 begin
   return query
   with live as (
