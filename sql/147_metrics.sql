@@ -1,5 +1,5 @@
--- metrics(): the numbers that gangq metrics serves to a Prometheus. Each function below has one
--- family of them, metrics() has those of jobs; counters are in 128.
+-- metrics(): the numbers that gangq metrics serves to a Prometheus. It has those of jobs and
+-- queues, gauges() all others; counters are in 128.
 -- A job that has entered the queue is live or has ended, and so has each attempt: so submitted and
 -- started are sums over both, in one snapshot. A retry enters anew.
 -- A scrape reads what waits and runs, the fleet, the counters, and what ended since the last tick.
@@ -60,10 +60,10 @@ begin
   group by 1, 2, 3;
 end $$;
 
--- Internal, for metrics. The workers that have not ended, and how old the oldest lease of them is.
-create function gangq.worker_gauges(t timestamptz)
+-- Internal, for metrics. What the fleet, the tick, the server and the outbox are at.
+create function gangq.gauges(t timestamptz)
 returns table (name text, labels jsonb, value double precision) language sql stable as $$
-  select 'gangq_workers', jsonb_build_object('state', z.state), count(i.id)
+  select 'gangq_workers', jsonb_build_object('state', z.state), count(i.id)::numeric
   from unnest('{live,draining,silent}'::text[]) as z(state)
   left join gangq.incarnations i on i.ended_at is null
     and case when i.flagged_at is not null then 'silent' else i.state end = z.state
@@ -73,13 +73,8 @@ returns table (name text, labels jsonb, value double precision) language sql sta
     coalesce(greatest(0, extract(epoch from t - min(l.renewed_at))), 0)
   from gangq.leases l join gangq.incarnations i on i.id = l.incarnation
   where i.ended_at is null
-$$;
-
--- Internal, for metrics. The devices of the fleet, by what they do.
-create function gangq.device_gauges()
-returns table (name text, labels jsonb, value double precision) language sql stable as $$
-  select 'gangq_devices', jsonb_build_object('model', m.model, 'state', z.state),
-    count(d.id)
+  union all
+  select 'gangq_devices', jsonb_build_object('model', m.model, 'state', z.state), count(d.id)
   from (select distinct r.model from gangq.device_registry r) m
   cross join unnest('{busy,held,free,quarantined}'::text[]) as z(state)
   left join (
@@ -92,12 +87,8 @@ returns table (name text, labels jsonb, value double precision) language sql sta
     left join gangq.device_holds h on h.device_id = r.id
     left join gangq.live_jobs j on j.id = h.job_id) d on d.model = m.model and d.state = z.state
   group by m.model, z.state
-$$;
-
--- Internal, for metrics. How old the last tick and pass are.
-create function gangq.tick_gauges(t timestamptz)
-returns table (name text, labels jsonb, value double precision) language sql stable as $$
-  select 'gangq_last_tick_age_seconds', '{}'::jsonb, greatest(0, extract(epoch from t - x.last_at))
+  union all
+  select 'gangq_last_tick_age_seconds', '{}', greatest(0, extract(epoch from t - x.last_at))
   from gangq.tick_state x
   union all
   select 'gangq_ticks_total', '{}', l.runs from gangq.lock_rows l where l.name = 'tick'
@@ -108,13 +99,8 @@ returns table (name text, labels jsonb, value double precision) language sql sta
     ('gangq_last_pass_age_seconds', greatest(0, extract(epoch from t - d.decided_at))),
     ('gangq_last_pass_duration_seconds', d.pass_s::numeric)) as v(name, value)
   where d.decided_at is not null
-$$;
-
--- Internal, for metrics. What may go wrong in the server: a full queue of notifications, and a
--- transaction that stays open.
-create function gangq.server_gauges()
-returns table (name text, labels jsonb, value double precision) language sql stable as $$
-  select 'gangq_notification_queue_usage_ratio', '{}'::jsonb, pg_notification_queue_usage()
+  union all
+  select 'gangq_notification_queue_usage_ratio', '{}', pg_notification_queue_usage()
   union all
   -- As far as the owner of the schema may see: of other logins with pg_read_all_stats only.
   select 'gangq_oldest_transaction_seconds', '{}',
@@ -126,11 +112,7 @@ returns table (name text, labels jsonb, value double precision) language sql sta
       and a.backend_type = 'client backend'
     union all
     select p.prepared from pg_catalog.pg_prepared_xacts p) x
-$$;
-
--- Internal, for metrics. What notification targets have not been told yet.
-create function gangq.outbox_gauges(t timestamptz)
-returns table (name text, labels jsonb, value double precision) language sql stable as $$
+  union all
   select v.name, jsonb_build_object('target', n.target), v.value
   from gangq.notifications n
   cross join lateral (values
@@ -190,15 +172,7 @@ begin
     select 'gangq_queue_paused', jsonb_build_object('queue', q.name), q.paused::integer
     from gangq.queues_table q
     union all
-    select * from gangq.worker_gauges(t)
-    union all
-    select * from gangq.device_gauges()
-    union all
-    select * from gangq.tick_gauges(t)
-    union all
-    select * from gangq.server_gauges()
-    union all
-    select * from gangq.outbox_gauges(t)
+    select * from gangq.gauges(t)
   )
   select m.name, m.labels, m.value::double precision from measured m where m.value is not null
   order by 1, 2;
