@@ -56,7 +56,7 @@ begin
 end $$;
 
 -- Internal. So many replicas, rounded up to whole gangs, of at most 100000 replicas; null of null.
-create function gangq.whole_gangs(replicas integer, size integer) returns integer
+create function gangq.whole_gangs(replicas bigint, size integer) returns bigint
 language sql immutable as $$
   select case when replicas is not null
     then least((replicas + size - 1) / size, 100000 / size) * size end
@@ -115,7 +115,7 @@ begin
       ', ')))
   where not found;
   s.revision := r.revision;
-  s.replicas := gangq.within_limits(gangq.whole_gangs(s.replicas, r.gang_size),
+  s.replicas := gangq.within_limits(s.replicas,
     (select x from gangq.scaling_table x where x.service = s.name), r.gang_size);
   s := gangq.try_again(s);
   perform gangq.keep_service(s);

@@ -131,7 +131,6 @@ begin
   if o.source is null or s.declared_replicas is distinct from replicas then
     s.replicas := coalesce(replicas, case when s.revision = 0 then size end, s.replicas);
   end if;
-  s.replicas := gangq.whole_gangs(s.replicas, size);
   s.stopped := o.stopped;
   s.deleting := s.deleting and o.source is not null;
   s.surge := o.surge;

@@ -60,11 +60,12 @@ begin
   return x;
 end $$;
 
--- Internal. So many replicas, between the minimum and the maximum, in whole gangs.
+-- Internal. So many replicas in whole gangs, of a service that scales (x) between its minimum and
+-- its maximum.
 create function gangq.within_limits(replicas bigint, x gangq.scaling_table, size integer)
 returns integer language sql immutable as $$
-  select least(greatest(replicas, gangq.whole_gangs((x).min_replicas, size)),
-    gangq.whole_gangs((x).max_replicas, size))::integer
+  select least(greatest(gangq.whole_gangs(replicas, size),
+    gangq.whole_gangs((x).min_replicas, size)), gangq.whole_gangs((x).max_replicas, size))::integer
 $$;
 
 -- Internal. The single jobs of a queue and those below it that are placed or wait to be, so many at
