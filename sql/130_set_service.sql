@@ -76,18 +76,17 @@ returns gangq.services_table language plpgsql as $$
 declare
   s gangq.services_table;
 begin
-  loop
-    select x.* into s from gangq.services_table x where x.name = service_to_set.name for update;
-    exit when found;
-    perform gangq.refuse('GQ001', format('service %L is new and has no task', name),
-      'Say what its replicas run: gangq.set_service(''chat'', ''serve'').') where task is null;
-    perform gangq.check_new('service');
-    insert into gangq.services_table (name, replicas, stopped, revision, surge, ready_within_s,
-      linger_s, submitter, login, set_at)
-    values (service_to_set.name, 1, false, 0, 1, 600, 5, gangq.caller(), session_user, t)
-    on conflict do nothing returning * into s;
-    exit when found;
-  end loop;
+  perform gangq.check_new('service')
+  where not exists (select from gangq.services_table x where x.name = service_to_set.name);
+  insert into gangq.services_table as x (name, replicas, stopped, revision, surge, ready_within_s,
+    linger_s, submitter, login, set_at)
+  values (service_to_set.name, 1, false, 0, 1, 600, 5, gangq.caller(), session_user, t)
+  -- Changes nothing, and locks it.
+  on conflict on constraint services_table_pkey do update set name = x.name
+  returning x.* into s;
+  perform gangq.refuse('GQ001', format('service %L is new and has no task', name),
+    'Say what its replicas run: gangq.set_service(''chat'', ''serve'').')
+  where s.revision = 0 and task is null;
   return s;
 end $$;
 
