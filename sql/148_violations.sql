@@ -58,13 +58,17 @@ cross join lateral (values
 ) as r(rule, broken)
 where r.broken
 union all
-select r.rule, 'job ' || j.id, format('%s, priority %s, %s of %s attempts, %s crashes, %s trips, '
-  '%s stops, waits for %s, told at %s, finished at %s', j.state, j.priority, j.attempts,
-  j.max_attempts, j.crashes, j.trips, j.stops, j.waits_on, j.told_at, j.finished_at)
+select r.rule, 'job ' || j.id, format('%s, rank %s of gang g%s, priority %s, %s of %s attempts, '
+  '%s crashes, %s trips, %s stops, waits for %s, told at %s, finished at %s', j.state, j.rank,
+  j.gang_id, j.priority, j.attempts, j.max_attempts, j.crashes, j.trips, j.stops, j.waits_on,
+  j.told_at, j.finished_at)
 from gangq.live_jobs j
+left join gangq.live_gangs g on g.id = j.gang_id
 left join (
   select x.job_id, count(*) as n from gangq.dependencies x group by x.job_id) d on d.job_id = j.id
 cross join lateral (select array[
+  case when j.gang_id is not null and g.id is null then 'member of a live gang' end,
+  case when j.rank not between 0 and g.size - 1 then 'rank within its gang' end,
   case when j.state = 'waiting' and j.waits_on <> coalesce(d.n, 0)
     then 'waits for as many as it says' end,
   case when (j.order_key >> 50) <> 1000 - j.priority then 'order key matches priority' end,
@@ -79,14 +83,6 @@ cross join lateral (select array[
     then 'finished when it has ended' end] as broken) b
 cross join lateral unnest(b.broken) as r(rule)
 where num_nonnulls(variadic b.broken) > 0 and r.rule is not null
-union all
-select r.rule, 'job ' || j.id, format('rank %s of gang g%s of %s', j.rank, j.gang_id, g.size)
-from gangq.live_jobs j left join gangq.live_gangs g on g.id = j.gang_id
-cross join lateral (select array[
-  case when g.id is null then 'member of a live gang' end,
-  case when j.rank not between 0 and g.size - 1 then 'rank within its gang' end] as broken) b
-cross join lateral unnest(b.broken) as r(rule)
-where j.gang_id is not null and num_nonnulls(variadic b.broken) > 0 and r.rule is not null
 union all
 select r.rule, 'job ' || j.id,
   format('worker %s, incarnation %s, asks for %s', i.name, j.incarnation, s.gpus)
