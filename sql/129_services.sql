@@ -55,13 +55,6 @@ begin
   return s;
 end $$;
 
--- Internal. So many replicas, rounded up to whole gangs, of at most 100000 replicas; null of null.
-create function gangq.whole_gangs(replicas bigint, size integer) returns bigint
-language sql immutable as $$
-  select case when replicas is not null
-    then least((replicas + size - 1) / size, 100000 / size) * size end
-$$;
-
 -- No replica of a service is wanted from now on, until set_service. Its gangs leave the endpoints
 -- and are told to stop linger_s later. Can be repeated. Raises GQ002, 42501.
 create function gangq.stop_service(name text) returns void language plpgsql as $$

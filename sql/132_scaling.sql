@@ -60,6 +60,13 @@ begin
   return x;
 end $$;
 
+-- Internal. So many replicas, rounded up to whole gangs, of at most 100000 replicas; null of null.
+create function gangq.whole_gangs(replicas bigint, size integer) returns bigint
+language sql immutable as $$
+  select case when replicas is not null
+    then least((replicas + size - 1) / size, 100000 / size) * size end
+$$;
+
 -- Internal. So many replicas in whole gangs, of a service that scales (x) between its minimum and
 -- its maximum.
 create function gangq.within_limits(replicas bigint, x gangq.scaling_table, size integer)
