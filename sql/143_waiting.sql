@@ -1,13 +1,18 @@
 -- The view of all that waits, with the reason. It takes no locks.
 
--- What waits as one, and is judged as one, is an ask, as on a board (056): a gang, or the single
--- jobs of one shape and priority. Without sequential scans: the rows are read from indexes, however
--- many there are.
---
--- Internal, for the view waiting.
-create function gangq.what_waits() returns table (
-  kind text, id bigint, queue text, task text, priority smallint, size integer, state text,
-  since timestamptz, why text, gate text, starts_at timestamptz
+-- Internal. A planned start in words; null: there is none. follows: whose end it waits for.
+create function gangq.planned_in_words(p gangq.plans, follows text, t timestamptz) returns text
+language sql stable as $$
+  select format('place %s of those with a planned start, in %s', (p).place,
+    gangq.span((p).starts_at, t)) || coalesce(', ' || follows, '')
+  where (p).starts_at is not null
+$$;
+
+-- Internal, for the view waiting: solo jobs, one row per kind and priority. Without sequential
+-- scans: the rows are read from indexes, however many there are.
+create function gangq.waiting_jobs() returns table (
+  queue text, task text, priority smallint, size integer, state text, since timestamptz, why text,
+  gate text, starts_at timestamptz
 ) language sql stable set enable_seqscan = off as $$
   with jobs as (
     -- Counted in the index of claims, whose order begins with the priority.
@@ -30,47 +35,46 @@ create function gangq.what_waits() returns table (
     select j.shape_id, j.priority, count(*)::integer, j.state, min(j.submitted_at), null
     from gangq.live_jobs j where j.state = 'waiting' and j.gang_id is null
     group by j.shape_id, j.state, j.priority
-  ),
-  asks as (
-    select 'gang' as kind, g.id, 'g' || g.id as ask, g.kind_id, g.shape_id, g.priority, g.size,
-      g.state, g.submitted_at as since, g.not_before as due,
-      coalesce(g.note, 'waits to be judged') as otherwise
-    from gangq.live_gangs g where g.state in ('waiting', 'blocked')
-    union all
-    select 'job', null, format('k%s/%s', x.shape_id, x.priority), -x.shape_id, x.shape_id,
-      x.priority, x.jobs, x.state, x.since, x.due, 'waits for a free worker'
-    from jobs x
   )
-  select a.kind, a.id, s.queue, s.task, a.priority, a.size, a.state, a.since,
+  select s.queue, s.task, x.priority, x.jobs, x.state, x.since,
     case
-      when a.state = 'waiting' then 'waits for other jobs'
-      when a.state = 'scheduled'
-        then 'due later, the first in ' || gangq.span(a.due, c.t)
-      when a.due > c.t then 'backing off for ' || gangq.span(a.due, c.t)
-      when a.state = 'pending' and gangq.paused_queue(s.queue) then 'its queue is paused'
-      when a.state = 'pending' and gangq.paused_task(a.kind_id) is not null
-        then 'its task is paused'
-      when p.starts_at is not null
-        then format('place %s of those with a planned start, in %s', p.place,
-            gangq.span(p.starts_at, c.t))
-          || coalesce(', ' || coalesce(o.follows, v.follows), '')
-      else coalesce(case when a.state = 'pending' then gangq.infeasible(a.shape_id, 1) end,
-        o.why, v.why, a.otherwise) end,
+      when x.state = 'waiting' then 'waits for other jobs'
+      when x.state = 'scheduled' then 'due later, the first in ' || gangq.span(x.due, c.t)
+      when gangq.paused_queue(s.queue) is not null then 'its queue is paused'
+      when gangq.paused_task(-x.shape_id) is not null then 'its task is paused'
+      else coalesce(gangq.planned_in_words(p, coalesce(o.follows, v.follows), c.t),
+        gangq.infeasible(x.shape_id, 1), o.why, v.why, 'waits for a free worker') end,
     coalesce(o.gate, v.gate), p.starts_at
-  from asks a
+  from jobs x
   cross join (select gangq.now() as t, gangq.placed_queues() as placed offset 0) c
   -- Looked up one by one: shapes are kept for ever. Of light jobs a verdict or plan may be left
   -- from when their queue had limits.
   cross join lateral (
-    select z.queue, z.task,
-      a.kind = 'gang' or a.state = 'pending' and gangq.is_placed(z, c.placed) as judged
-    from gangq.shapes z where z.id = a.shape_id offset 0) s
-  left join gangq.verdicts v on s.judged and v.kind_id = a.kind_id and v.ask = ''
-  left join gangq.verdicts o on s.judged and o.kind_id = a.kind_id and o.ask = a.ask
-  left join gangq.plans p on s.judged and p.ask = a.ask and not p.kept
+    select z.queue, z.task, format('k%s/%s', z.id, x.priority) as ask,
+      x.state = 'pending' and gangq.is_placed(z, c.placed) as placed
+    from gangq.shapes z where z.id = x.shape_id offset 0) s
+  left join gangq.verdicts v on s.placed and v.kind_id = -x.shape_id and v.ask = ''
+  left join gangq.verdicts o on s.placed and o.kind_id = -x.shape_id and o.ask = s.ask
+  left join gangq.plans p on s.placed and p.ask = s.ask and not p.kept
 $$;
 
 -- What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many;
 -- since: when the first of them was submitted). gate: what the last pass found; starts_at: its
 -- planned start, if it has one. explain_gang and explain_job say more.
-create view gangq.waiting as select w.* from gangq.what_waits() w;
+create view gangq.waiting as
+select 'gang' as kind, g.id, s.queue, s.task, g.priority, g.size, g.state, g.submitted_at as since,
+  case
+    when g.state = 'waiting' then 'waits for other jobs'
+    when g.not_before > c.t then 'backing off for ' || gangq.span(g.not_before, c.t)
+    else coalesce(gangq.planned_in_words(p, coalesce(o.follows, v.follows), c.t),
+      o.why, v.why, g.note, 'waits to be judged') end as why,
+  coalesce(o.gate, v.gate) as gate, p.starts_at
+from gangq.live_gangs g
+join gangq.shapes s on s.id = g.shape_id
+cross join (select gangq.now() as t offset 0) c
+left join gangq.verdicts v on v.kind_id = g.kind_id and v.ask = ''
+left join gangq.verdicts o on o.kind_id = g.kind_id and o.ask = 'g' || g.id
+left join gangq.plans p on p.ask = 'g' || g.id and not p.kept
+where g.state in ('waiting', 'blocked')
+union all
+select 'job', null, j.* from gangq.waiting_jobs() j;

@@ -91,7 +91,7 @@ begin
       ('schema_version', every || ' notifier', '2s'),
       ('explain_gang explain_job board preview usage metrics', every, '2s'),
       -- What views call.
-      ('shared_queues role_of hosts_of waiting_so_far capacity_of queue_load what_waits', every,
+      ('shared_queues role_of hosts_of waiting_so_far capacity_of queue_load waiting_jobs', every,
         '2s'),
       ('key_usage limit_opens_at idle_beside_work kept_by_day open_slots change_mark', every, '2s')
     ) as d(verbs, roles, waits)
@@ -121,7 +121,7 @@ end $$;
 grant execute on function
   gangq.now, gangq.caller, gangq.is_admin, gangq.roles_of, gangq.may_act_as, gangq.may_report,
   gangq.may_report_too, gangq.serves, gangq.in_epoch, gangq.number_in,
-  gangq.owned, gangq.is_paused
+  gangq.owned, gangq.is_paused, gangq.planned_in_words, gangq.span, gangq.in_short
 to gangq_viewer, gangq_submitter, gangq_worker, gangq_host, gangq_admin;
 
 select gangq.keep_partitions(true);
