@@ -153,7 +153,7 @@ begin
       data || jsonb_build_object('outcome', answer), trip.evidence);
     return answer;
   end if;
-  return gangq.carry_out_trip(j, of_code, data, why, trip.error, trip.evidence, blamed, t);
+  return gangq.carry_out_trip(j, data, why, trip.error, trip.evidence, blamed, t);
 end $$;
 
 -- What becomes of the job follows from the rules by which carry_out_trip frees it: state_after of a
@@ -225,12 +225,15 @@ end $$;
 --
 -- Internal, for trip: it is not held. data: of its event. Returns as trip.
 create function gangq.carry_out_trip(
-  j gangq.live_jobs, of_code gangq.trip_classes, data jsonb, why text, error jsonb, evidence jsonb,
-  blamed bigint[], t timestamptz
+  j gangq.live_jobs, data jsonb, why text, error jsonb, evidence jsonb, blamed bigint[],
+  t timestamptz
 ) returns text language plpgsql as $$
 declare
+  code integer := data ->> 'code';
   exit_in_s real := data ->> 'exit_in_s';
-  faulty boolean := of_code.devices = 'faulty' and not (data ->> 'application')::boolean;
+  devices text := (
+    select k.devices from gangq.trip_classes k where k.code = (data ->> 'code')::integer);
+  faulty boolean := devices = 'faulty' and not (data ->> 'application')::boolean;
   me gangq.incarnations;  -- null: the worker lives on
   gone_at timestamptz;
   foreseen record;
@@ -247,7 +250,7 @@ begin
       when me.exits_at > t then me.exits_at end;
   end if;
   foreseen := gangq.foresee_trip(j, data ->> 'class', evidence ->> 'place', gone_at);
-  if of_code.devices in ('avoided', 'faulty') and blamed <> '{}' then
+  if devices in ('avoided', 'faulty') and blamed <> '{}' then
     new_shape := gangq.shape_after_trip(j, blamed, faulty);
   end if;
   -- 2.
@@ -262,11 +265,11 @@ begin
   perform gangq.quarantine_blamed(j, blamed, faulty, why, error ->> 'message', t);
   -- 4.
   if me.id is not null then
-    perform gangq.end_tripped(me, j, of_code.code, gone_at, t);
+    perform gangq.end_tripped(me, j, code, gone_at, t);
     perform gangq.withhold_doubtful(j, t);
   end if;
   -- 5.
-  error := error || jsonb_build_object('code', of_code.code);
+  error := error || jsonb_build_object('code', code);
   outcome := gangq.free_tripped(j, new_shape, foreseen.culprit, error,
     coalesce(foreseen.sentence, why), gone_at, t);
   -- 6.
