@@ -181,9 +181,9 @@ def test_every_exit_code_is_named_and_no_other() -> None:
 def test_the_programs_beside_a_worker_import_nothing_of_gangq() -> None:
     """They are started for every command and beside every worker, and must outlive whatever breaks it."""
     script = (
-        "import sys; sys.path.append(sys.argv[1]); import guardian, supervision; "
+        "import sys; sys.path.append(sys.argv[1]); import proc.guardian, proc.supervision; "
         "print(sorted(name for name in sys.modules if name.partition('.')[0] in ('gangq', 'psycopg', 'psutil')))"
     )
-    room = str(TOP / "src/gangq/proc")
+    room = str(TOP / "src/gangq")
     run = [sys.executable, "-I", "-S", "-c", script, room]
     assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -434,8 +434,8 @@ def guardian_whose(method: str, does: str, directory: Path) -> str:
     path = directory / "guardian_that_is_late.py"
     path.write_text(f"""
 import os, sys, time
-sys.path.append({str(Path(procfs.__file__).parent)!r})
-import guardian
+sys.path.append({str(Path(procfs.__file__).parents[1])!r})
+from proc import guardian
 was = guardian.Guardian.{method}
 def late(*args, **more):
     until = time.monotonic() + 20

@@ -11,14 +11,7 @@ import _socket
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING or __package__:
-    from gangq.proc import clock, procfs, statefile, supervisor_log
-else:
-    import clock
-    import procfs
-    import statefile
-    import supervisor_log
+from . import clock, procfs, statefile, supervisor_log
 
 _REPORT_S = 5.0
 _REPORTED_S = 2.0

@@ -38,20 +38,18 @@ import signal
 import sys
 import time
 
+if not __package__:
+    # This program's package is the folder that it lies in, without gangq above it. Appended, so that nothing beside
+    # that folder can ever stand in for a module of the standard library.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    import proc  # type: ignore[import-not-found]
+
+    __package__ = proc.__name__
+from . import bounded_log, cgroup, clock, kernel, killing, procfs
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-if TYPE_CHECKING or __package__:
-    from gangq.proc import bounded_log, cgroup, clock, kernel, killing, procfs
-else:
-    # Appended, so that no neighbour of this file can ever stand in for a module of the standard library.
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    import bounded_log
-    import cgroup
-    import clock
-    import kernel
-    import killing
-    import procfs
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC

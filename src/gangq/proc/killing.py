@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+from . import cgroup, procfs
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,12 +24,6 @@ if TYPE_CHECKING:
         def wait(self, timeout: float | None = None) -> int:
             """Wait for its end, and reap it."""
 
-
-if TYPE_CHECKING or __package__:
-    from gangq.proc import cgroup, procfs
-else:
-    import cgroup
-    import procfs
 
 DEATH_S = 2.0
 """How long SIGKILL may take to end a process before nobody waits for it any more."""

@@ -7,11 +7,7 @@ Used by the supervisor, which runs without gangq on its path: nothing here impor
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING or __package__:
-    from gangq.proc import cgroup
-else:
-    import cgroup
+from . import cgroup
 
 _SETTLE_S = 1.0
 

@@ -34,7 +34,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeGuard
 
-from gangq.proc import cgroup, procfs
+from . import cgroup, procfs
 
 _PAUSE_S = 0.05
 _GUARDIAN_S = 0.5

@@ -15,33 +15,22 @@ import select
 import sys
 import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING or __package__:
-    from collections.abc import Callable
+from . import (
+    cgroup,
+    clock,
+    death_report,
+    kernel,
+    liveness_memory,
+    oom,
+    procfs,
+    service_manager,
+    silence,
+    supervisor_log,
+)
 
-    from gangq.proc import (
-        cgroup,
-        clock,
-        death_report,
-        kernel,
-        liveness_memory,
-        oom,
-        procfs,
-        service_manager,
-        silence,
-        supervisor_log,
-    )
-else:
-    import cgroup
-    import clock
-    import death_report
-    import kernel
-    import liveness_memory
-    import oom
-    import procfs
-    import service_manager
-    import silence
-    import supervisor_log
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # As in gangq.watchdogs.codes, which this program cannot import; a test compares the two.
 FROZEN = 80

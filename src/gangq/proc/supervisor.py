@@ -35,8 +35,9 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Appended, so that no neighbour of this file can ever stand in for a module of the standard library.
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    from supervision import main  # type: ignore[import-not-found]
+    # Its package is the folder that this file lies in, without gangq above it. Appended, so that nothing beside that
+    # folder can ever stand in for a module of the standard library.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from proc.supervision import main  # type: ignore[import-not-found]
 
     sys.exit(main(sys.argv[1:]))
