@@ -286,6 +286,14 @@ def test_a_call_is_never_read_with_the_time_of_the_one_before_it() -> None:
     owner.close()
 
 
+def test_a_python_built_for_an_old_c_library_samples_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    call = CurrentCall.create()
+    call.begin("temp", A)
+    assert call.read()[1:] == (A, "temp")
+    call.close()
+
+
 def test_why_a_process_ended_holds_what_it_printed_last() -> None:
     code = "import os; os.write(2, b'symbol lookup error: nvmlInit\\n'); os.abort()"
     pipe = subprocess.PIPE

@@ -14,6 +14,8 @@ from functools import wraps
 from types import FunctionType
 from typing import Any
 
+from gangq.proc import kernel
+
 _SIZE = 512
 _SINCE = struct.Struct("d")
 
@@ -34,7 +36,7 @@ class CurrentCall:
     @classmethod
     def create(cls) -> CurrentCall:
         """For the owner: nothing has been called yet."""
-        fd = os.memfd_create("gangq-call")
+        fd = kernel.memory_file("gangq-call")
         os.ftruncate(fd, _SIZE)
         return cls(fd)
 

@@ -1,11 +1,9 @@
-"""Requests to the kernel that Python has no function for: prctl(2), through the C library.
-
-The supervisor and the guardian run without gangq on their path: nothing here imports gangq.
-"""
+"""Requests to the kernel that Python has no function for, or not every Python: mostly prctl(2)."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -35,6 +33,14 @@ def set_dumpable(value: int) -> int:
     was = int(libc.prctl(_GET_DUMPABLE, 0, 0, 0, 0))
     libc.prctl(_SET_DUMPABLE, value, 0, 0, 0)
     return was
+
+
+def memory_file(name: str) -> int:
+    """A descriptor of an empty file without a name, in memory."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    # A Python built for an old C library.
+    return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
 
 
 def set_name(name: bytes) -> bytes:
