@@ -395,30 +395,26 @@ def test_a_beat_asked_of_another_process_is_not_given(start: Start, manager: Man
 
 def test_the_memory_keeps_what_the_worker_wrote_last() -> None:
     memory = Memory.create(interval_s=0.5, silence_s=2.0)
-    same = Memory(os.dup(memory.fd))
-    assert same.terms == (0.5, 2.0)
-    assert (same.job, same.incarnation, same.record, same.dump_signal) == ((0, 0), 0, b"", 0)
+    same = Memory.of(os.dup(memory.fd))
+    assert (same.interval_s, same.silence_s) == (0.5, 2.0)
+    assert (same.job_id, same.incarnation, same.record, same.dump_signal) == (0, 0, b"", 0)
     memory.register(12, b'{"worker": "w"}')
     memory.set_job(34, 56)
     memory.dump_signal = 42
-    assert (same.job, same.incarnation, same.record, same.dump_signal) == (
-        (34, 56),
-        12,
-        b'{"worker": "w"}',
-        42,
-    )
-    with pytest.raises(ValueError, match="no room"):
+    assert (same.job_id, same.token, same.incarnation) == (34, 56, 12)
+    assert (same.record, same.dump_signal) == (b'{"worker": "w"}', 42)
+    memory.set_guardian(3, 78, 90)
+    assert same.guardians == {(78, 90)}
+    with pytest.raises(ValueError, match="too long"):
         memory.register(13, b"x" * 20000)
-    assert same.incarnation == 12
-    memory.forget()
-    assert (same.job, same.incarnation) == ((0, 0), 0)
+    assert (same.job_id, same.token, same.incarnation) == (0, 0, 0)
 
 
 def test_a_descriptor_of_somebody_else_is_no_memory(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(20000))
     fd = os.open(tmp_path / "file", os.O_RDWR)
     with pytest.raises(ValueError, match="not the memory"):
-        Memory(fd)
+        Memory.of(fd)
     os.close(fd)
 
 

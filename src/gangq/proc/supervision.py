@@ -221,8 +221,7 @@ class Supervisor:
             return
         self.silence.limit_s = self.silence_s
         if self.memory.incarnation:
-            job, _ = self.memory.job
-            what = f"running job {job}" if job else "serving"
+            what = f"running job {self.memory.job_id}" if self.memory.job_id else "serving"
             self.notifier.status(f"incarnation {self.memory.incarnation}, {what}")
 
     def compare_looks(self) -> None:
@@ -328,7 +327,8 @@ class Supervisor:
 
     def remember(self) -> None:
         """Remember which incarnation and job are to be reported."""
-        self.end.incarnation, self.end.job = self.memory.incarnation, self.memory.job
+        self.end.incarnation = self.memory.incarnation
+        self.end.job = (self.memory.job_id, self.memory.token)
 
     def kill_all(self) -> None:
         """SIGKILL for the whole tree, the worker first: it starts no more."""
@@ -419,8 +419,8 @@ class Supervisor:
         spared = {pid for pid, ticks in self.foreign.items() if _is(processes, pid, ticks)}
         below = procfs.descendants(processes, {os.getpid()})
         # Only the one that the worker has named. What a process says of itself is not trusted.
-        server, ticks = self.memory.spared
-        if server in below and _is(processes, server, ticks):
+        server = self.memory.spared_pid
+        if server in below and _is(processes, server, self.memory.spared_ticks):
             spared.add(server)
         ours = below - spared - procfs.descendants(processes, spared)
         return {pid for pid in ours if processes[pid].alive}

@@ -76,10 +76,9 @@ class Liveness:
                 silence_s = number_of(environ, SILENCE_VARIABLE, SILENCE_S)
             return cls(Backstop(silence_s=silence_s, dump_file=dump_file))
         channel, memory = found
-        interval_s, silence_s = memory.terms
         backstop = Backstop(
-            silence_s=max(silence_s + _AFTER_SUPERVISOR_S, _UNLEASED_S),
-            interval_s=interval_s,
+            silence_s=max(memory.silence_s + _AFTER_SUPERVISOR_S, _UNLEASED_S),
+            interval_s=memory.interval_s,
             dump_file=open(memory.fd, "w", closefd=False),  # noqa: SIM115
             beat=memory.sign,
         )
@@ -120,8 +119,8 @@ class Liveness:
         """
         if self._memory is None:
             return
-        _, silence_s = self._memory.terms
-        self._backstop.allow(min(_LONGEST_S, max(silence_s + _AFTER_SUPERVISOR_S, lease_s)))
+        silence_s = self._memory.silence_s + _AFTER_SUPERVISOR_S
+        self._backstop.allow(min(_LONGEST_S, max(silence_s, lease_s)))
         record = {
             "worker": worker,
             "host": host,
@@ -167,7 +166,7 @@ class Liveness:
         """The private PostgreSQL with this pid was started from here and outlives the worker."""
         entry = procfs.stat(pid)
         if self._memory is not None and entry is not None:
-            self._memory.spare(pid, entry.start_ticks)
+            self._memory.spared_pid, self._memory.spared_ticks = pid, entry.start_ticks
 
     def ended(self) -> None:
         """The incarnation has retired, or the database has ended it: there is nothing to report of it."""
@@ -219,7 +218,7 @@ def number_of(environ: Mapping[str, str], variable: str, default: float, *, zero
 def _supervisor(named: str) -> tuple[int, Memory] | None:
     try:
         channel, memory_fd = (int(word) for word in named.split(":"))
-        memory = Memory(memory_fd)
+        memory = Memory.of(memory_fd)
         os.set_blocking(channel, False)
     except (OSError, ValueError) as problem:
         log.warning(
