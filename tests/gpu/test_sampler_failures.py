@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from gangq.gpu import SamplerProcess
-from gangq.gpu.current_call import CurrentCall
+from gangq.gpu.current_call import Call, CurrentCall
 from gangq.gpu.reading import VALUES
 from gangq.gpu.sampling_child import SamplingChild
 from gangq.proc import killing
@@ -75,7 +75,7 @@ def test_a_driver_call_of_a_worker_has_30_seconds(fake_nvml: Script, silent_s: f
     # Made as a worker makes it. The process is a real one, whose silence is put back.
     sampler = SamplerProcess(whole_cards(fake_nvml(gpu("a"))), fake_nvml(gpu("a")))
     child = SamplingChild.start("nvml", 1.0, fake_nvml(gpu("a")), time.monotonic() - silent_s)
-    child.what = "read"
+    child.call.read = lambda: Call(0.0, A, "read", "temp")
     try:
         sampler._judge_silence(child)
         assert (child.process.poll() is not None) == hangs
@@ -270,17 +270,18 @@ def test_a_call_is_never_read_with_the_time_of_the_one_before_it() -> None:
     """At the limit it would blame the device whose call has just begun."""
     owner = CurrentCall.create()
     child = CurrentCall(owner.fd)
-    child.begin("temp", A)
-    first, _, _ = owner.read()
+    child.enter("read", A)
+    child.begin("temp")
+    first = owner.read().since
     owner._map = Halfway(owner.fd, 512)
-    owner._map.act = lambda: child.begin("util", B)
-    second, device, name = owner.read()
-    assert (second > first, device, name) == (True, B, "util")
-    seen: list[tuple[float, str | None, str]] = []
+    owner._map.act = lambda: child.enter("count", B)
+    second = owner.read()
+    assert (second.since > first, *second[1:]) == (True, B, "count", "count")
+    seen: list[Call] = []
     child._map = Halfway(owner.fd, 512)
     child._map.act = lambda: seen.append(owner.read())
-    child.begin("power", A)
-    assert [(since > second, name) for since, _, name in seen] == [(True, "power")]
+    child.begin("power")
+    assert [(call.since > second.since, call.name) for call in seen] == [(True, "power")]
     assert owner.read() == seen[0]
     child._map.close()
     owner.close()
@@ -289,8 +290,9 @@ def test_a_call_is_never_read_with_the_time_of_the_one_before_it() -> None:
 def test_a_python_built_for_an_old_c_library_samples_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     call = CurrentCall.create()
-    call.begin("temp", A)
-    assert call.read()[1:] == (A, "temp")
+    call.enter("read", A)
+    call.begin("temp")
+    assert call.read()[1:] == (A, "read", "temp")
     call.close()
 
 

@@ -5,10 +5,10 @@ A call into a wedged driver never returns. So a worker makes none: two processes
 =====================  ===========================================================================================
 process                its files
 =====================  ===========================================================================================
-the probe, at start    ``probe``; it lists devices by ``nvml`` or ``rocm``, with ``visible``, ``links``, ``memory``
+the probe, at start    ``probe``; it lists devices by ``nvml`` or ``rocm``, with ``visible`` and ``memory``
 the sampling process   ``sampling``; it reads them by ``nvml_readings`` or ``rocm_readings``, with ``reader``
 the worker             ``detection`` asks the probe. ``sampler_process`` owns the sampling process
-                       (``sampling_child``) and keeps in ``sampler_state`` what it said: ``history``, ``findings``
+                       (``sampling_child``) and keeps in ``sampler_state`` what it said, and in ``findings``
 both sides             ``current_call``, ``reading``, ``device``
 tables, without calls  ``faults``, ``xid``, ``amd_notices``
 =====================  ===========================================================================================
@@ -33,7 +33,6 @@ from gangq.gpu.device import Device, Driver, Source
 from gangq.gpu.faults import REMEDIES, Bucket, Fault
 from gangq.gpu.memory import ContainerMemory, container_memory
 from gangq.gpu.reading import DeviceEvent, DeviceReading
-from gangq.gpu.sampler import DeviceSampler
 from gangq.gpu.sampler_process import SamplerProcess
 from gangq.gpu.xid import XIDS, xid
 
@@ -46,7 +45,6 @@ __all__ = [
     "Device",
     "DeviceEvent",
     "DeviceReading",
-    "DeviceSampler",
     "DeviceSpecError",
     "Driver",
     "DriverUnavailable",

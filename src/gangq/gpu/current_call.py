@@ -12,12 +12,23 @@ import time
 from collections.abc import Callable
 from functools import wraps
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gangq.proc import kernel
 
 _SIZE = 512
 _SINCE = struct.Struct("d")
+
+
+class Call(NamedTuple):
+    """What the process does: for which device, if for one; as which step (see `gangq.gpu.sampling`; empty: it has not
+    begun); in which driver call, or else the step again. ``since``: of the monotonic clock.
+    """
+
+    since: float
+    device: str | None
+    step: str
+    name: str
 
 
 class CurrentCall:
@@ -31,7 +42,7 @@ class CurrentCall:
         """Map what :meth:`create` made."""
         self.fd = fd
         self._map = mmap.mmap(fd, _SIZE)
-        self._device = b""
+        self._step = b"\0\0"
 
     @classmethod
     def create(cls) -> CurrentCall:
@@ -40,20 +51,23 @@ class CurrentCall:
         os.ftruncate(fd, _SIZE)
         return cls(fd)
 
-    def begin(self, name: str, uuid: str | None = None, *, same_device: bool = False) -> None:
-        """This call begins now, for this device, or (``same_device``) for that of the call before."""
-        if not same_device:
-            self._device = (uuid or "").encode()
-        text = b"%s\0%s\0" % (self._device, name.encode())
-        text = text[: _SIZE - _SINCE.size]
+    def enter(self, step: str, uuid: str | None = None) -> None:
+        """This step begins now, for this device, or for none in particular."""
+        self._step = b"%s\0%s\0" % ((uuid or "").encode(), step.encode())
+        self.begin(step)
+
+    def begin(self, name: str) -> None:
+        """This call of the present step begins now."""
+        text = (self._step + name.encode() + b"\0")[: _SIZE - _SINCE.size]
         _SINCE.pack_into(self._map, 0, time.monotonic())
         self._map[_SINCE.size : _SINCE.size + len(text)] = text
 
-    def read(self) -> tuple[float, str | None, str]:
-        """When the present call began (monotonic; 0: there was none), its device if it is for one, its name."""
-        device, name, _ = (self._map[_SINCE.size :] + b"\0\0").split(b"\0", 2)
+    def read(self) -> Call:
+        """What it does now."""
+        text = self._map[_SINCE.size :].decode("utf-8", "replace")
+        device, step, name, _ = (text + "\0\0\0").split("\0", 3)
         (since,) = _SINCE.unpack_from(self._map)
-        return since, device.decode("utf-8", "replace") or None, name.decode("utf-8", "replace")
+        return Call(since, device or None, step, name)
 
     def close(self) -> None:
         """For the owner, once the process has ended."""

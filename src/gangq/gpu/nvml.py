@@ -11,9 +11,8 @@ from typing import Any
 
 from gangq.errors import DriverUnavailable
 from gangq.gpu.device import Device, Source
-from gangq.gpu.links import linked
 from gangq.gpu.memory import unified_memory
-from gangq.gpu.visible import Candidate, enforced_elsewhere, entries, restrict
+from gangq.gpu.visible import Candidate, enforced_elsewhere, entries, linked, restrict
 
 _LOADED = Path("/proc/driver/nvidia/version")
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from gangq.errors import DriverUnavailable
 from gangq.gpu.device import Device, Source
-from gangq.gpu.links import linked
 from gangq.gpu.memory import unified_memory
-from gangq.gpu.visible import Candidate, restrict
+from gangq.gpu.visible import Candidate, linked, restrict
 
 _LOADED = Path("/dev/kfd")
 # What the ROCm runtime calls a card: GPU- and 16 hex digits. amd-smi's own UUID is another number.

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from gangq.gpu.detection import Detection
-from gangq.gpu.reading import DeviceEvent, DeviceReading
 from gangq.gpu.sampler_state import SamplerState
 from gangq.gpu.sampling_child import SamplingChild
 from gangq.proc import killing
@@ -28,7 +27,7 @@ _SLOW_S = 5.0
 _MAX_PIDS = 4096
 
 
-class SamplerProcess:
+class SamplerProcess(SamplerState):
     """Reads devices through an expendable process, and makes a finding of a driver that does not answer.
 
     `detection` says whose devices and which driver; until `watch` is called all of them are read and no process
@@ -42,7 +41,7 @@ class SamplerProcess:
     A slow driver is not a broken one: a device whose reading takes longer than five seconds (or
     `deadline_s`) is `doubtful`, and no event tells of it.
 
-    One thread, "gangq-sampler", does all of it. What others may see is in a `SamplerState`, which has the lock.
+    One thread, "gangq-sampler", does all of it. No method but `start` and `stop` ever blocks.
     """
 
     def __init__(
@@ -56,19 +55,17 @@ class SamplerProcess:
         history_s: float = 360.0,
         kill: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._source = detection.source
-        self._environ = dict(os.environ if environ is None else environ)
-        self._poll_s = poll_s
-        self._deadline_s = deadline_s
-        self._start_s = start_s
-        self._kill = kill
-        self._state = SamplerState(
+        super().__init__(
             (device.uuid for device in detection.devices),
             poll_s=poll_s,
             late_s=min(deadline_s, _SLOW_S),
             start_s=start_s,
             history_s=history_s,
         )
+        self._source = detection.source
+        self._environ = dict(os.environ if environ is None else environ)
+        self._deadline_s = deadline_s
+        self._kill = kill
         self._pipe_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -113,25 +110,9 @@ class SamplerProcess:
                 self._thread = None
 
     def watch(self, uuids: Iterable[str], pids: Callable[[], Iterable[int]]) -> None:
-        """Read these devices from the next round on; `pids` names the caller's own processes, asked each round."""
-        self._state.watch(uuids, pids)
+        """As `SamplerState.watch`, and at once."""
+        super().watch(uuids, pids)
         self._wake()
-
-    def readings(self) -> dict[str, DeviceReading]:
-        """Return the latest reading of each watched device; of one that gives none, a reading without values."""
-        return self._state.readings()
-
-    def history(self, uuid: str, since: float) -> list[DeviceReading]:
-        """Return the kept readings of a device taken after `since` (boottime seconds), oldest first."""
-        return self._state.history(uuid, since)
-
-    def events(self, since: float) -> list[DeviceEvent]:
-        """Return the kept events learned of after `since` (boottime seconds), oldest first."""
-        return self._state.events(since)
-
-    def doubtful(self) -> frozenset[str]:
-        """Return the devices of which the driver does not answer in time: no new work should begin there."""
-        return self._state.doubtful()
 
     def pids(self) -> list[int]:
         """Return the processes started here that may be alive."""
@@ -160,7 +141,7 @@ class SamplerProcess:
 
     def _once(self) -> None:
         now = time.monotonic()
-        due = self._state.due()
+        due = self.due()
         # A process without anything to read would only open the driver, which may be what hangs.
         if self._child is None and now >= self._start_at and due:
             self._spawn(now)
@@ -181,7 +162,7 @@ class SamplerProcess:
         if self._child is not None:
             self._judge_silence(self._child)
         running = self._child is not None
-        self._state.mark_stale(self._why_not, self._known_from, running=running)
+        self.mark_stale(self._why_not, self._known_from, running=running)
 
     def _listen(self, child: SamplingChild | None, timeout_s: float) -> bool:
         """Wait until the process or a caller has something to say; says whether it was the process.
@@ -203,7 +184,7 @@ class SamplerProcess:
     def _order(self, due: list[str]) -> bytes:
         """Return what the process shall do, as it is to be sent."""
         try:
-            own = sorted({int(pid) for pid in self._state.own_pids()})[:_MAX_PIDS]
+            own = sorted({int(pid) for pid in self.own_pids()})[:_MAX_PIDS]
         except Exception:
             log.exception("sampler_pids_failed")
             own = []
@@ -229,20 +210,25 @@ class SamplerProcess:
             self._ended(child)
             return
         for line in said:
-            child.note(line)
-            self._state.take(line)
+            child.failed = line.get("failed", child.failed)
+            self.take(line)
             if "round" in line:
                 self._failures = 0
                 self._why_not = "timeout"
 
     def _judge_silence(self, child: SamplingChild) -> None:
         """End the process if it has been silent for too long, and have another one started."""
-        since, device, call = child.call.read()
-        silent_s = time.monotonic() - max(child.active_at, since)
-        if silent_s <= self._limit_s(child):
+        call = child.call.read()
+        silent_s = time.monotonic() - max(child.active_at, call.since)
+        opening = call.step in ("", "open")
+        # To wait for events takes up to a round.
+        limit_s = self._deadline_s + (self._poll_s if call.step == "wait" else 0.0)
+        if silent_s <= (self._start_s if opening else limit_s):
             return
         kernel_state = child.kernel_state()
-        blamed, during = self._blamed(child, device), call or child.what
+        # Opening the driver touches every device: most likely it is the one that hung before.
+        blamed = call.device or (self.last_hung() if opening else None)
+        during = call.name or "start"
         survived = not self._end(child)
         self._start_at = time.monotonic()
         extra = {
@@ -256,22 +242,8 @@ class SamplerProcess:
             log.warning("sampler_stopped", extra=extra)
             return
         self._why_not = "timeout"
-        self._start_at += self._state.hang(blamed, during, survived)
+        self._start_at += self.hang(blamed, during, survived)
         log.error("sampler_hung", extra={**extra, "pid": child.process.pid, "survived_sigkill": survived})
-
-    def _limit_s(self, child: SamplingChild) -> float:
-        """For how long the process may be silent in its present call; waiting for events takes up to a round."""
-        if child.opening:
-            return self._start_s
-        return self._deadline_s + (self._poll_s if child.what == "wait" else 0.0)
-
-    def _blamed(self, child: SamplingChild, device: str | None) -> str | None:
-        """The device that a call hangs for, as it is noted or was said; None: none in particular."""
-        blamed = child.calling if device is None else device
-        if blamed is None and child.opening:
-            # Opening the driver touches every device: most likely it is the one that hung before.
-            return self._state.last_hung()
-        return blamed
 
     def _ended(self, child: SamplingChild) -> None:
         """The process has closed its side: collect it and say why."""

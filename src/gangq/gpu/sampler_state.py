@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gangq.gpu.findings import Findings
-from gangq.gpu.history import History
 from gangq.gpu.reading import VALUES, DeviceEvent, DeviceReading
 from gangq.proc.clock import boottime
 
@@ -36,7 +36,9 @@ class SamplerState:
         self._watched = dict.fromkeys(watched, 0.0)
         """The devices watched, and since when (boottime)."""
         self._pids: Callable[[], Iterable[int]] = tuple
-        self._history = History(max(2, int(history_s / poll_s)))
+        self._readings: dict[str, deque[DeviceReading]] = {}
+        """The latest of each device, oldest first."""
+        self._most_readings = max(2, int(history_s / poll_s))
         self._findings = Findings()
         self._slow: frozenset[str] = frozenset()
         self._alone_until: dict[str, float] = {}
@@ -44,29 +46,32 @@ class SamplerState:
     # -- for any thread --------------------------------------------------------------------------------------
 
     def watch(self, uuids: Iterable[str], pids: Callable[[], Iterable[int]]) -> None:
-        """From now on it is about these devices; `pids` names the caller's own processes."""
+        """Read these devices from the next round on; `pids` names the caller's own processes, asked each round."""
         now = boottime()
         with self._lock:
             self._watched = {uuid: self._watched.get(uuid, now) for uuid in uuids}
             self._pids = pids
 
     def readings(self) -> dict[str, DeviceReading]:
-        """The latest reading of each watched device that has one."""
+        """The latest reading of each watched device, without values where it gives none; none before its first."""
         with self._lock:
-            return {uuid: last for uuid in self._watched if (last := self._history.last(uuid))}
+            return {uuid: last for uuid in self._watched if (last := self._last(uuid))}
 
     def history(self, uuid: str, since: float) -> list[DeviceReading]:
         """The kept readings of a device taken after `since` (boottime seconds), oldest first."""
         with self._lock:
-            return self._history.since(uuid, since)
+            return [reading for reading in self._readings.get(uuid, ()) if reading.at > since]
 
     def events(self, since: float) -> list[DeviceEvent]:
-        """The kept events learned of after `since` (boottime seconds), oldest first."""
+        """The kept events learned of after `since` (boottime seconds), oldest first.
+
+        A caller that passes the `at` of the last event it got misses none.
+        """
         with self._lock:
             return self._findings.since(since)
 
     def doubtful(self) -> frozenset[str]:
-        """The devices of which the driver does not answer in time."""
+        """The devices of which the driver does not answer in time: no new work should begin there."""
         return self._slow
 
     # -- for the sampler's thread ----------------------------------------------------------------------------
@@ -94,7 +99,7 @@ class SamplerState:
             if "reading" in line:
                 reading = DeviceReading.from_json(line["reading"])
                 took_s = boottime() - reading.at
-                self._history.keep(reading)
+                self._keep(reading)
                 if len(reading.unknown) < len(VALUES):
                     self._doubt(reading.uuid, took_s > self._late_s)
                 found.extend(self._findings.reading(reading))
@@ -143,7 +148,7 @@ class SamplerState:
             again = self._findings.hung_again(blamed)
             at = boottime()
             for uuid in self._watched if blamed is None else (blamed,):
-                self._history.keep(DeviceReading.nothing(uuid, at, "timeout"))
+                self._keep(DeviceReading.nothing(uuid, at, "timeout"))
                 self._doubt(uuid, True)
         _tell(event)
         if again and blamed is not None:
@@ -159,12 +164,19 @@ class SamplerState:
         now = boottime()
         with self._lock:
             for uuid, watched_from in self._watched.items():
-                last = self._history.last(uuid)
+                last = self._last(uuid)
                 heard_at = max(known_from, watched_from, 0.0 if last is None else last.at)
                 if now - heard_at > self._patience_s(last, running):
-                    self._history.keep(DeviceReading.nothing(uuid, now, why_not))
+                    self._keep(DeviceReading.nothing(uuid, now, why_not))
                     if why_not == "timeout":
                         self._doubt(uuid, True)
+
+    def _keep(self, reading: DeviceReading) -> None:
+        self._readings.setdefault(reading.uuid, deque(maxlen=self._most_readings)).append(reading)
+
+    def _last(self, uuid: str) -> DeviceReading | None:
+        kept = self._readings.get(uuid)
+        return kept[-1] if kept else None
 
     def _patience_s(self, last: DeviceReading | None, running: bool) -> float:
         """How long after a reading the next one is missed."""

@@ -3,10 +3,10 @@
     python -m gangq.gpu.sampling nvml|amdsmi PARENT_PID POLL_S CALL_FD
 
 A call into a wedged driver never returns, and no Python exception can end it; `gangq.gpu.SamplerProcess` kills
-this process instead. Before every driver call it notes which it is and for which device, so that one that does not
-return names its device (`gangq.gpu.current_call`). It writes JSON, a line each:
+this process instead. Before every driver call it notes which it is, for which device, and in which step (open, count,
+read, wait), so that one that does not return names its device (`gangq.gpu.current_call`). It writes JSON, a line
+each:
 
-    {"calling": UUID or null, "what": "open"|"count"|"read"|"wait"}   the next line may never come
     {"reading": {...}}   {"notice": [UUID or null, kind, code]}   {"count": cards}
     {"no_events": UUID, "why": why the driver delivers no events for it, null once it does}
     {"round": rounds so far}
@@ -79,11 +79,10 @@ class LineWriter:
         """Keep a line to be sent with the next `flush`."""
         self._lines.append(json.dumps(line, separators=(",", ":")))
 
-    def calling(self, uuid: str | None, what: str) -> None:
-        """Send everything, and which device the driver is now called for."""
-        self.say(calling=uuid, what=what)
+    def enter(self, step: str, uuid: str | None = None) -> None:
+        """Send everything, and note what the driver is now called for."""
         self.flush()
-        self._call.begin(what, uuid)
+        self._call.enter(step, uuid)
 
     def flush(self) -> None:
         """Send what was kept."""
@@ -104,13 +103,13 @@ def sample(reader: Reader, orders: Orders, writer: LineWriter, poll_s: float) ->
     while orders.take(0):
         due = time.monotonic() + poll_s
         if rounds % _COUNT_EVERY == 0:
-            writer.calling(None, "count")
+            writer.enter("count")
             count = reader.count()
             if count is not None:
                 writer.say(count=count)
         known = not orders.watch
         for uuid in orders.watch:
-            writer.calling(uuid, "read")
+            writer.enter("read", uuid)
             # A refusal may have been a busy driver's, and a device that was read anew has to be subscribed again.
             if subscribed.get(uuid) is None or rounds % _COUNT_EVERY == 0:
                 refused = reader.subscribe(uuid)
@@ -130,7 +129,7 @@ def sample(reader: Reader, orders: Orders, writer: LineWriter, poll_s: float) ->
         yield
         soonest = time.monotonic() + _AFTER_EVENT_S
         while (left := due - time.monotonic()) > 0:
-            writer.calling(None, "wait")
+            writer.enter("wait")
             notices = reader.wait(left)
             if notices:
                 _tell(writer, notices)
@@ -153,10 +152,6 @@ def main(argv: list[str]) -> int:
         return 0
     # Driver libraries and bindings print where they like; the lines get a descriptor of their own.
     writer = LineWriter(os.dup(1), call)
-
-    def begin(name: str) -> None:
-        call.begin(name, same_device=True)
-
     os.dup2(2, 1)
     orders = Orders(0)
     while not orders.given:
@@ -164,10 +159,10 @@ def main(argv: list[str]) -> int:
             return 0
     reader: Reader
     if source == "nvml":
-        reader = NvmlReader(os.environ, poll_s=poll_s, begin=begin)
+        reader = NvmlReader(os.environ, poll_s=poll_s, begin=call.begin)
     else:
-        reader = AmdsmiReader(os.environ, begin=begin)
-    writer.calling(None, "open")
+        reader = AmdsmiReader(os.environ, begin=call.begin)
+    writer.enter("open")
     try:
         reader.open()
         for _ in sample(reader, orders, writer, poll_s):

@@ -25,8 +25,6 @@ class SamplingChild:
         self.process = process
         self.call = call
         self.active_at = now
-        self.calling: str | None = None
-        self.what = "start"
         self.sent = b""
         self.failed: str | None = None
         self.stderr_tail = b""
@@ -68,18 +66,6 @@ class SamplingChild:
             call.close()
             raise
         return cls(process, call, now)
-
-    @property
-    def opening(self) -> bool:
-        """Whether it has not opened the driver yet, as far as it said."""
-        return self.what in ("start", "open")
-
-    def note(self, line: Mapping[str, Any]) -> None:
-        """Keep what it said of itself."""
-        if "calling" in line:
-            self.calling, self.what = line["calling"], line["what"]
-        elif "failed" in line:
-            self.failed = line["failed"]
 
     def streams(self) -> list[IO[bytes]]:
         """What it speaks through, as far as that is open."""

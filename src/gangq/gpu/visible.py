@@ -1,4 +1,6 @@
-"""The operator's own restriction: CUDA_VISIBLE_DEVICES and its relatives, as the drivers read them.
+"""What both drivers do with the devices that they list: what of them the operator shows, and which are joined.
+
+The operator's own restriction is CUDA_VISIBLE_DEVICES and its relatives, as the drivers read them.
 
 The driver libraries list every card of the host whatever these variables say, so a worker that ignored them
 would hand out cards that its operator gave to another program.
@@ -7,8 +9,8 @@ would hand out cards that its operator gave to another program.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gangq.gpu.device import Device
@@ -92,3 +94,23 @@ def enforced_elsewhere(value: str, count: int) -> bool:
         not re.match(r"(GPU|MIG)-", entry) and not (entry.isdecimal() and int(entry) < count)
         for entry in entries(value)
     )
+
+
+def linked(candidates: Sequence[Candidate], joined: Callable[[Candidate, Candidate], bool]) -> list[Device]:
+    """Return the devices with their `Device.link`: in a group each device is joined with each other one.
+
+    A device is in one group at most, the first whose devices it is joined with. In a DGX-1 each of eight cards
+    reaches the three beside it and one across: that makes two groups of four.
+    """
+    groups: list[list[Candidate]] = []
+    for candidate in candidates:
+        for group in groups:
+            if all(joined(member, candidate) for member in group):
+                group.append(candidate)
+                break
+        else:
+            groups.append([candidate])
+    names = {
+        member.device.uuid: group[0].device.uuid for group in groups if len(group) > 1 for member in group
+    }
+    return [replace(candidate.device, link=names.get(candidate.device.uuid)) for candidate in candidates]

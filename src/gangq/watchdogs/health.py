@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from gangq.gpu.reading import DeviceEvent, DeviceReading
-    from gangq.gpu.sampler import DeviceSampler
+    from gangq.gpu.sampler_process import SamplerProcess
 
 WINDOW_S = 300.0
 """Seconds of idle devices, with nothing moving, after which the job is tripped."""
@@ -93,7 +93,7 @@ class _WithDevices(Watched):
         job: Any,
         terms: HealthTerms,
         sensors: Sensors,
-        sampler: DeviceSampler | None,
+        sampler: SamplerProcess | None,
     ) -> None:
         super().__init__(since, paused, job)
         self.terms = terms
@@ -150,7 +150,7 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         long_phase_s: float = LONG_PHASE_S,
         sample_s: float = 2.0,
         sensors: Sensors | None = None,
-        sampler: DeviceSampler | None = None,
+        sampler: SamplerProcess | None = None,
         **setup: Unpack[Setup],
     ) -> None:
         """Events are asked for every ``poll_s``, samples taken every ``sample_s``. ``sensors`` see the job and
@@ -173,7 +173,7 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         load_grace_s: float | None = None,
         long_phase_s: float | None = None,
         sensors: Sensors | None = None,
-        sampler: DeviceSampler | None = None,
+        sampler: SamplerProcess | None = None,
         job: Any = None,
     ) -> Self:
         """A job begins; what is None is as the constructor was told.

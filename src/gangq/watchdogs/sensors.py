@@ -13,7 +13,7 @@ from gangq.watchdogs.steps import PythonSteps
 
 if TYPE_CHECKING:
     from gangq.gpu.reading import DeviceReading
-    from gangq.gpu.sampler import DeviceSampler
+    from gangq.gpu.sampler_process import SamplerProcess
 
 _IDLE_PCT = 1.0
 _CONTEXT_MB = 100
@@ -113,7 +113,7 @@ class WorkSensors:
         own: bool | None = None,
         ignored: Callable[[], Iterable[int]] | None = None,
         uuids: Iterable[str] = (),
-        sampler: DeviceSampler | None = None,
+        sampler: SamplerProcess | None = None,
         calibration: Calibration | None = None,
         clock: Callable[[], float] = boottime,
     ) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gangq.errors import DriverUnavailable, GangqError, Unfit
-from gangq.gpu import Detection, DeviceSampler, SamplerProcess, detect
+from gangq.gpu import Detection, SamplerProcess, detect
 from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity
 from gangq.worker.liveness import number_of
@@ -51,7 +51,7 @@ _POLL_S = 0.5
 _FIRST_READING_S = 10.0
 _MISMATCH = ("version mismatch", "upgraded under a running system")
 
-SamplerOf = Callable[[Detection, Mapping[str, str]], DeviceSampler]
+SamplerOf = Callable[[Detection, Mapping[str, str]], SamplerProcess]
 
 
 def devices_of(
@@ -166,7 +166,7 @@ def memory_back(
 
 
 def _taken(
-    sampler: DeviceSampler, uuids: Sequence[str], wait_s: float, sleep: Callable[[float], None]
+    sampler: SamplerProcess, uuids: Sequence[str], wait_s: float, sleep: Callable[[float], None]
 ) -> dict[str, int]:
     waited_s = 0.0
     while True:

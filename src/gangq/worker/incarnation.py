@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gangq.app import App
-from gangq.gpu import Detection, DeviceSampler
+from gangq.gpu import Detection, SamplerProcess
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import host_record
 from gangq.worker.claims import ClaimSource, TaskWakes, ThreadWakes, W
@@ -50,7 +50,7 @@ class ProcessParts:
     options: WorkerOptions
     lanes: Lanes
     detection: Detection
-    sampler: DeviceSampler
+    sampler: SamplerProcess
     ports: PortHolder
     drain: Drain
     control: Control

@@ -36,7 +36,7 @@ from gangq.worker.signals import Signals
 
 if TYPE_CHECKING:
     from gangq.client.rows import Claim, Outcome
-    from gangq.gpu import DeviceSampler
+    from gangq.gpu import SamplerProcess
 
 log = logging.getLogger("gangq.worker.loops")
 
@@ -55,7 +55,7 @@ _DECIDED_S = 3.0
 class Intake:
     """Whether a worker takes more jobs, and what becomes of those it has claimed: for all its loops."""
 
-    def __init__(self, session: Session, drain: Drain, sampler: DeviceSampler) -> None:
+    def __init__(self, session: Session, drain: Drain, sampler: SamplerProcess) -> None:
         self.session = session
         self._drain = drain
         self._sampler = sampler

@@ -23,7 +23,7 @@ from gangq.worker.lanes import Lanes
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-    from gangq.gpu import Detection, DeviceSampler
+    from gangq.gpu import Detection, SamplerProcess
     from gangq.worker.control import Control
     from gangq.worker.drain import Drain
     from gangq.worker.session import Session
@@ -40,7 +40,7 @@ _AT_ONCE = 16
 class WorkerMetrics:
     """The numbers of one worker, over all its incarnations. A collector of prometheus_client."""
 
-    def __init__(self, lanes: Lanes, detection: Detection, sampler: DeviceSampler, drain: Drain) -> None:
+    def __init__(self, lanes: Lanes, detection: Detection, sampler: SamplerProcess, drain: Drain) -> None:
         self._lanes = lanes
         self._devices = detection.devices
         self._sampler = sampler

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gangq.errors import GangqError
-from gangq.gpu import Detection, DeviceSampler
+from gangq.gpu import Detection, SamplerProcess
 from gangq.proc import statefile
 from gangq.proc.clock import boottime
 from gangq.proc.within import within
@@ -58,7 +58,7 @@ class Watching:
         self,
         session: Session,
         detection: Detection,
-        sampler: DeviceSampler,
+        sampler: SamplerProcess,
         tripped: Callable[[str, str], object] = lambda _cls, _outcome: None,
     ) -> None:
         """``tripped(class, outcome)`` is called for each trip that does not end this process."""
