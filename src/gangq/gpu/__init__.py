@@ -10,16 +10,16 @@ the sampling process   ``sampling``; it reads them by ``nvml_readings`` or ``roc
 the worker             ``detection`` asks the probe. ``sampler_process`` owns the sampling process
                        (``sampling_child``) and keeps in ``sampler_state`` what it said, and in ``findings``
 both sides             ``current_call``, ``reading``, ``device``
-tables, without calls  ``faults``, ``xid``, ``amd_notices``
+a table                ``faults``
 =====================  ===========================================================================================
 
 Where something new goes:
 
 ===================  =============================================================================================
 a value              a field of ``reading.DeviceReading`` and its name in ``VALUES``; both readers
-a kind of event      ``reading.EventKind`` and its meaning in ``findings.judge``, a ``Fault`` of ``faults``; the
-                     reader that notices it, or ``findings`` where readings tell it
-an Xid               its bucket and its words in ``xid``; a notification of AMD: in ``amd_notices.NOTICES``
+a kind of event      ``reading.EventKind`` and its meaning in ``faults.FAULTS``; the reader that notices it, or
+                     ``findings`` where readings tell it
+an Xid               its bucket and its words in ``faults``; a notification of AMD: ``rocm_readings.NOTICES`` too
 a driver             a ``device.Driver`` and a ``reader.Reader``, as in ``nvml`` and ``nvml_readings``;
                      ``device.Source``, ``detection``, and where ``probe``, ``sampling`` and ``sampler_process``
                      choose by name
@@ -34,11 +34,9 @@ from gangq.gpu.faults import REMEDIES, Bucket, Fault
 from gangq.gpu.memory import ContainerMemory, container_memory
 from gangq.gpu.reading import DeviceEvent, DeviceReading
 from gangq.gpu.sampler_process import SamplerProcess
-from gangq.gpu.xid import XIDS, xid
 
 __all__ = [
     "REMEDIES",
-    "XIDS",
     "Bucket",
     "ContainerMemory",
     "Detection",
@@ -55,5 +53,4 @@ __all__ = [
     "declared_uuid",
     "detect",
     "parse_declared",
-    "xid",
 ]

@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from gangq.gpu import faults
-from gangq.gpu.amd_notices import BY_CODE
-from gangq.gpu.faults import Fault
+from gangq.gpu.faults import Fault, judge
 from gangq.gpu.reading import VALUES, DeviceEvent, DeviceReading, EventKind
-from gangq.gpu.xid import xid
 from gangq.proc.clock import boottime
 
 _KEPT = 256
@@ -19,30 +17,6 @@ _REMIND_S = 60.0
 """A condition that stands is said again at this interval, for the jobs that started since."""
 _STANDING: frozenset[EventKind] = frozenset({"lost", "reset_required", "recovery"})
 _HANGS_S = 600.0
-
-_POISON = {0x1000: faults.POISON, 0x2000: faults.FATAL_POISON}
-_ECC = {0x800: faults.RETIREMENT_FAILED}
-
-
-def judge(kind: EventKind, code: int | None) -> Fault:
-    """Return what an event means; for `driver_hang`, the first one."""
-    if kind == "xid":
-        return xid(code or 0)
-    if kind == "recovery":
-        return faults.recovery(code or 0)
-    if kind in ("reset", "page_fault"):
-        return BY_CODE[code or 0]
-    if kind == "poison":
-        return _POISON.get(code or 0, faults.POISON)
-    if kind == "ecc":
-        return _ECC.get(code or 0, faults.ECC)
-    return {
-        "lost": faults.LOST,
-        "reset_required": faults.RESET_REQUIRED,
-        "unavailable": faults.UNAVAILABLE,
-        "count": faults.COUNT,
-        "driver_hang": faults.HANG,
-    }[kind]
 
 
 class Findings:
@@ -76,7 +50,7 @@ class Findings:
             before = self._ecc.get(uuid, reading.ecc_uncorrectable)
             self._ecc[uuid] = reading.ecc_uncorrectable
             if reading.ecc_uncorrectable > before:
-                found.append(self._add(uuid, "ecc", reading.ecc_uncorrectable - before, faults.ECC))
+                found.append(self._add(uuid, "ecc", reading.ecc_uncorrectable - before, judge("ecc", None)))
         if reading.recovery_action:
             found.append(self.notice(uuid, "recovery", reading.recovery_action))
         if len(reading.unknown) < len(VALUES):
@@ -94,7 +68,7 @@ class Findings:
         before, self._count = self._count, devices
         if before is None or devices >= before:
             return None
-        return self._add(None, "count", devices, faults.COUNT)
+        return self.notice(None, "count", devices)
 
     def hang(self, uuid: str | None, call: str, *, unkillable: bool) -> DeviceEvent | None:
         """Take a driver call (by its name) that did not return, for a device or (None) for none in particular.
@@ -105,7 +79,9 @@ class Findings:
         recent = self._recent(uuid)
         self._hangs[uuid] = [*recent, (self._clock(), call)]
         again = any(name == call for _, name in recent)
-        fault = faults.UNKILLABLE if unkillable else faults.HANG_AGAIN if again else faults.HANG
+        fault = judge("driver_hang", None)
+        if again or unkillable:
+            fault = faults.UNKILLABLE if unkillable else faults.HANG_AGAIN
         return self._add(uuid, "driver_hang", len(recent) + 1, fault)
 
     def hangs(self, uuid: str | None) -> int:

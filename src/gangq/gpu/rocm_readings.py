@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gangq.errors import DriverUnavailable
-from gangq.gpu.amd_notices import NOTICES
 from gangq.gpu.current_call import Noted
 from gangq.gpu.reader import DeviceGone, NotAvailable, Notice, Reader, Values, address, scoped, use, whole
-from gangq.gpu.reading import DeviceReading
+from gangq.gpu.reading import DeviceReading, EventKind
 from gangq.gpu.rocm import AmdsmiDriver
 from gangq.proc.clock import boottime
 
@@ -25,6 +24,13 @@ _REASONS = {
 _LOST = frozenset({6, 31})
 _TIMEOUT = 8
 _NO_DATA = 40
+
+NOTICES: dict[str, tuple[EventKind, int]] = {
+    "VMFAULT": ("page_fault", 1),
+    "GPU_PRE_RESET": ("reset", 3),
+    "GPU_POST_RESET": ("reset", 4),
+}
+"""The notifications that are asked for: the kind of event, and its number in amdsmi."""
 
 # Flags of amdsmi's violation status; its power limit (ppt) is how these cards run, not a fault.
 _THROTTLE = {
@@ -149,10 +155,9 @@ class AmdsmiReader(Reader):
     def _notices(self, data: Any) -> list[Notice]:
         uuids = {address(card.handle): uuid for uuid, card in self._cards.items()}
         return [
-            Notice(uuids.get(address(entry["processor_handle"])), NOTICES[entry["event"]][1], code)
+            Notice(uuids.get(address(entry["processor_handle"])), *NOTICES[entry["event"]])
             for entry in data
             if entry["event"] in NOTICES
-            for code in (NOTICES[entry["event"]][0],)
         ]
 
     def _read_card(
