@@ -24,12 +24,9 @@ def record() -> Record:
     return Record()
 
 
-@pytest.mark.parametrize(("devices", "budget"), [(False, 2100.0), (True, 8100.0)])
-def test_without_a_budget_of_its_own_a_job_gets_the_default_for_its_kind(
-    clock: Clock, record: Record, devices: bool, budget: float
-) -> None:
-    dog = make(clock, record).start(devices=devices)
-    clock.now += budget - 0.1
+def test_without_a_budget_of_its_own_a_job_gets_the_default(clock: Clock, record: Record) -> None:
+    dog = make(clock, record).start()
+    clock.now += 2100 - 0.1
     dog.check()
     assert record.trips == []
     clock.now += 0.1

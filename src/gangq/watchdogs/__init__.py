@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gangq.watchdogs.idle import judge as judge
     from gangq.watchdogs.pauses import PauseMeter as PauseMeter
     from gangq.watchdogs.sensors import Calibration as Calibration
-    from gangq.watchdogs.sensors import Sensors as Sensors
     from gangq.watchdogs.sensors import WorkSensors as WorkSensors
     from gangq.watchdogs.stall import StallWatchdog as StallWatchdog
     from gangq.watchdogs.trip import TripPath as TripPath
@@ -53,7 +52,7 @@ _HOME = {
         "gangq.watchdogs.health": "GpuHealthWatchdog",
         "gangq.watchdogs.idle": "Sample Verdict judge",
         "gangq.watchdogs.pauses": "PauseMeter",
-        "gangq.watchdogs.sensors": "Calibration Sensors WorkSensors",
+        "gangq.watchdogs.sensors": "Calibration WorkSensors",
         "gangq.watchdogs.stall": "StallWatchdog",
         "gangq.watchdogs.trip": "TripPath leave_now",
         "gangq.watchdogs.verdicts": "OnSuspect OnTrip Suspicion Trip error_of",

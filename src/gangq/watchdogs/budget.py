@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
 BUDGET_S = 2100.0
-"""What a job without devices gets by default, seconds."""
-BUDGET_GPU_S = 8100.0
-"""The same for a job that holds devices."""
+"""What a job gets by default, seconds."""
 
 _SUSPECT_SHARE = 0.9
 
@@ -24,11 +22,7 @@ class _Budgeted(Watched):
     __slots__ = ("limit_s", "trips_at_s")
 
     def __init__(self, since: float, paused: float, job: Any, limit_s: float) -> None:
-        # Not through super(): made for every job.
-        self.since = since
-        self.paused = paused
-        self.job = job
-        self.suspected = False
+        super().__init__(since, paused, job)
         self.limit_s = limit_s
         self.trips_at_s = limit_s
 
@@ -43,38 +37,24 @@ class Watchdog(Watch[_Budgeted]):
     _class = "budget"
     _thread_name = "gangq-budget"
 
-    def __init__(
-        self,
-        *,
-        budget_s: float | None = None,
-        devices: bool = False,
-        **setup: Unpack[Setup],
-    ) -> None:
-        """``budget_s`` and ``devices`` are what :meth:`start` takes when it is given none; see
+    def __init__(self, *, budget_s: float = BUDGET_S, **setup: Unpack[Setup]) -> None:
+        """``budget_s`` is what :meth:`start` takes when it is given none; see
         :class:`gangq.watchdogs.watch.Setup` for the rest.
 
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
         super().__init__(**setup)
-        self._budget_s = None if budget_s is None else length_s("budget_s", budget_s)
-        self._devices = devices
+        self._budget_s = length_s("budget_s", budget_s)
 
-    def start(self, *, budget_s: float | None = None, devices: bool | None = None, job: Any = None) -> Self:
-        """A job begins. ``budget_s`` [the constructor's, else 8100 with ``devices``, else 2100]; ``job`` is
-        passed on in trips and suspicions.
+    def start(self, *, budget_s: float | None = None, job: Any = None) -> Self:
+        """A job begins. ``budget_s`` [the constructor's]; ``job`` is passed on in trips and suspicions.
 
         Raises:
             InvalidInput: a budget that makes no sense.
         """
-        if budget_s is None:
-            budget_s = self._budget_s
-            if budget_s is None:
-                with_devices = self._devices if devices is None else devices
-                budget_s = BUDGET_GPU_S if with_devices else BUDGET_S
-        else:
-            budget_s = length_s("budget_s", budget_s)
-        self._begin(_Budgeted(self._clock(), self.pauses.total_s, job, budget_s))
+        limit_s = self._budget_s if budget_s is None else length_s("budget_s", budget_s)
+        self._begin(_Budgeted(self._clock(), self.pauses.total_s, job, limit_s))
         return self
 
     def _look(self, job: _Budgeted, now: float) -> None:

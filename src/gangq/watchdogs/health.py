@@ -8,19 +8,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq.watchdogs.activity import movement
+from gangq.watchdogs.beats import LOAD_GRACE_S, LONG_PHASE_S, Beat, Beaten, BeatWatch, Terms
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import QUIET_PCT, Sample, Verdict, judge, summary
-from gangq.watchdogs.numbers import factor, length_s
-from gangq.watchdogs.sensors import Sensors, WorkSensors
-from gangq.watchdogs.stall import LOAD_GRACE_S, LONG_PHASE_S
+from gangq.watchdogs.numbers import length_s
+from gangq.watchdogs.sensors import WorkSensors
 from gangq.watchdogs.verdicts import Trip
-from gangq.watchdogs.watch import Setup, Terms, Watch, Watched
+from gangq.watchdogs.watch import Setup
 
 if TYPE_CHECKING:
-    from typing import Self, Unpack
+    from typing import Unpack
 
     from gangq.gpu.reading import DeviceEvent, DeviceReading
-    from gangq.gpu.sampler_process import SamplerProcess
 
 WINDOW_S = 300.0
 """Seconds of idle devices, with nothing moving, after which the job is tripped."""
@@ -28,15 +27,6 @@ WINDOW_S = 300.0
 _SUSPECT_S = 60.0
 _LEAST_SAMPLES = 5
 _KEPT_SAMPLES = 30
-
-
-class _LatestBeat(NamedTuple):
-    """The job's latest beat, as far as it matters here."""
-
-    number: int
-    phase: str | None
-    phase_since: float
-    phase_paused: float
 
 
 class _Seen(NamedTuple):
@@ -54,19 +44,14 @@ class HealthTerms(Terms):
     """What one job is allowed; see `GpuHealthWatchdog` for what it means."""
 
     window_s: float = WINDOW_S
-    wait_factor: float = 3.0
-    load_grace_s: float = LOAD_GRACE_S
-    long_phase_s: float = LONG_PHASE_S
 
     def __post_init__(self) -> None:
         """Raises `InvalidInput` for a number that makes no sense, by name."""
+        super().__post_init__()
         length_s("window_s", self.window_s)
-        factor("wait_factor", self.wait_factor)
-        length_s("load_grace_s", self.load_grace_s, zero=True)
-        length_s("long_phase_s", self.long_phase_s)
 
 
-class _WithDevices(Watched):
+class _WithDevices(Beaten):
     __slots__ = (
         "before",
         "event_at",
@@ -74,31 +59,20 @@ class _WithDevices(Watched):
         "first_at",
         "firsts",
         "kept",
-        "latest",
         "quiet_since",
         "sample_at",
-        "sampler",
         "samples",
         "seen",
-        "sensors",
         "terms",
         "touched",
         "waited",
     )
 
     def __init__(
-        self,
-        since: float,
-        paused: float,
-        job: Any,
-        terms: HealthTerms,
-        sensors: Sensors,
-        sampler: SamplerProcess | None,
+        self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: HealthTerms
     ) -> None:
-        super().__init__(since, paused, job)
+        super().__init__(since, paused, job, sensors)
         self.terms = terms
-        self.sensors = sensors
-        self.sampler = sampler
         self.event_at = since
         self.exempt_at = since
         """When devices were last allowed to be idle: no window begins before that."""
@@ -114,12 +88,11 @@ class _WithDevices(Watched):
         self.touched = False
         self.waited = False
         """Whether it was seen to wait, rather than to be silent, since it fell quiet."""
-        self.latest: _LatestBeat | None = None
         self.seen: _Seen | None = None
         """What was seen at the look before; None: there was none."""
 
 
-class GpuHealthWatchdog(Watch[_WithDevices]):
+class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
     """Watches a job that holds devices from its start. It needs no beats, but takes them into account.
 
     *Idle wedge*, exit 78: for a whole window no device did anything and nothing moved on the host.
@@ -149,64 +122,22 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         load_grace_s: float = LOAD_GRACE_S,
         long_phase_s: float = LONG_PHASE_S,
         sample_s: float = 2.0,
-        sensors: Sensors | None = None,
-        sampler: SamplerProcess | None = None,
+        sensors: WorkSensors | None = None,
         **setup: Unpack[Setup],
     ) -> None:
-        """Events are asked for every ``poll_s``, samples taken every ``sample_s``. ``sensors`` see the job and
-        its devices; ``sampler`` has the events [that of ``sensors``]. See :class:`gangq.watchdogs.watch.Setup` for
-        the rest.
+        """Events are asked for every ``poll_s``, samples taken every ``sample_s``. ``sensors`` see the job, its
+        devices and their events. See :class:`gangq.watchdogs.watch.Setup` for the rest.
 
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        super().__init__(**setup)
-        self._terms = HealthTerms(window_s, wait_factor, load_grace_s, long_phase_s)
+        terms = HealthTerms(
+            wait_factor=wait_factor, load_grace_s=load_grace_s, long_phase_s=long_phase_s, window_s=window_s
+        )
+        super().__init__(terms, sensors, setup)
         self._sample_s = length_s("sample_s", sample_s, most=60)
-        self._sensors = sensors or WorkSensors(clock=self._clock)
-        self._sampler = sampler
 
-    def start(
-        self,
-        *,
-        window_s: float | None = None,
-        load_grace_s: float | None = None,
-        long_phase_s: float | None = None,
-        sensors: Sensors | None = None,
-        sampler: SamplerProcess | None = None,
-        job: Any = None,
-    ) -> Self:
-        """A job begins; what is None is as the constructor was told.
-
-        Raises:
-            InvalidInput: a number that makes no sense, by name.
-        """
-        terms = self._terms.but(window_s=window_s, load_grace_s=load_grace_s, long_phase_s=long_phase_s)
-        sensors = sensors or self._sensors
-        sampler = sampler or self._sampler or getattr(sensors, "sampler", None)
-        self._begin(_WithDevices(self._clock(), self.pauses.total_s, job, terms, sensors, sampler))
-        return self
-
-    def beat(
-        self,
-        step: int | None = None,
-        total: int | None = None,
-        phase: str | None = None,
-        loss: float | None = None,
-    ) -> None:
-        """The job is alive, and about to do ``phase``. As cheap as `StallWatchdog.beat`, whose twin it is."""
-        del step, total, loss
-        job = self._job
-        if job is None:
-            return
-        phase = phase if isinstance(phase, str) else None
-        latest = job.latest
-        if latest is None:
-            job.latest = _LatestBeat(1, phase, self._clock(), self.pauses.total_s)
-        elif latest.phase == phase:
-            job.latest = latest._replace(number=latest.number + 1)
-        else:
-            job.latest = _LatestBeat(latest.number + 1, phase, self._clock(), self.pauses.total_s)
+    _watched = _WithDevices
 
     # -- the rules -------------------------------------------------------------------------------------------
 
@@ -252,10 +183,8 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         self._restart_window(job, sample)
 
     def _see(self, job: _WithDevices, now: float) -> _Seen:
-        latest = job.latest
-        return _Seen(
-            0 if latest is None else latest.number, self.pauses.total_s, self._exempt(job, latest, now)
-        )
+        beats = 0 if job.last is None else job.last.number
+        return _Seen(beats, self.pauses.total_s, self._exempt(job, job.last, now))
 
     def _extend_window(self, job: _WithDevices, before: Sample, sample: Sample, verdict: Verdict) -> float:
         """Return for how many seconds it has been quiet."""
@@ -285,29 +214,29 @@ class GpuHealthWatchdog(Watch[_WithDevices]):
         job.kept.clear()
         job.kept.append(sample)
 
-    def _exempt(self, job: _WithDevices, latest: _LatestBeat | None, now: float) -> bool:
+    def _exempt(self, job: _WithDevices, last: Beat | None, now: float) -> bool:
         """Whether the devices may be idle now: the job loads, saves, waits, or is in a long phase."""
         paused = self.pauses.total_s
-        phase = None if latest is None else latest.phase
-        if latest is not None and phase in ("load", "save", "long"):
-            phase_s = now - latest.phase_since - (paused - latest.phase_paused)
+        phase = None if last is None else last.phase
+        if last is not None and phase in ("load", "save", "long"):
+            phase_s = now - last.phase_since - (paused - last.paused)
             return phase_s < (job.terms.long_phase_s if phase == "long" else job.terms.load_grace_s)
         if phase == "wait":
             return True
-        return latest is None and not job.touched and job.ran_s(now, paused) < job.terms.load_grace_s
+        return last is None and not job.touched and job.ran_s(now, paused) < job.terms.load_grace_s
 
     def _faults(self, job: _WithDevices) -> bool:
         """Trip or suspect for events of the devices; True when it tripped, even if that was called off."""
-        if job.sampler is None:
+        if job.sensors.sampler is None:
             return False
-        held = getattr(job.sensors, "uuids", None)
-        for event in job.sampler.events(job.event_at):
+        held = job.sensors.uuids
+        for event in job.sensors.sampler.events(job.event_at):
             job.event_at = max(job.event_at, event.at)
-            if event.uuid is not None and held is not None and event.uuid not in held:
+            if event.uuid is not None and event.uuid not in held:
                 continue
             evidence = {"event": event.as_json(), "samples": summary(list(job.kept))}
             if event.fatal:
-                self._fault(job, event, evidence, tuple(held or ()))
+                self._fault(job, event, evidence, held)
                 return True
             self._suspect(job, _describe(event), evidence, "fault")
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gangq.proc.clock import boottime
 from gangq.watchdogs.activity import HostActivity
@@ -17,27 +17,6 @@ if TYPE_CHECKING:
 
 _IDLE_PCT = 1.0
 _CONTEXT_MB = 100
-
-
-class Sensors(Protocol):
-    """What a watchdog looks through. Called from watchdog threads, which run nothing else meanwhile."""
-
-    def sample(self, since: float | None = None) -> Sample:
-        """Return what is to be seen now, with the device readings taken after ``since`` [the latest ones]."""
-        ...
-
-    def look(self) -> None:
-        """Take note of what the devices do, so that later samples can be trusted, and of whether Python gets on;
-        cheap, and often called.
-        """
-        ...
-
-    @property
-    def got_on_at(self) -> float | None:
-        """When Python was last seen to get on in the process that does the work; None: it never was, or it cannot
-        be known.
-        """
-        ...
 
 
 class Calibration:
@@ -97,7 +76,8 @@ class Calibration:
 
 
 class WorkSensors:
-    """The sensors of one job.
+    """What a watchdog looks through: the sensors of one job. Called from watchdog threads, which run nothing else
+    meanwhile.
 
     - ``pids``: the roots of its processes (everything below them counts too); None for work in this process.
     - ``own``: this process does the work [True without ``pids``].
@@ -131,9 +111,15 @@ class WorkSensors:
 
     @property
     def got_on_at(self) -> float | None:
+        """When Python was last seen to get on in the process that does the work; None: it never was, or it cannot
+        be known.
+        """
         return None if self._steps is None else self._steps.at
 
     def look(self) -> None:
+        """Take note of what the devices do, so that later samples can be trusted, and of whether Python gets on;
+        cheap, and often called.
+        """
         if self._steps is not None:
             self._steps.look()
         if self.sampler is not None:
@@ -142,6 +128,7 @@ class WorkSensors:
                     self._calibration.learn(reading)
 
     def sample(self, since: float | None = None) -> Sample:
+        """Return what is to be seen now, with the device readings taken after ``since`` [the latest ones]."""
         self.look()
         readings: list[DeviceReading] = []
         latest = self.sampler.readings() if self.sampler is not None else {}

@@ -7,42 +7,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gangq.watchdogs.beats import (
+    LOAD_GRACE_S,
+    LONG_PHASE_S,
+    WARM_UP_BEATS,
+    Beat,
+    Beaten,
+    BeatWatch,
+    Terms,
+    inert,
+)
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import Sample, Verdict, judge
 from gangq.watchdogs.numbers import count, factor, length_s
-from gangq.watchdogs.sensors import Sensors, WorkSensors
+from gangq.watchdogs.sensors import WorkSensors
 from gangq.watchdogs.verdicts import Trip
-from gangq.watchdogs.watch import Setup, Terms, Watch, Watched
+from gangq.watchdogs.watch import Setup
 
 if TYPE_CHECKING:
-    from typing import Self, Unpack
+    from typing import Unpack
 
 STALL_TIMEOUT_S = 120.0
 """Seconds without a beat before a stall is suspected, by default."""
-LOAD_GRACE_S = 1200.0
-LONG_PHASE_S = 3600.0
 LEARNED_FACTOR = 5.0
 """A job may be silent for this many times the longest gap between two of its beats."""
-WARM_UP_BEATS = 5
-"""The gaps between so many first beats teach nothing: they hold compilation and first touches."""
 
 _SLIDE_FACTOR = 3.0
-_WORD_CHARS = 200
-
-
-class Beat(NamedTuple):
-    """The latest beat. One object, replaced as a whole: who reads it needs no lock. ``phase_since`` is when its phase
-    began, moved by the pauses since.
-    """
-
-    number: int
-    at: float
-    paused: float
-    step: int | None
-    total: int | None
-    phase: str | None
-    loss: float | None
-    phase_since: float
 
 
 class SilenceLimits(NamedTuple):
@@ -59,52 +49,34 @@ class SilenceLimits(NamedTuple):
 
 @dataclass(frozen=True)
 class StallTerms(Terms):
-    """What one job is allowed; see `StallWatchdog` for what it means.
+    """What one job is allowed; see `StallWatchdog` for what it means."""
 
-    ``learn``: the timeout may grow above ``stall_timeout_s``.
-    """
-
-    stall_timeout_s: float = STALL_TIMEOUT_S
-    learn: bool = True
+    stall_timeout_s: float | None = None
+    """None: the default."""
+    learn: bool | None = None
+    """Whether the timeout may grow; None: only if it is not given."""
     confirm_s: float = 10.0
     confirm_samples: int = 5
-    load_grace_s: float = LOAD_GRACE_S
-    long_phase_s: float = LONG_PHASE_S
     overdue_factor: float = 10.0
-    wait_factor: float = 3.0
 
     def __post_init__(self) -> None:
         """Raises `InvalidInput` for a number that makes no sense, by name."""
-        for name in ("stall_timeout_s", "confirm_s", "load_grace_s", "long_phase_s"):
-            length_s(name, getattr(self, name))
-        for name in ("overdue_factor", "wait_factor"):
-            factor(name, getattr(self, name))
+        super().__post_init__()
+        if self.stall_timeout_s is not None:
+            length_s("stall_timeout_s", self.stall_timeout_s)
+        length_s("confirm_s", self.confirm_s)
         count("confirm_samples", self.confirm_samples, least=2)
+        factor("overdue_factor", self.overdue_factor)
 
 
-class _Beaten(Watched):
-    __slots__ = (
-        "last",
-        "longest_s",
-        "next_s",
-        "opened_s",
-        "pending",
-        "rearmed",
-        "seen",
-        "sensors",
-        "terms",
-        "window",
-        "window_paused",
-    )
+class _Silent(Beaten):
+    __slots__ = ("next_s", "opened_s", "rearmed", "seen", "terms", "window", "window_paused")
 
-    def __init__(self, since: float, paused: float, job: Any, terms: StallTerms, sensors: Sensors) -> None:
-        super().__init__(since, paused, job)
+    def __init__(
+        self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: StallTerms
+    ) -> None:
+        super().__init__(since, paused, job, sensors)
         self.terms = terms
-        self.sensors = sensors
-        self.last: Beat | None = None
-        self.longest_s = 0.0
-        self.pending: tuple[float, float] | None = None
-        """The longest new gap, and the pauses counted when it began: its pauses may not be known yet."""
         self.seen = 0
         self.next_s: float | None = None
         """At how much silence to look again; None: when it is due."""
@@ -114,7 +86,7 @@ class _Beaten(Watched):
         self.window_paused = 0.0
 
 
-class StallWatchdog(Watch[_Beaten]):
+class StallWatchdog(BeatWatch[_Silent, StallTerms]):
     """Inert until the first :meth:`beat`; then a beat is due every stall timeout. Exit 76.
 
     Silence is only a suspicion. It opens a window of at least ``confirm_s`` and ``confirm_samples``, and trips
@@ -147,7 +119,7 @@ class StallWatchdog(Watch[_Beaten]):
         long_phase_s: float = LONG_PHASE_S,
         overdue_factor: float = StallTerms.overdue_factor,
         wait_factor: float = StallTerms.wait_factor,
-        sensors: Sensors | None = None,
+        sensors: WorkSensors | None = None,
         **setup: Unpack[Setup],
     ) -> None:
         """``stall_timeout_s`` [120, and learned]; given, it stays as it is. ``sensors`` [this process, without
@@ -156,72 +128,18 @@ class StallWatchdog(Watch[_Beaten]):
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        super().__init__(**setup)
-        self._terms = StallTerms(
-            stall_timeout_s=STALL_TIMEOUT_S if stall_timeout_s is None else stall_timeout_s,
-            learn=stall_timeout_s is None,
-            confirm_s=confirm_s,
-            confirm_samples=confirm_samples,
+        terms = StallTerms(
+            wait_factor=wait_factor,
             load_grace_s=load_grace_s,
             long_phase_s=long_phase_s,
+            stall_timeout_s=stall_timeout_s,
+            confirm_s=confirm_s,
+            confirm_samples=confirm_samples,
             overdue_factor=overdue_factor,
-            wait_factor=wait_factor,
         )
-        self._sensors = sensors or WorkSensors(clock=self._clock)
-        self._latest: _Beaten | None = None
+        super().__init__(terms, sensors, setup)
 
-    def start(
-        self,
-        *,
-        stall_timeout_s: float | None = None,
-        learn: bool | None = None,
-        load_grace_s: float | None = None,
-        long_phase_s: float | None = None,
-        sensors: Sensors | None = None,
-        job: Any = None,
-    ) -> Self:
-        """A job begins; what is None is as the constructor was told.
-
-        With ``learn`` the timeout may grow above ``stall_timeout_s`` [only if that is not given].
-
-        Raises:
-            InvalidInput: a number that makes no sense, by name.
-        """
-        if learn is None and stall_timeout_s is not None:
-            learn = False
-        terms = self._terms.but(
-            stall_timeout_s=stall_timeout_s, learn=learn, load_grace_s=load_grace_s, long_phase_s=long_phase_s
-        )
-        watched = _Beaten(self._clock(), self.pauses.total_s, job, terms, sensors or self._sensors)
-        self._latest = watched
-        self._begin(watched)
-        return self
-
-    def beat(
-        self,
-        step: int | None = None,
-        total: int | None = None,
-        phase: str | None = None,
-        loss: float | None = None,
-    ) -> None:
-        """The job is alive, and about to do ``phase``. About a microsecond, takes no lock, never waits."""
-        job = self._job
-        if job is None:
-            return
-        # It is compared below, and comparing an object of the program could run any code.
-        phase = phase if isinstance(phase, str) else None
-        now, paused = self._clock(), self.pauses.total_s
-        last = job.last
-        number, since = 1, now
-        if last is not None:
-            number = last.number + 1
-            if phase == last.phase:
-                since = last.phase_since + paused - last.paused
-            if number > WARM_UP_BEATS and last.phase in (None, "run"):
-                gap = now - last.at
-                if gap > job.longest_s and (job.pending is None or gap > job.pending[0]):
-                    job.pending = (gap, last.paused)
-        job.last = Beat(number, now, paused, step, total, phase, loss, since)
+    _watched = _Silent
 
     @property
     def learned(self) -> tuple[float, int]:
@@ -238,11 +156,11 @@ class StallWatchdog(Watch[_Beaten]):
     def last_beat(self) -> dict[str, Any] | None:
         """The latest beat of the present or last job: step, total, phase, loss, number, at; None: none came."""
         job = self._latest
-        return None if job is None or job.last is None else _beat_json(job.last)
+        return None if job is None or job.last is None else job.last.as_json()
 
     # -- the rules -------------------------------------------------------------------------------------------
 
-    def _look(self, job: _Beaten, now: float) -> None:
+    def _look(self, job: _Silent, now: float) -> None:
         job.sensors.look()
         self._learn(job)
         last = job.last
@@ -278,7 +196,7 @@ class StallWatchdog(Watch[_Beaten]):
         if len(job.window) >= 2:
             self._decide(job, last, silence_s, limits)
 
-    def _decide(self, job: _Beaten, last: Beat, silence_s: float, limits: SilenceLimits) -> None:
+    def _decide(self, job: _Silent, last: Beat, silence_s: float, limits: SilenceLimits) -> None:
         """Trip, re-arm, or go on looking."""
         verdict = judge(job.window)
         full, got_on = _full(job.window, job.terms), self._got_on(job, silence_s, limits)
@@ -293,12 +211,12 @@ class StallWatchdog(Watch[_Beaten]):
         elif outcome != "look":
             self._trip_because(job, last, silence_s, limits, verdict, outcome)
 
-    def _got_on(self, job: _Beaten, silence_s: float, limits: SilenceLimits) -> bool:
+    def _got_on(self, job: _Silent, silence_s: float, limits: SilenceLimits) -> bool:
         """Whether Python got on lately, though not in this window: a loop may sleep for longer than that."""
         at = job.sensors.got_on_at
         return at is not None and self._clock() - at <= limits.unit / 2 < silence_s
 
-    def _look_again(self, job: _Beaten, silence_s: float, limits: SilenceLimits) -> None:
+    def _look_again(self, job: _Silent, silence_s: float, limits: SilenceLimits) -> None:
         """Close the window; the next one opens after another unit of silence, or where a limit comes before that."""
         job.window = []
         job.rearmed += 1
@@ -307,7 +225,7 @@ class StallWatchdog(Watch[_Beaten]):
             if silence_s < limit < job.next_s:
                 job.next_s = limit
 
-    def _rearm(self, job: _Beaten, silence_s: float, limits: SilenceLimits, verdict: Verdict) -> None:
+    def _rearm(self, job: _Silent, silence_s: float, limits: SilenceLimits, verdict: Verdict) -> None:
         self._look_again(job, silence_s, limits)
         self._log.info(
             "rearmed",
@@ -315,7 +233,7 @@ class StallWatchdog(Watch[_Beaten]):
         )
 
     def _trip_because(
-        self, job: _Beaten, last: Beat, silence_s: float, limits: SilenceLimits, verdict: Verdict, reason: str
+        self, job: _Silent, last: Beat, silence_s: float, limits: SilenceLimits, verdict: Verdict, reason: str
     ) -> None:
         evidence = self._evidence(job, last, silence_s, limits)
         evidence |= {"why": verdict.why, "window": verdict.evidence}
@@ -330,14 +248,14 @@ class StallWatchdog(Watch[_Beaten]):
         # It was called off.
         self._look_again(job, silence_s, limits)
 
-    def _learn(self, job: _Beaten) -> None:
+    def _learn(self, job: _Silent) -> None:
         pending = job.pending
         if pending is not None:
             job.pending = None
             gap, paused = pending
             job.longest_s = max(job.longest_s, gap - (self.pauses.total_s - paused))
 
-    def _evidence(self, job: _Beaten, last: Beat, silence_s: float, limits: SilenceLimits) -> dict[str, Any]:
+    def _evidence(self, job: _Silent, last: Beat, silence_s: float, limits: SilenceLimits) -> dict[str, Any]:
         return {
             "silence_s": round(silence_s, 3),
             "due_s": limits.due,
@@ -345,7 +263,7 @@ class StallWatchdog(Watch[_Beaten]):
             "longest_gap_s": round(job.longest_s, 3),
             "rearmed": job.rearmed,
             "paused_s": round(self.pauses.total_s - job.paused, 3),
-            "last_beat": _beat_json(last),
+            "last_beat": last.as_json(),
         }
 
 
@@ -381,10 +299,11 @@ def _outcome(verdict: Verdict, full: bool, got_on: bool, silence_s: float, limit
     return reason if full else "look"
 
 
-def _limits(job: _Beaten, last: Beat) -> SilenceLimits:
+def _limits(job: _Silent, last: Beat) -> SilenceLimits:
     terms = job.terms
-    unit = due = terms.stall_timeout_s
-    if terms.learn:
+    unit = due = STALL_TIMEOUT_S if terms.stall_timeout_s is None else terms.stall_timeout_s
+    learns = terms.stall_timeout_s is None if terms.learn is None else terms.learn
+    if learns:
         unit = due = max(due, LEARNED_FACTOR * job.longest_s)
     if last.phase in ("load", "save"):
         unit = due = max(due, terms.load_grace_s)
@@ -409,25 +328,6 @@ def _tail(window: Sequence[Sample], terms: StallTerms) -> Sequence[Sample]:
     return window[max(first, 0) :]
 
 
-def _beat_json(beat: Beat) -> dict[str, Any]:
-    return {
-        "number": beat.number,
-        "at": round(beat.at, 3),
-        **{name: _inert(getattr(beat, name)) for name in ("step", "total", "phase", "loss")},
-    }
-
-
-def _inert(value: Any) -> Any:
-    """What can be kept of something that a program handed over, without touching it: to be asked anything, a
-    tensor on a device waits for work that may never end.
-    """
-    if value is None or type(value) in (bool, int):
-        return value
-    if type(value) is float:
-        return value if math.isfinite(value) else repr(value)
-    return value[:_WORD_CHARS] if type(value) is str else type(value).__name__
-
-
 def _place(beat: Beat) -> str:
-    where = f"beat {beat.number}" if beat.step is None else f"step {_inert(beat.step)}"
-    return where if beat.total is None or beat.step is None else f"{where} of {_inert(beat.total)}"
+    where = f"beat {beat.number}" if beat.step is None else f"step {inert(beat.step)}"
+    return where if beat.total is None or beat.step is None else f"{where} of {inert(beat.total)}"

@@ -15,7 +15,6 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
@@ -54,20 +53,6 @@ class Setup(TypedDict, total=False):
     on_suspect: OnSuspect | None
     pauses: PauseMeter | None
     threads: bool
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The limits of one job, as a watchdog's constructor or its ``start`` were told. Numbers are checked by name."""
-
-    def but(self, **given: Any) -> Self:
-        """The same with what is given, which is what is not None. Raises `InvalidInput`."""
-        changed = {}
-        # Made for every job, so without a call.
-        for name in given:
-            if given[name] is not None:
-                changed[name] = given[name]
-        return replace(self, **changed) if changed else self
 
 
 class Watched:
