@@ -36,7 +36,7 @@ from gangq.watchdogs.deadman import Deadman
 from gangq.watchdogs.family import Family
 from gangq.watchdogs.numbers import length_s
 from gangq.watchdogs.pending import Gate
-from gangq.watchdogs.trip_reporter import NOT_OURS, TripReporter
+from gangq.watchdogs.trip_reporter import NOT_OURS, tell
 from gangq.watchdogs.verdicts import Trip, error_of, sentence
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ class TripPath:
     - ``database``: a conninfo, URI or `Target`; ``incarnation``: the worker's.
     - ``deadline_s``: the kernel ends this process at most this long after the call, whatever hangs; five seconds are
       documented, the difference is for a host under load.
-    - ``database_s``: connect, lock and statement timeout, each.
     - ``first``: called before the evidence is collected, to report results; it gets a second at most.
     - ``ignored``: pids below this process that are left alive; the rest of its children is killed.
     - ``leave(code)``: how to exit [at once].
@@ -78,14 +77,15 @@ class TripPath:
         *,
         leave: Callable[[int], object] | None = None,
         deadline_s: float = 4.5,
-        database_s: float = 2.0,
         first: Callable[[], object] | None = None,
         ignored: Callable[[], Iterable[int]] | None = None,
         keep: Callable[[Mapping[str, Any] | None], object] | None = None,
         clock: Callable[[], float] = boottime,
     ) -> None:
         """Raises `InvalidInput` for numbers or a database address that make no sense."""
-        self._reporter = TripReporter(database, incarnation, database_s)
+        from gangq.client import core
+
+        self._target = core.target(database, {}) if isinstance(database, str) else database
         self._incarnation = incarnation
         self._leave = leave
         self._deadline_s = length_s("deadline_s", deadline_s, most=60)
@@ -179,13 +179,20 @@ class TripPath:
             self._arm(deadline, trip)
         now = self._clock()
         try:
-            outcome = self._reporter.tell(
-                trip,
-                job_id=job_id,
-                token=token,
-                evidence=evidence,
-                within_s=deadline - _RESERVE_S - now,
-                exit_in_s=deadline + _AFTER_DEADLINE_S - now,
+            outcome = tell(
+                self._target,
+                {
+                    "incarnation": self._incarnation,
+                    "job_id": job_id,
+                    "token": token,
+                    "code": int(trip.code),
+                    "error": error_of(trip, evidence),
+                    "evidence": evidence,
+                    "devices": trip.devices,
+                    "exit_in_s": deadline + _AFTER_DEADLINE_S - now,
+                    "class_": trip.cls,
+                },
+                deadline - _RESERVE_S - now,
             )
         except NOT_OURS as problem:
             log.warning("trip_of_a_lost_claim", extra={"error": str(problem)})
