@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,18 +32,16 @@ _DEVICE_PATHS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 def collect(
-    pids: Iterable[int] | Callable[[], Iterable[int]] = (),
+    pids: Callable[[], Iterable[int]] | None = None,
     *,
     own: bool = False,
     trip: Trip | None = None,
-    more: Mapping[str, Any] | None = None,
-    log_tail: Callable[[], str | bytes] | str | bytes | None = None,
+    log_tail: Callable[[], str | bytes] | None = None,
     directory: Path | None = None,
-    limit_s: float = LIMIT_S,
 ) -> dict[str, Any]:
-    """Return evidence as a plain object that is JSON, after at most ``limit_s`` seconds.
+    """Return evidence as a plain object that is JSON, after at most a second.
 
-    ``trip`` with what it was judged by, and ``more``, as far as they are JSON. With ``own`` the stacks of all
+    ``trip`` with what it was judged by, as far as that is JSON. With ``own`` the stacks of all
     threads of this process, and this process among ``pids``; of each of these its threads with state, wait
     channel and system call, and the device files it has open. ``place``, ``waits_for`` and ``handler`` are what
     `waits` says of the handler of this process (``own``) or of ``pids``; a handler in a process of its own tells its
@@ -52,11 +50,11 @@ def collect(
     """
 
     def named_pids() -> list[int]:
-        return list(pids() if callable(pids) else pids)
+        return [] if pids is None else list(pids())
 
-    def processes() -> list[dict[str, Any]]:
+    def processes() -> dict[str, Any]:
         wanted = list(dict.fromkeys([*([os.getpid()] if own else []), *named_pids()]))
-        return [_process(pid) for pid in wanted[:_MOST_PROCESSES]]
+        return {"processes": [_process(pid) for pid in wanted[:_MOST_PROCESSES]]}
 
     def waited() -> dict[str, Any]:
         if own:
@@ -64,49 +62,31 @@ def collect(
         seen = waits.of_processes(named_pids(), directory)
         return {**seen.as_json(), **({"stacks": seen.stacks} if seen.stacks else {})}
 
-    steps: dict[str, Callable[[], Any]] = {}
-    if trip is not None or more:
-        steps["more"] = lambda: {**({} if trip is None else trip.as_json()), **(more or {})}
+    steps: dict[str, Callable[[], dict[str, Any]]] = {}
+    if trip is not None:
+        steps["trip"] = trip.as_json
     if own:
-        steps["stacks"] = stacks
+        steps["stacks"] = lambda: {"stacks": stacks()}
     if log_tail is not None:
-        steps["log_tail"] = lambda: _text(log_tail() if callable(log_tail) else log_tail, _TAIL_CHARS)
+        steps["log_tail"] = lambda: {"log_tail": _text(log_tail(), _TAIL_CHARS)}
     steps["waits"] = waited
     steps["processes"] = processes
 
-    found, missing = _within(limit_s, steps)
-    _flatten(found, "more", "waits")
-    if missing:
-        found["incomplete"] = missing
-    return {"host": socket.gethostname(), "pid": os.getpid(), **found}
-
-
-def _flatten(found: dict[str, Any], *names: str) -> None:
-    """Put the parts of these entries in their place: the evidence has them beside the other entries."""
-    for name in names:
-        part = found.pop(name, None)
-        if isinstance(part, dict):
-            found |= part
-        elif part is not None:
-            found[name] = part
-
-
-def _within(limit_s: float, steps: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[str]]:
-    """What these steps found in time, and the names of the others. A thread of its own takes them in turn."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     missing = set(steps)
 
     def gather() -> None:
         for name, step in steps.items():
             try:
-                found[name] = _plain(step())
+                found.update(_plain(step()))
             except Exception as problem:
                 found[name] = f"could not be had: {problem!r}"
             missing.discard(name)
 
     # Without a thread (a full pids cgroup) there is no limit to be kept: then all of it is missing.
-    within(limit_s, gather, "gangq-evidence")
-    return dict(found), sorted(missing)
+    within(LIMIT_S, gather, "gangq-evidence")
+    # That thread may go on.
+    return {**found, **({"incomplete": sorted(missing)} if missing else {})}
 
 
 def stacks() -> str:
