@@ -144,26 +144,6 @@ def test_a_stopped_process_is_killed_by_the_second_timer_without_being_continued
     assert 0.2 <= late < PROMPT_S
 
 
-def test_without_the_second_timer_a_stopped_process_dies_when_it_is_continued() -> None:
-    code = (
-        "at = boottime() + 1; say(at)\n"
-        "Deadman(kill_signal_too=False).arm(at, 83); say('armed'); hold_the_gil()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            at = float(process.stdout.readline())
-            process.stdout.readline()
-            process.send_signal(signal.SIGSTOP)
-            while boottime() < at + 0.2:
-                time.sleep(0.02)
-            assert process.poll() is None
-            process.send_signal(signal.SIGCONT)
-            assert process.wait(10) == 83
-        finally:
-            process.kill()
-
-
 def test_a_forked_child_is_not_killed_by_its_parents_switch(tmp_path: Path) -> None:
     code = (
         "at = boottime() + 1; say(at); Deadman().arm(at, 84)\n"

@@ -268,7 +268,7 @@ def test_nobody_ends_a_process_that_a_watchdog_is_ending_with_a_code_of_its_own(
     session = session_of(client, tmp_path)
     job = claimed(session, source_of(session))
     codes: list[int] = []
-    hard_exit = HardExit(session, Reporter(session), Deadman(kill_signal_too=False), codes.append)
+    hard_exit = HardExit(session, Reporter(session), Deadman(), codes.append)
     session.tripping = True
     # A trip ends the incarnation, and the next heartbeat hears of it.
     hard_exit(77, "the incarnation has ended", job)

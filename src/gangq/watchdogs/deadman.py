@@ -33,8 +33,6 @@ from typing import IO
 from gangq.errors import Unsupported
 from gangq.proc.clock import boottime
 
-__all__ = ["Deadman", "Unsupported", "boottime"]
-
 _SIGEV_SIGNAL = 0
 _SIGEV_THREAD = 2
 _TIMER_ABSTIME = 1
@@ -94,6 +92,7 @@ class KernelTimer:
             raise OSError(ctypes.get_errno(), "timer_settime")
 
     def delete(self) -> None:
+        """Give it back to the kernel."""
         self._libc.timer_delete(self._id)
 
 
@@ -106,7 +105,6 @@ class Deadman:
         *,
         dump_file: IO[str] | None = None,
         dump_signal: int | None = None,
-        kill_signal_too: bool = True,
     ) -> None:
         """Create the timers, unarmed.
 
@@ -114,7 +112,6 @@ class Deadman:
         still while the host sleeps (seconds of ``time.monotonic()``).
         ``dump_file`` (a real file, kept open) is where stacks go when :meth:`arm` is given a grace; the
         signal for it is ``dump_signal`` [SIGRTMIN + 7], which nothing else in this process may use.
-        ``kill_signal_too=False`` leaves out the later SIGKILL.
 
         Raises:
             Unsupported: not Linux, or a C library without POSIX timers.
@@ -135,11 +132,9 @@ class Deadman:
         # What the timers are set to: the arguments of arm(), () for off, None for not known.
         self._set_to: tuple[float, ...] | None = ()
         self._exit_timer: KernelTimer | None = None
-        self._kill_timer: KernelTimer | None = None
+        event = _Sigevent(signo=signal.SIGKILL, notify=_SIGEV_SIGNAL)
+        self._kill_timer = KernelTimer(self._libc, event, self._clock)
         self._dump_timer: KernelTimer | None = None
-        if kill_signal_too:
-            event = _Sigevent(signo=signal.SIGKILL, notify=_SIGEV_SIGNAL)
-            self._kill_timer = KernelTimer(self._libc, event, self._clock)
         if dump_file is not None:
             number = signal.SIGRTMIN + 7 if dump_signal is None else dump_signal
             faulthandler.register(number, file=dump_file, all_threads=True)
@@ -180,10 +175,10 @@ class Deadman:
         # A past instant counts from now: else SIGKILL, due at once too, would take the exit code away.
         at = max(at, self._now())
         # The later one first: at no instant between these calls may the process be without a switch.
-        if self._kill_timer is not None:
-            self._kill_timer.set(at + _KILL_AFTER_S)
+        self._kill_timer.set(at + _KILL_AFTER_S)
         if self._exit_timer is None or code != self._code:
-            former, self._exit_timer, self._code = self._exit_timer, self._exit_on_timer(code), code
+            former, self._code = self._exit_timer, code
+            self._exit_timer = KernelTimer.calling(self._libc, self._exit_address, code, self._clock)
             self._exit_timer.set(at)
             if former is not None:
                 former.delete()
@@ -193,9 +188,6 @@ class Deadman:
             self._dump_timer.set(max(at - dump_before_s, 1e-6))
         elif self._dump_timer is not None:
             self._dump_timer.off()
-
-    def _exit_on_timer(self, code: int) -> KernelTimer:
-        return KernelTimer.calling(self._libc, self._exit_address, code, self._clock)
 
 
 def load_libc() -> ctypes.CDLL:
