@@ -182,7 +182,7 @@ def test_an_unkillable_worker_is_flagged_first_and_nothing_starts_beside_it(
     assert run.exit_code() == 87
     assert client.workers(name="w1")[0].reboot_needed
     assert procfs.same(worker) is not None
-    assert procfs.unkillable(worker.pid)
+    assert procfs.await_end([worker]) == [worker]
     row = client.workers(name="w1")[0]
     assert row.quarantined is not None
     assert "cannot be killed: reboot host" in row.quarantined

@@ -165,7 +165,7 @@ def test_a_closed_process_of_another_worker_leaves_no_doubt(
     def closed(_: int) -> str:
         raise PermissionError
 
-    monkeypatch.setattr(procfs, "environment_value", closed)
+    monkeypatch.setattr(procfs, "mark_of", closed)
     entry = procfs.stat(os.getpid())
     assert entry is not None
     entry.comm = "sleep"
@@ -343,7 +343,6 @@ def test_what_is_merely_exiting_is_waited_for_and_not_called_unkillable(run: Run
     assert procfs.same(target) is not None
     big.kill()
     assert procfs.dying(big.pid), "a gigabyte is given back in no time: take more"
-    assert not procfs.unkillable(big.pid)
     assert procfs.await_end([target]) == []
     assert procfs.same(target) is None
 

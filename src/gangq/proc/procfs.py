@@ -26,8 +26,6 @@ SUPERVISOR_NAME = "gangq-super"
 """What a supervisor is called; nothing that it starts inherits that name."""
 _WORK_NAME = "gangq:"
 
-_MARK_PREFIX = MARK_VARIABLE.encode() + b"="
-
 PAGE = 4096
 """What one read of a file under ``/proc`` gives at most, in bytes."""
 EXIT_S = 30.0
@@ -171,8 +169,8 @@ def ancestors(processes: dict[int, Stat], pid: int) -> set[int]:
     return above
 
 
-def environment_value(pid: int, prefix: bytes = _MARK_PREFIX) -> str | None:
-    """The value after ``prefix`` (``NAME=``) in the environment that process was *started* with, or None.
+def mark_of(pid: int) -> str | None:
+    """The mark in the environment that process was *started* with, or None.
 
     Programs that rewrite their title may overwrite it, and one started with a scrubbed environment never had
     it: a mark finds processes, its absence proves nothing alone.
@@ -185,6 +183,7 @@ def environment_value(pid: int, prefix: bytes = _MARK_PREFIX) -> str | None:
             raw = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
+    prefix = MARK_VARIABLE.encode() + b"="
     for entry in raw.split(b"\0"):
         if entry.startswith(prefix):
             return os.fsdecode(entry[len(prefix) :])
@@ -210,7 +209,7 @@ def carriers(processes: dict[int, Stat], mark: str) -> set[int]:
     found = set()
     for pid in processes:
         try:
-            if environment_value(pid) == mark:
+            if mark_of(pid) == mark:
                 found.add(pid)
         except PermissionError:
             continue
@@ -269,16 +268,17 @@ def same(target: Stat) -> Stat | None:
     return now
 
 
+def status(place: str) -> dict[str, str]:
+    """The fields of the status file of a process or thread (``/proc/<pid>``, ``/proc/<pid>/task/<tid>``); empty when
+    it is gone.
+    """
+    rows = (line.partition(":") for line in text(f"{place}/status").splitlines())
+    return {name: value.strip() for name, _, value in rows}
+
+
 def user_ids(pid: int) -> set[int]:
     """Its real, effective, saved and file system user ids; empty when it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"Uid:"):
-                    return {int(word) for word in line.split()[1:]}
-    except (FileNotFoundError, ProcessLookupError):
-        return set()
-    return set()
+    return {int(word) for word in status(f"/proc/{pid}").get("Uid", "").split()}
 
 
 def threads(pid: int, most: int = 64) -> list[dict[str, object]]:
@@ -291,15 +291,15 @@ def threads(pid: int, most: int = 64) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for tid in tids(pid)[:most]:
         place = f"/proc/{pid}/task/{tid}"
-        status = dict(line.partition(":")[::2] for line in text(f"{place}/status").splitlines())
-        if not status:
+        said = status(place)
+        if not said:
             continue
         found.append(
             {
                 "tid": tid,
-                "name": status.get("Name", "").strip(),
-                "state": status.get("State", "?").strip()[:1],
-                "pending": f"{int(status.get('SigPnd', '0'), 16) | int(status.get('ShdPnd', '0'), 16):x}",
+                "name": said.get("Name", ""),
+                "state": said.get("State", "?")[:1],
+                "pending": f"{int(said.get('SigPnd', '0'), 16) | int(said.get('ShdPnd', '0'), 16):x}",
                 "wchan": text(f"{place}/wchan"),
                 "syscall": text(f"{place}/syscall"),
             }
@@ -342,11 +342,6 @@ class Dying:
     def __init__(self) -> None:
         self._since: dict[tuple[int, int, int], float] = {}
 
-    @property
-    def waiting(self) -> bool:
-        """Whether the last look saw any thread that may be found stuck."""
-        return bool(self._since)
-
     def stuck(self, targets: list[Stat]) -> list[Stat]:
         """Look once more at these; those that nothing will end. Call it several times a second."""
         now = time.monotonic()
@@ -378,35 +373,15 @@ def await_end(targets: list[Stat], within_s: float = EXIT_S) -> list[Stat]:
         time.sleep(_LOOK_S)
 
 
-def unkillable(pid: int) -> bool:
-    """Whether SIGKILL has reached this process and it does not die: see :class:`Dying`. Takes a second where it
-    may be so.
-
-    One that the signal never reached belongs to another user, and is not meant. Ask some seconds after the
-    signal: everybody dies a little later than it.
-    """
-    target = stat(pid)
-    if target is None:
-        return False
-    until = time.monotonic() + _STUCK_S
-    looks = Dying()
-    while not looks.stuck([target]):
-        if time.monotonic() >= until + _LOOK_S or not looks.waiting:
-            return False
-        time.sleep(_LOOK_S)
-    return True
-
-
 def _end_of_thread(pid: int, tid: int) -> tuple[bool, str] | None:
     """Whether the end of this thread has begun, and its state; None when it is gone.
 
     SIGKILL is not pending where a process ended itself and hangs in that (the kernel drops the signal then).
     """
     place = f"/proc/{pid}/task/{tid}"
-    fields = stat_fields(f"{place}/stat")
-    status = dict(line.partition(":")[::2] for line in text(f"{place}/status").splitlines())
-    if not fields or "ShdPnd" not in status:
+    fields, said = stat_fields(f"{place}/stat"), status(place)
+    if not fields or "ShdPnd" not in said:
         return None
-    pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+    pending = int(said["SigPnd"], 16) | int(said["ShdPnd"], 16)
     begun = bool(int(fields[6]) & _PF_EXITING) or bool(pending & 1 << (signal.SIGKILL - 1))
     return begun, fields[0]

@@ -300,7 +300,7 @@ def _found_by(entry: procfs.Stat, mark: str, led: Mapping[int, int], leaders: se
     if entry.comm == procfs.work_name(mark):
         return "mark"
     try:
-        carried = procfs.environment_value(entry.pid)
+        carried = procfs.mark_of(entry.pid)
     except PermissionError:
         # Workers, supervisors and guardians are closed to their own user, and their names say whose they are.
         if procfs.names_work(entry) or entry.comm == procfs.SUPERVISOR_NAME:

@@ -92,5 +92,5 @@ def inline_handler(stacks: str) -> str:
 
 
 def _catches(pid: int) -> bool:
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", procfs.text(f"/proc/{pid}/status"), re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (DUMP_SIGNAL - 1) & 1)
+    caught = int(procfs.status(f"/proc/{pid}").get("SigCgt", "0"), 16)
+    return bool(caught >> (DUMP_SIGNAL - 1) & 1)

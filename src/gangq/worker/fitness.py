@@ -49,6 +49,7 @@ _FREE_MB = 512
 """What a driver may keep for itself, and a desktop for its windows."""
 _POLL_S = 0.5
 _FIRST_READING_S = 10.0
+_STUCK_S = 2.0
 _MISMATCH = ("version mismatch", "upgraded under a running system")
 
 SamplerOf = Callable[[Detection, Mapping[str, str]], SamplerProcess]
@@ -257,12 +258,11 @@ def _some_device_usable(client: Client, options: WorkerOptions, detection: Detec
 
 def unfit_beside(name: str, pids: Sequence[int]) -> Unfit:
     """The refusal of a worker whose predecessor's processes survive SIGKILL."""
-    what = "; ".join(
-        f"{pid}: {entry.comm}, state {entry.state}" for pid in pids if (entry := procfs.stat(pid))
-    )
+    left = [entry for pid in pids if (entry := procfs.stat(pid)) is not None]
+    what = "; ".join(f"{entry.pid}: {entry.comm}, state {entry.state}" for entry in left)
     advice = (
         "Nothing but a reboot of this host ends them"
-        if any(procfs.unkillable(pid) for pid in pids)
+        if procfs.await_end(left, _STUCK_S)
         else "They are still giving their memory back, or belong to another user: wait, or end them as that user"
     )
     return Unfit(
