@@ -187,9 +187,9 @@ def test_a_supervisor_reports_within_what_its_worker_left_of_five_seconds(
     assert one is not None
     stuck = [one] if "stuck" in more else []
     frozen_at = 100 + more["frozen_at"] if "frozen_at" in more else None
-    report = death_report.DeathReport(Log(as_json=True), {}, b"{}")
     record = json.dumps({"directory": str(tmp_path)}).encode()
-    report.send(record, 7, {}, stuck=stuck, left=stuck, frozen_at=frozen_at)
+    log = Log(as_json=True)
+    death_report.send(log, {}, b"{}", record, 7, {}, stuck=stuck, left=stuck, frozen_at=frozen_at)
     assert allowed == ([] if for_s is None else [for_s])
     assert (tmp_path / statefile.DEATH).exists() is kept
 

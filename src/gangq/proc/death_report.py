@@ -21,70 +21,59 @@ _LEAST_S = 0.7
 """A fresh Python reports nothing in less."""
 
 
-class DeathReport:
-    """Reports one worker's end. ``environ`` and ``secrets`` are for the process that does it."""
+def send(
+    log: supervisor_log.Log,
+    environ: dict[str, str],
+    secrets: bytes,
+    record: bytes,
+    incarnation: int,
+    facts: dict[str, object],
+    *,
+    stuck: list[procfs.Stat],
+    left: list[procfs.Stat],
+    frozen_at: float | None,
+) -> None:
+    """Have a fresh process report ``facts``, until 5 s after the verdict. If that fails they stay in the worker's
+    directory, and its next start, the bouncer or report-death reports them.
 
-    def __init__(self, log: supervisor_log.Log, environ: dict[str, str], secrets: bytes) -> None:
-        self._log = log
-        self._environ = environ
-        self._secrets = secrets
+    ``environ`` and ``secrets`` (as JSON) are for that process; ``record`` is what the worker wrote about its
+    incarnation. ``left`` are processes of it that live, ``stuck`` those of them that SIGKILL does not end.
+    ``frozen_at`` is when it was found frozen, None if it was not.
+    """
+    import json
 
-    def send(
-        self,
-        record: bytes,
-        incarnation: int,
-        facts: dict[str, object],
-        *,
-        stuck: list[procfs.Stat],
-        left: list[procfs.Stat],
-        frozen_at: float | None,
-    ) -> None:
-        """Have a fresh process report ``facts``, until 5 s after the verdict. If that fails they stay in the worker's
-        directory, and its next start, the bouncer or report-death reports them.
-
-        ``record`` is what the worker wrote about its incarnation. ``left`` are processes of it that live, ``stuck``
-        those of them that SIGKILL does not end. ``frozen_at`` is when it was found frozen, None if it was not.
-        """
-        import json
-
-        facts = {
-            **facts,
-            "stuck": [_describe(entry) for entry in stuck],
-            "left": [_describe(entry) for entry in left],
-        }
-        directory = json.loads(record).get("directory") or ""
-        trip = _kept_trip(directory, incarnation)
-        reported = bool(trip.get("reported"))
-        if not reported and directory:
-            self._keep(directory, json.dumps({**facts, "incarnation": incarnation}).encode())
-        if stuck:
-            for_s = _REPORT_S
-        else:
-            for_s = _left_s(trip.get("until") if frozen_at is None else frozen_at + _REPORT_S, reported)
-        if for_s < _LEAST_S:
-            self._log.say("warning", "report_skipped", advice=_REPORTED_LATER)
-            return
-        parts = {
-            "record": record,
-            "secrets": self._secrets,
-            "facts": json.dumps(facts).encode(),
-            "until": b"%f" % (clock.boottime() + for_s),
-        }
-        words = b"{" + b", ".join(b'"%s": %s' % (key.encode(), value) for key, value in parts.items()) + b"}"
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    facts = {
+        **facts,
+        "stuck": [_describe(entry) for entry in stuck],
+        "left": [_describe(entry) for entry in left],
+    }
+    worker = json.loads(record)
+    directory = worker.get("directory") or ""
+    trip = _kept_trip(directory, incarnation)
+    reported = bool(trip.get("reported"))
+    if not reported and directory:
         try:
-            status = _run_report(root, words, self._environ, for_s)
-        except OSError as problem:
-            self._log.say("error", "reporter_not_started", error=str(problem))
-            return
-        if status != 0:
-            self._log.say("error", "death_not_reported", exit_code=status, advice=_REPORTED_LATER)
-
-    def _keep(self, directory: str, death: bytes) -> None:
-        try:
+            death = json.dumps({**facts, "incarnation": incarnation}).encode()
             statefile.write(directory, statefile.DEATH, death)
         except OSError as problem:
-            self._log.say("warning", "death_not_kept", error=str(problem))
+            log.say("warning", "death_not_kept", error=str(problem))
+    if stuck:
+        for_s = _REPORT_S
+    else:
+        for_s = _left_s(trip.get("until") if frozen_at is None else frozen_at + _REPORT_S, reported)
+    if for_s < _LEAST_S:
+        log.say("warning", "report_skipped", advice=_REPORTED_LATER)
+        return
+    until = clock.boottime() + for_s
+    words = {"record": worker, "secrets": json.loads(secrets), "facts": facts, "until": until}
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    try:
+        status = _run_report(root, json.dumps(words).encode(), environ, for_s)
+    except OSError as problem:
+        log.say("error", "reporter_not_started", error=str(problem))
+        return
+    if status != 0:
+        log.say("error", "death_not_reported", exit_code=status, advice=_REPORTED_LATER)
 
 
 def _kept_trip(directory: str, incarnation: int) -> dict[str, object]:

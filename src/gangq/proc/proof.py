@@ -180,15 +180,6 @@ def is_same_process(identity: ProcessIdentity) -> bool:
     return entry is not None and entry.alive and entry.start_ticks == identity.start_ticks
 
 
-def survivors(mark: str, pids: Sequence[ProcessIdentity]) -> list[Survivor]:
-    """Every live process here that belongs to the work marked ``mark`` or descends from, or is, one of
-    ``pids``.
-
-    One reading; this process itself is never among them.
-    """
-    return _look(mark, pids, uids={os.getuid()}).survivors
-
-
 def confirm_gone(
     mark: str,
     identities: Sequence[ProcessIdentity],

@@ -101,7 +101,6 @@ class Supervisor:
             interval_s = min(interval_s, self.notifier.watchdog_s / 4)
         self.memory = liveness_memory.Memory.create(interval_s=interval_s, silence_s=silence_s)
         self.log = supervisor_log.Log(as_json)
-        self.death_report = death_report.DeathReport(self.log, self.environ, secrets)
         self.silence = silence.Silence(start_s, now())
         self.alive = False
         self.signed_at = 0.0
@@ -430,7 +429,10 @@ class Supervisor:
         end, status = self.end, self.status
         self.notifier.status("reporting the death of the worker")
         job, token = end.job
-        self.death_report.send(
+        death_report.send(
+            self.log,
+            self.environ,
+            self.secrets,
             self.memory.record,
             end.incarnation,
             {
