@@ -53,6 +53,10 @@ class Tree:
         return cgroup.memory_limit(cgroup.find("memory", proc=self.proc))
 
     @property
+    def oom_kills(self) -> int | None:
+        return cgroup.oom_kills(cgroup.find("memory", proc=self.proc))
+
+    @property
     def cpus(self) -> float | None:
         return cgroup.cpu_limit(cgroup.find("cpu", proc=self.proc))
 
@@ -84,6 +88,8 @@ def test_a_container_sees_its_own_subtree_and_its_limits_are_at_the_mount(tree: 
     tree.mounts(("/docker/abc", "", "rw"))
     tree.says("", memory__max=100 * MIB, cpu__max="50000 100000")
     assert (tree.memory, tree.cpus) == (100 * MIB, 0.5)
+    tree.belongs("0::/../../elsewhere")
+    assert tree.memory == 100 * MIB
 
 
 def test_version_1_has_a_hierarchy_for_each(tree: Tree) -> None:
@@ -111,6 +117,23 @@ def test_controllers_of_one_host_may_be_in_different_versions(tree: Tree) -> Non
     tree.says("memory/job", memory__limit_in_bytes=10 * MIB)
     tree.says("unified/job", memory__max=5, cpu__max="10000 100000")
     assert (tree.memory, tree.cpus) == (10 * MIB, 0.1)
+
+
+def test_what_the_kernel_killed_for_want_of_memory_is_counted_in_the_nearest_group_that_counts(
+    tree: Tree,
+) -> None:
+    tree.belongs("0::/slice/job")
+    tree.mounts(("/", "", "rw"))
+    tree.says("slice/job", memory__max="max")
+    assert tree.oom_kills is None
+    tree.says("slice", memory__events="oom 3\noom_kill 2")
+    assert tree.oom_kills == 2
+    tree.says("slice/job", memory__events="oom 1\noom_kill 1")
+    assert tree.oom_kills == 1
+    tree.belongs("4:cpu,memory:/job", "0::/slice/job")
+    tree.mounts(("/", "memory", "rw,cpu,memory"), ("/", "unified", "rw"))
+    tree.says("memory/job", memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 4")
+    assert tree.oom_kills == 4
 
 
 @pytest.mark.parametrize("quota", ["max 100000", "0 100000", "100000 0", "100000", "", "many 1"])

@@ -375,7 +375,7 @@ def test_a_command_beyond_sigkill_takes_its_worker_out_of_service_before_it_leav
 def test_a_command_killed_for_want_of_memory_is_told_from_one_that_was_killed(
     monkeypatch: pytest.MonkeyPatch, before: int | None, after: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(command_report, "container_memory", lambda: SimpleNamespace(oom_kills=after))
+    monkeypatch.setattr(command_report.cgroup, "oom_kills", lambda group: after)
     assert command_report._out_of_memory(Exit(None, 9, True), before) is expected
     assert command_report._out_of_memory(Exit(None, 15, True), before) is False
     assert command_report._out_of_memory(Exit(None, 9, True, cause="kill"), before) is False

@@ -5,7 +5,7 @@ A call into a wedged driver never returns. So a worker makes none: two processes
 =====================  ===========================================================================================
 process                its files
 =====================  ===========================================================================================
-the probe, at start    ``probe``; it lists devices by ``nvml`` or ``rocm``, with ``visible`` and ``memory``
+the probe, at start    ``probe``; it lists devices by ``nvml`` or ``rocm``, with ``driver``
 the sampling process   ``sampling``; it reads them by ``nvml_readings`` or ``rocm_readings``, with ``reader``
 the worker             ``detection`` asks the probe. ``sampler_process`` owns the sampling process
                        (``sampling_child``) and keeps in ``sampler_state`` what it said, and in ``findings``
@@ -20,7 +20,7 @@ a value              a field of ``reading.DeviceReading`` and its name in ``VALU
 a kind of event      ``reading.EventKind`` and its meaning in ``faults.FAULTS``; the reader that notices it, or
                      ``findings`` where readings tell it
 an Xid               its bucket and its words in ``faults``; a notification of AMD: ``rocm_readings.NOTICES`` too
-a driver             a ``device.Driver`` and a ``reader.Reader``, as in ``nvml`` and ``nvml_readings``;
+a driver             a ``driver.Driver`` and a ``reader.Reader``, as in ``nvml`` and ``nvml_readings``;
                      ``device.Source``, ``detection``, and where ``probe``, ``sampling`` and ``sampler_process``
                      choose by name
 ===================  =============================================================================================
@@ -29,16 +29,15 @@ a driver             a ``device.Driver`` and a ``reader.Reader``, as in ``nvml``
 from gangq.errors import DeviceSpecError, DriverUnavailable
 from gangq.gpu.declared import declared_uuid, parse_declared
 from gangq.gpu.detection import Detection, detect
-from gangq.gpu.device import Device, Driver, Source
+from gangq.gpu.device import Device, Source
+from gangq.gpu.driver import Driver
 from gangq.gpu.faults import REMEDIES, Bucket, Fault
-from gangq.gpu.memory import ContainerMemory, container_memory
 from gangq.gpu.reading import DeviceEvent, DeviceReading
 from gangq.gpu.sampler_process import SamplerProcess
 
 __all__ = [
     "REMEDIES",
     "Bucket",
-    "ContainerMemory",
     "Detection",
     "Device",
     "DeviceEvent",
@@ -49,7 +48,6 @@ __all__ = [
     "Fault",
     "SamplerProcess",
     "Source",
-    "container_memory",
     "declared_uuid",
     "detect",
     "parse_declared",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import uuid
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from gangq.errors import DeviceSpecError
 from gangq.gpu.device import Device, Source
-from gangq.gpu.visible import entries
+from gangq.gpu.driver import Driver, entries
 
 _NAMESPACE = uuid.UUID("5d0f3c1e-5f0c-5e57-9a3b-6761676e6771")
 _ITEM = re.compile(
@@ -63,7 +62,7 @@ def parse_declared(spec: str, *, host: str | None = None, worker: str = "") -> t
     )
 
 
-class DeclaredDriver:
+class DeclaredDriver(Driver):
     """The operator's word instead of a driver."""
 
     name: Source = "declared"
@@ -72,10 +71,9 @@ class DeclaredDriver:
     def __init__(
         self, spec: str = "none", *, environ: Mapping[str, str] | None = None, worker: str = ""
     ) -> None:
-        self.warnings: list[str] = []
+        super().__init__(environ)
         self._spec = spec
         self._worker = worker
-        self._environ = os.environ if environ is None else environ
 
     def _listed(self) -> list[str] | None:
         value = self._environ.get("CUDA_VISIBLE_DEVICES")

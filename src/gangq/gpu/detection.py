@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from gangq import private
 from gangq.gpu.declared import DeclaredDriver
-from gangq.gpu.device import Device, Driver, Source
+from gangq.gpu.device import Device, Source
+from gangq.gpu.driver import Driver
 from gangq.gpu.nvml import NvmlDriver
 from gangq.gpu.rocm import AmdsmiDriver
 from gangq.proc import killing, procfs

@@ -1,10 +1,9 @@
-"""What a GPU device is to gangq, and what every driver binding must be able to say about one."""
+"""What a GPU device is to gangq."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Source = Literal["nvml", "amdsmi", "declared"]
 """Where a device is known from: NVIDIA's library, AMD's library, or the operator's declaration."""
@@ -31,29 +30,3 @@ class Device:
     def as_json(self) -> dict[str, Any]:
         """Return the device as the plain object that `register_worker` takes."""
         return asdict(self)
-
-
-class Driver(Protocol):
-    """One way to learn which devices there are and to hand some of them to a process.
-
-    `warnings` is what the last `devices()` call wants the operator to know, one sentence each.
-    """
-
-    name: Source
-    library: str
-    warnings: list[str]
-
-    def devices(self) -> list[Device]:
-        """List the devices this process may use, after the operator's own restriction.
-
-        May block for as long as the driver likes: call it in a process that can be killed. Raises
-        `DriverUnavailable` where there is no driver, or one that does not work.
-        """
-        ...
-
-    def visible_env(self, devices: Iterable[Device]) -> dict[str, str]:
-        """Return the environment that shows a child process exactly these devices, in this order.
-
-        No devices hides all of them: a job that holds none must not touch one.
-        """
-        ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings as python_warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 
 from gangq.errors import DriverUnavailable
 from gangq.gpu.device import Device, Source
-from gangq.gpu.memory import unified_memory
-from gangq.gpu.visible import Candidate, enforced_elsewhere, entries, linked, restrict
+from gangq.gpu.driver import Candidate, Driver, enforced_elsewhere, entries, linked
 
 _LOADED = Path("/proc/driver/nvidia/version")
 
@@ -31,19 +29,18 @@ def text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-class NvmlDriver:
+class NvmlDriver(Driver):
     """Cards and MIG instances as NVML lists them."""
 
     name: Source = "nvml"
     library = "libnvidia-ml.so.1"
 
     def __init__(self, environ: Mapping[str, str] | None = None, *, loaded: Path = _LOADED) -> None:
-        self.warnings: list[str] = []
-        self._environ = os.environ if environ is None else environ
+        super().__init__(environ)
         self._loaded = loaded
 
     def devices(self) -> list[Device]:
-        """List the devices; a card that does not answer is left out with a warning and the rest are kept."""
+        """List the cards, or the MIG instances of those in MIG mode."""
         self.warnings = []
         nvml = self.attach()
         try:
@@ -147,9 +144,7 @@ class NvmlDriver:
             vram_mb = int(nvml.nvmlDeviceGetMemoryInfo(handle).total) // 2**20
         except nvml.NVMLError_NotSupported:
             vram_mb = 0
-        if vram_mb == 0:
-            vram_mb, said = unified_memory(model, uuid)
-            self.warnings.append(said)
+        vram_mb = self._vram_mb(vram_mb, model, uuid)
         return Device(index, uuid, vram_mb, model, self.name, mig)
 
     def _joined(self, nvml: Any, one: Candidate, other: Candidate) -> bool:
@@ -176,8 +171,7 @@ class NvmlDriver:
     def _restricted(self, candidates: list[Candidate], count: int) -> list[Candidate]:
         container = self._environ.get("NVIDIA_VISIBLE_DEVICES")
         if container is not None and not enforced_elsewhere(container, count):
-            candidates, said = restrict(candidates, "NVIDIA_VISIBLE_DEVICES", container)
-            self.warnings.extend(said)
+            candidates = self._restrict(candidates, "NVIDIA_VISIBLE_DEVICES")
         cuda = self._environ.get("CUDA_VISIBLE_DEVICES")
         if (
             cuda is not None
@@ -190,6 +184,4 @@ class NvmlDriver:
                 "counts the fastest card first; gangq reads them as nvidia-smi counts. List UUIDs, or set "
                 "CUDA_DEVICE_ORDER=PCI_BUS_ID."
             )
-        candidates, said = restrict(candidates, "CUDA_VISIBLE_DEVICES", cuda)
-        self.warnings.extend(said)
-        return candidates
+        return self._restrict(candidates, "CUDA_VISIBLE_DEVICES")

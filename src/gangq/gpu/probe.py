@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from gangq.errors import DriverUnavailable
-from gangq.gpu.device import Driver
+from gangq.gpu.driver import Driver
 from gangq.gpu.nvml import NvmlDriver
 from gangq.gpu.rocm import AmdsmiDriver
 

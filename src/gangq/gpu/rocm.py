@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 from collections import Counter
@@ -14,8 +13,7 @@ from typing import Any
 
 from gangq.errors import DriverUnavailable
 from gangq.gpu.device import Device, Source
-from gangq.gpu.memory import unified_memory
-from gangq.gpu.visible import Candidate, linked, restrict
+from gangq.gpu.driver import Candidate, Driver, linked
 
 _LOADED = Path("/dev/kfd")
 # What the ROCm runtime calls a card: GPU- and 16 hex digits. amd-smi's own UUID is another number.
@@ -25,19 +23,18 @@ _NOT_SUPPORTED = 2
 _NOT_KNOWN = 2**64 - 1
 
 
-class AmdsmiDriver:
+class AmdsmiDriver(Driver):
     """Cards and compute partitions as libamd_smi lists them."""
 
     name: Source = "amdsmi"
     library = "libamd_smi.so"
 
     def __init__(self, environ: Mapping[str, str] | None = None, *, loaded: Path = _LOADED) -> None:
-        self.warnings: list[str] = []
-        self._environ = os.environ if environ is None else environ
+        super().__init__(environ)
         self._loaded = loaded
 
     def devices(self) -> list[Device]:
-        """List the devices; a card that does not answer is left out with a warning and the rest are kept."""
+        """List the cards and compute partitions."""
         self.warnings = []
         smi = self.attach()
         try:
@@ -130,9 +127,7 @@ class AmdsmiDriver:
             if error.get_error_code() != _NOT_SUPPORTED:
                 raise
             vram_mb = 0
-        if vram_mb == 0:
-            vram_mb, said = unified_memory(model, uuid)
-            self.warnings.append(said)
+        vram_mb = self._vram_mb(vram_mb, model, uuid)
         return ordinal, Device(ordinal, uuid, vram_mb, model, self.name)
 
     def _hive(self, smi: Any, candidate: Candidate) -> int:
@@ -151,17 +146,13 @@ class AmdsmiDriver:
         return hive if isinstance(hive, int) and hive != _NOT_KNOWN else 0
 
     def _restricted(self, candidates: list[Candidate]) -> list[Candidate]:
-        runtime = self._environ.get("ROCR_VISIBLE_DEVICES")
-        candidates, said = restrict(candidates, "ROCR_VISIBLE_DEVICES", runtime)
-        self.warnings.extend(said)
-        if runtime is not None:
+        candidates = self._restrict(candidates, "ROCR_VISIBLE_DEVICES")
+        if "ROCR_VISIBLE_DEVICES" in self._environ:
             # HIP counts again from 0 within what the runtime shows it.
             candidates = [replace(c, ordinal=position) for position, c in enumerate(candidates)]
         # HIP reads CUDA_VISIBLE_DEVICES only where its own variable is not set.
         hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in self._environ else "CUDA_VISIBLE_DEVICES"
-        candidates, said = restrict(candidates, hip, self._environ.get(hip))
-        self.warnings.extend(said)
-        return candidates
+        return self._restrict(candidates, hip)
 
 
 def _one_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gangq.context import GangInfo
 from gangq.errors import CommandStartError
-from gangq.gpu.memory import container_memory
+from gangq.proc import cgroup
 from gangq.retry import Again
 from gangq.watchdogs import ExitCode, Trip
 from gangq.worker.child import Exit
@@ -129,7 +129,7 @@ def _out_of_memory(ended: Exit, oom_kills_before: int | None) -> bool:
     """Whether it died of the kernel's hunt for memory: a plain SIGKILL looks the same but for the counter."""
     if ended.signal != signal.SIGKILL or ended.cause != "exit" or oom_kills_before is None:
         return False
-    return (container_memory().oom_kills or 0) > oom_kills_before
+    return (cgroup.oom_kills(cgroup.find("memory")) or 0) > oom_kills_before
 
 
 def how(ended: Exit) -> str:

@@ -21,7 +21,6 @@ from gangq import tracing
 from gangq.context import Checkpoint, GangInfo
 from gangq.errors import CommandStartError, Stopped
 from gangq.gpu import Detection
-from gangq.gpu.memory import container_memory
 from gangq.proc import cgroup, procfs, statefile
 from gangq.proc.proof import HostIdentity
 from gangq.watchdogs import dumps
@@ -207,7 +206,7 @@ class CommandRunner:
         for port in job.ports:
             self._ports.release(port)
         started_at = time.monotonic()
-        oom_kills = container_memory().oom_kills
+        oom_kills = cgroup.oom_kills(cgroup.find("memory"))
         try:
             with begun as (child, tripped):
                 gone = self._until_gone(job, child, command, tripped)

@@ -1,4 +1,5 @@
-"""What both drivers do with the devices that they list: what of them the operator shows, and which are joined.
+"""What a driver binding has to say about devices, and what all of them do with those that they list: what of them the
+operator shows, and which are joined.
 
 The operator's own restriction is CUDA_VISIBLE_DEVICES and its relatives, as the drivers read them.
 
@@ -8,12 +9,16 @@ would hand out cards that its operator gave to another program.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gangq.gpu.device import Device
+import psutil
+
+from gangq.gpu.device import Device, Source
 
 _NOTHING = frozenset({"", "none", "nodevfiles"})
 
@@ -114,3 +119,46 @@ def linked(candidates: Sequence[Candidate], joined: Callable[[Candidate, Candida
         member.device.uuid: group[0].device.uuid for group in groups if len(group) > 1 for member in group
     }
     return [replace(candidate.device, link=names.get(candidate.device.uuid)) for candidate in candidates]
+
+
+class Driver(ABC):
+    """One way to learn which devices there are and to hand some of them to a process."""
+
+    name: Source
+    library: str
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        """``environ`` [this process's] may hold the operator's restriction."""
+        self.warnings: list[str] = []
+        """What the last :meth:`devices` call wants the operator to know, one sentence each."""
+        self._environ = os.environ if environ is None else environ
+
+    @abstractmethod
+    def devices(self) -> list[Device]:
+        """List the devices this process may use, after the operator's own restriction.
+
+        A card that does not answer is left out with a warning. May block for as long as the driver likes: call it in
+        a process that can be killed. Raises `DriverUnavailable` where there is no driver, or one that does not work.
+        """
+
+    @abstractmethod
+    def visible_env(self, devices: Iterable[Device]) -> dict[str, str]:
+        """Return the environment that shows a child process exactly these devices, in this order.
+
+        No devices hides all of them: a job that holds none must not touch one.
+        """
+
+    def _restrict(self, candidates: Sequence[Candidate], variable: str) -> list[Candidate]:
+        kept, warnings = restrict(candidates, variable, self._environ.get(variable))
+        self.warnings += warnings
+        return kept
+
+    def _vram_mb(self, vram_mb: int, model: str, uuid: str) -> int:
+        """What to register for a GPU that says so; all of the host's memory for one that has none of its own."""
+        if vram_mb == 0:
+            vram_mb = int(psutil.virtual_memory().total) // 2**20
+            self.warnings.append(
+                f"{model} ({uuid}) reports no memory of its own, as parts that share the system's memory do: it is "
+                f"registered with all {vram_mb} MiB of this host. Declare less with --devices if other work needs it."
+            )
+        return vram_mb
