@@ -8,8 +8,6 @@ one plain text file of bounded size.
 
 The ring is a file and not memory, so that the last output of a command survives the death of the process that wrote
 it. Its first 16 bytes are its size and the number of bytes ever put into it, little endian.
-
-Imports nothing of gangq: the guardian runs without it.
 """
 
 from __future__ import annotations

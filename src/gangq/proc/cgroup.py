@@ -5,9 +5,6 @@ parent holds for all below it, so a group is read together with its parents, up 
 
 A group of version 2 holds on to whatever is started in it, however that detaches and whatever it clears from its
 environment. Where a worker may make groups below its own, each attempt of a command gets one.
-
-Used by supervisor and guardian, which run without gangq on their path: nothing here imports gangq, and it imports
-little.
 """
 
 from __future__ import annotations

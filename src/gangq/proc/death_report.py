@@ -1,7 +1,4 @@
-"""Reports the end of a worker to the database, by a fresh process, and keeps on this host what could not be reported.
-
-The supervisor runs without gangq on its path: nothing here imports gangq, and it imports little.
-"""
+"""Reports the end of a worker by a fresh process, and keeps on this host what could not be reported."""
 
 from __future__ import annotations
 

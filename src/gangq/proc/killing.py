@@ -1,7 +1,6 @@
 """How processes are ended: all of a command, or one that this process has started itself.
 
-Called by the guardian, which runs without gangq on its path, by the worker and by what runs programs of the host.
-Nothing here imports anything of gangq outside this package, and what the guardian does not need is imported late.
+What the guardian does not need is imported late.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Telling a kill by the kernel for want of memory from any other SIGKILL.
 
 Both look the same to a parent. But the kernel counts the former, per memory cgroup, before it sends the signal.
-
-Used by the supervisor, which runs without gangq on its path: nothing here imports gangq.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What ``/proc`` says about processes, and how to kill exactly the ones meant.
 
-Shared by the guardian (which runs without gangq on its path, so nothing here imports gangq, and nothing costs
-it start-up time), by :mod:`gangq.worker.child` and by :mod:`gangq.proc.proof`. Linux only at call time;
-importing is safe anywhere.
+Linux only at call time; importing is safe anywhere.
 
 Three traps this module exists for:
 

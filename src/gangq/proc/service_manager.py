@@ -1,7 +1,4 @@
-"""What a supervisor tells systemd, if that started it; see sd_notify(3).
-
-The supervisor runs without gangq on its path: nothing here imports gangq.
-"""
+"""What a supervisor tells systemd, if that started it; see sd_notify(3)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How long a worker has been silent, and whether it is frozen.
-
-The supervisor runs without gangq on its path: nothing here imports gangq.
-"""
+"""How long a worker has been silent, and whether it is frozen."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The directory is the worker's, and a job may run as the same user: what stands there may be a FIFO without a writer,
 a link to a device without end, or a file of any size. Reading never waits and takes no more than it was told to.
-
-The supervisor runs without gangq on its path: nothing here imports gangq.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the supervisor does; see :mod:`gangq.proc.supervisor`, the program.
 
 In a file of its own because Python keeps the compiled form of what is imported, and compiles a program itself
-every time: that took a megabyte more. It must not import gangq and imports little.
+every time: that took a megabyte more.
 """
 
 from __future__ import annotations

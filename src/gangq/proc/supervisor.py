@@ -26,7 +26,7 @@ of the worker can reach it: 12 MB, no libraries, no database.
 The exit code is the worker's own, 128 + n when signal n killed it, 86 when that was for want of memory. It
 restarts nothing: that is for the service manager.
 
-It must not import gangq and imports little. What it does is in :mod:`gangq.proc.supervision`.
+What it does is in :mod:`gangq.proc.supervision`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The supervisor's log lines, in the form that the worker's have.
-
-It runs without gangq on its path, so nothing here imports gangq; json is imported when there is something to write.
-"""
+"""The supervisor's log lines, in the form that the worker's have. json is imported when a line is written."""
 
 from __future__ import annotations
 
