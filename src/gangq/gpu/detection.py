@@ -24,6 +24,12 @@ _LOOK: dict[Source, str] = {
     "amdsmi": "Run amd-smi list and look at dmesg for amdgpu lines",
 }
 
+_DRIVERS: dict[Source, type[Driver]] = {
+    "nvml": NvmlDriver,
+    "amdsmi": AmdsmiDriver,
+    "declared": DeclaredDriver,
+}
+
 
 @dataclass(frozen=True)
 class Detection:
@@ -51,12 +57,7 @@ class Detection:
         """
         if self.source is None:
             return {}
-        driver: Driver
-        if self.source == "declared":
-            driver = DeclaredDriver(environ=environ)
-        else:
-            driver = NvmlDriver(environ) if self.source == "nvml" else AmdsmiDriver(environ)
-        return driver.visible_env(devices)
+        return _DRIVERS[self.source](environ=environ).visible_env(devices)
 
 
 def detect(

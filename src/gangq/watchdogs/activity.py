@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gangq.proc import procfs
@@ -102,16 +102,8 @@ class Movement:
     def as_json(self) -> dict[str, Any]:
         """Return it for evidence, numbers rounded."""
         return {
-            "moved": self.moved,
-            "why": self.why,
-            "interval_s": round(self.interval_s, 2),
-            "io_bytes": self.io_bytes,
-            "faults": self.faults,
-            "switches": self.switches,
-            "memory_bytes": self.memory_bytes,
-            "cpu_share": round(self.cpu_share, 2),
-            "child_share": round(self.child_share, 2),
-            "waits": self.waits,
+            name: round(value, 2) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
         }
 
 
