@@ -39,7 +39,7 @@ _LATE = 1.5
 
 
 class Backstop:
-    """Exits this process with ``code`` once no Python thread could run for ``silence_s`` seconds.
+    """Exits this process with 80 once no Python thread could run for ``silence_s`` seconds.
 
     Watchdog threads cannot fire while C code holds the GIL or the process is stopped. So a kernel timer is set to end
     the process, and every thread of the library moves it ahead whenever it runs (:mod:`gangq.watchdogs.signs`). One
@@ -64,24 +64,19 @@ class Backstop:
         self,
         *,
         silence_s: float = 30.0,
-        code: int = ExitCode.FROZEN,
         dump_file: IO[str] | None = None,
         interval_s: float | None = None,
         beat: Callable[[], None] | None = None,
-        deadman: Deadman | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], object] | None = None,
     ) -> None:
         """``dump_file`` (a real file, kept open) is where all stacks go half a second before the end, or when
         the process receives :attr:`dump_signal`. ``beat`` is called with every sign, which comes every
-        ``interval_s`` [a sixth of the silence] at least; it must not block. ``deadman`` has to be one on ``clock``.
+        ``interval_s`` [a sixth of the silence] at least; it must not block.
 
         Raises:
             InvalidInput: a silence that makes no sense.
             Unsupported: this platform has no such timers.
         """
         self._silence_s = length_s("silence_s", silence_s, most=86400)
-        self._code = int(code)
         self._interval_s = self._silence_s / _REARMS
         if interval_s is not None:
             self._interval_s = length_s("interval_s", interval_s, most=self._silence_s / 2)
@@ -97,10 +92,8 @@ class Backstop:
         self._give_way = GiveWay(self.sign)
         self.thread_id = 0
         """The kernel's id of the thread that has nothing else to do; 0: it has not been started."""
-        self._deadman = deadman or Deadman("monotonic", dump_file=dump_file, dump_signal=DUMP_SIGNAL)
-        self._clock = clock
+        self._deadman = Deadman("monotonic", dump_file=dump_file, dump_signal=DUMP_SIGNAL)
         self._stopping = threading.Event()
-        self._wait = wait or self._stopping.wait
         self._thread: threading.Thread | None = None
 
     def start(self) -> Self:
@@ -161,7 +154,7 @@ class Backstop:
         """Python runs. For any thread, as often as it likes: the timers are moved every ``interval_s``."""
         if self._beat is not None:
             self._beat()
-        if self._clock() < self._due or not self._turns.acquire(blocking=False):
+        if time.monotonic() < self._due or not self._turns.acquire(blocking=False):
             return
         try:
             if not self._stopping.is_set():
@@ -177,7 +170,7 @@ class Backstop:
         Raises:
             OSError: the timer cannot be set.
         """
-        now, silence_s = self._clock(), self._silence_s
+        now, silence_s = time.monotonic(), self._silence_s
         dump_before_s = min(_STACKS_S, silence_s / 4) if self._dumps else 0.0
         if dump_before_s and self._ends_at is not None and now >= self._ends_at - dump_before_s:
             # The stacks are being written, and that signal has interrupted whatever held the interpreter. A thread
@@ -185,13 +178,13 @@ class Backstop:
             return
         self._due = now + self._interval_s * _EARLY
         self._give_way.at(now + self._interval_s * _LATE)
-        self._deadman.arm(now + silence_s, self._code, dump_before_s=dump_before_s)
+        self._deadman.arm(now + silence_s, ExitCode.FROZEN, dump_before_s=dump_before_s)
         self._ends_at, self._lost = now + silence_s, False
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             self.sign()
-            self._wait(self._interval_s)
+            self._stopping.wait(self._interval_s)
 
     def _give_up(self, problem: OSError) -> None:
         """Disarm the timer until it can be set again: if it stayed armed it would kill a healthy process."""
