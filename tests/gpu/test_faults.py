@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from gangq.gpu import REMEDIES, DeviceEvent, DeviceReading
-from gangq.gpu.faults import _XIDS, FAULTS, judge
+from gangq.gpu import DeviceEvent, DeviceReading
+from gangq.gpu.faults import _XIDS, FAULTS, REMEDIES, judge
 from gangq.gpu.findings import Findings
 from gangq.gpu.reading import VALUES, EventKind
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gangq.gpu.reading import DeviceEvent, DeviceReading
-from gangq.watchdogs import Sample, Suspicion, Trip
+from gangq.watchdogs import Suspicion, Trip
 from gangq.watchdogs.activity import IO_BYTES, HostSample
 from gangq.watchdogs.counters import Counters
+from gangq.watchdogs.idle import Sample
 
 GPU = "GPU-1"
 
@@ -82,7 +83,7 @@ class Scene:
     """Sensors whose host side is scripted: ``moving`` True, False, or None for unknown."""
 
     def __init__(self, clock: Callable[[], float], sampler: Sampler | None = None) -> None:
-        from gangq.watchdogs import Calibration
+        from gangq.watchdogs.sensors import Calibration
 
         self.clock = clock
         self.sampler = sampler

@@ -14,7 +14,8 @@ import pytest
 import gangq.watchdogs
 from databases import Connection
 from gangq.proc import supervision
-from gangq.watchdogs import NOTIFY_CLASSES, ExitCode
+from gangq.watchdogs import ExitCode
+from gangq.watchdogs.codes import NOTIFY_CLASSES
 
 TOP = Path(__file__).parents[2]
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gangq.watchdogs import ExitCode, Trip, collect
+from gangq.watchdogs import ExitCode, Trip
 from gangq.watchdogs import evidence as evidence_module
+from gangq.watchdogs.evidence import collect
 from watchdogs.victims import HUNG, until, victim
 
 

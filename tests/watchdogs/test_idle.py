@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangq.gpu.reading import DeviceReading
-from gangq.watchdogs import Calibration, Sample, WorkSensors, judge
+from gangq.watchdogs import WorkSensors
 from gangq.watchdogs.activity import FAULTS, IO_BYTES, MEMORY_BYTES, SWITCHES, HostSample
 from gangq.watchdogs.counters import Counters
+from gangq.watchdogs.idle import Sample, judge
+from gangq.watchdogs.sensors import Calibration
 
 
 def window(

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gangq.watchdogs import PauseMeter, Trip, Watchdog
+from gangq.watchdogs import Trip, Watchdog
+from gangq.watchdogs.pauses import PauseMeter
 
 
 class Clocks:
@@ -147,7 +148,7 @@ def test_a_pause_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 METER = """
 import ctypes, sys, threading, time
-from gangq.watchdogs import PauseMeter
+from gangq.watchdogs.pauses import PauseMeter
 meter = PauseMeter()
 def watch():
     while True:
@@ -193,7 +194,7 @@ def test_a_gil_that_was_held_is_no_pause_although_it_makes_the_thread_as_late() 
 
 LOOK = """
 import signal, sys, threading, time
-from gangq.watchdogs import PauseMeter
+from gangq.watchdogs.pauses import PauseMeter
 meter, looking, looked, took = PauseMeter(), threading.Event(), threading.Event(), []
 def watch():
     meter.wait(time.sleep, 0.1)

@@ -22,9 +22,10 @@ from gangq.client import Client
 from gangq.embedded import Server
 from gangq.errors import InvalidInput
 from gangq.proc.clock import boottime
-from gangq.watchdogs import ExitCode, Trip, TripPath, error_of
-from gangq.watchdogs.trip import leave_with
+from gangq.watchdogs import ExitCode, Trip
+from gangq.watchdogs.trip import TripPath, leave_with
 from gangq.watchdogs.trip_reporter import tell
+from gangq.watchdogs.verdicts import error_of
 from soaking import SOAK
 
 Row = dict[str, Any]

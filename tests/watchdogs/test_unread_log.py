@@ -14,7 +14,8 @@ from fakes import Record, Scene
 from gangq import logqueue
 from gangq.proc.clock import boottime
 from gangq.proc.within import within
-from gangq.watchdogs import StallWatchdog, Suspicion, Watchdog, collect
+from gangq.watchdogs import StallWatchdog, Suspicion, Watchdog
+from gangq.watchdogs.evidence import collect
 from watchdogs.victims import no_threads, until
 
 # -- standard error is a pipe that nobody reads ----------------------------------------------------------------
@@ -40,7 +41,8 @@ def full_pipe() -> Iterator[int]:
 MUTE = """
 import logging, sys, time
 logging.basicConfig(level="INFO", stream=sys.stderr)
-from gangq.watchdogs import TripPath, Watchdog
+from gangq.watchdogs.trip import TripPath
+from gangq.watchdogs import Watchdog
 from gangq.proc.clock import boottime
 path = TripPath("postgresql://x@127.0.0.1:1/x", 1{options})
 def trip(what): return path(what, job_id=1, token=1)
@@ -74,7 +76,7 @@ def test_a_job_that_hangs_in_its_full_log_is_ended_within_five_seconds(full_pipe
 @pytest.mark.parametrize("more", ["", ", on_trip=trip"], ids=["alone", "with the trip path"])
 def test_so_is_one_whose_kernel_gives_no_timer(full_pipe: int, more: str) -> None:
     no_timer = (
-        "from gangq.watchdogs import Unsupported\n"
+        "from gangq.errors import Unsupported\n"
         "class NoTimer:\n    def __init__(self): raise Unsupported('none')\n"
         "sys.modules['gangq.watchdogs.trip'].Deadman = NoTimer\n"
     )
@@ -117,7 +119,9 @@ SLOW = """
 import logging, sys, time
 from types import SimpleNamespace
 from gangq import logqueue
-from gangq.watchdogs import Deadman, ExitCode, Trip, TripPath, leave_now
+from gangq.watchdogs.deadman import Deadman
+from gangq.watchdogs import ExitCode, Trip
+from gangq.watchdogs.trip import TripPath, leave_now
 from gangq.watchdogs.trip import boottime
 from gangq.worker.runner_inline import HardExit
 class Slow(logging.StreamHandler):

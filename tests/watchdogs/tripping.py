@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from gangq.proc.clock import boottime
-from gangq.watchdogs import ExitCode, Trip, TripPath, Watchdog, trip_reporter
+from gangq.watchdogs import ExitCode, Trip, Watchdog, trip_reporter
 from gangq.watchdogs.pending import Gate
+from gangq.watchdogs.trip import TripPath
 
 DSN = sys.argv[2]
 INCARNATION, JOB, TOKEN, CODE = map(int, sys.argv[3:])

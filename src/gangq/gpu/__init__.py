@@ -29,25 +29,18 @@ a driver             a ``driver.Driver`` and a ``reader.Reader``, as in ``nvml``
 from gangq.errors import DeviceSpecError, DriverUnavailable
 from gangq.gpu.declared import declared_uuid, parse_declared
 from gangq.gpu.detection import Detection, detect
-from gangq.gpu.device import Device, Source
-from gangq.gpu.driver import Driver
-from gangq.gpu.faults import REMEDIES, Bucket, Fault
+from gangq.gpu.device import Device
 from gangq.gpu.reading import DeviceEvent, DeviceReading
 from gangq.gpu.sampler_process import SamplerProcess
 
 __all__ = [
-    "REMEDIES",
-    "Bucket",
     "Detection",
     "Device",
     "DeviceEvent",
     "DeviceReading",
     "DeviceSpecError",
-    "Driver",
     "DriverUnavailable",
-    "Fault",
     "SamplerProcess",
-    "Source",
     "declared_uuid",
     "detect",
     "parse_declared",

@@ -105,7 +105,7 @@ class DeviceEvent:
     the same. `code` is, by `kind`, the Xid, the recovery action, the driver's return code or event type, or the
     number of devices, new errors or recent hangs. `fatal` means that work on the device cannot go on;
     `application` that the program is the likely cause and the hardware is not to be blamed for it. `bucket` is
-    the class of remedy (see `gangq.gpu.REMEDIES`), `advice` a sentence for the person who reads it.
+    the class of remedy (see `gangq.gpu.faults.REMEDIES`), `advice` a sentence for the person who reads it.
     """
 
     uuid: str | None

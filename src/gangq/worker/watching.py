@@ -1,7 +1,7 @@
 """The watchdogs over this worker's jobs, and what happens here when one trips.
 
 A handler in this process can only be ended together with it: evidence, then one statement, then the exit
-(:class:`gangq.watchdogs.TripPath`). A command's tree can be killed alone: it is, and the database is told once
+(:class:`gangq.watchdogs.trip.TripPath`). A command's tree can be killed alone: it is, and the database is told once
 it is gone; the worker and its other jobs go on.
 """
 
@@ -20,19 +20,11 @@ from gangq.gpu import Detection, SamplerProcess
 from gangq.proc import statefile
 from gangq.proc.clock import boottime
 from gangq.proc.within import within
-from gangq.watchdogs import (
-    Calibration,
-    GpuHealthWatchdog,
-    HostActivity,
-    StallWatchdog,
-    Suspicion,
-    Trip,
-    TripPath,
-    Watchdog,
-    WorkSensors,
-    collect,
-    waits,
-)
+from gangq.watchdogs import GpuHealthWatchdog, StallWatchdog, Suspicion, Trip, Watchdog, WorkSensors, waits
+from gangq.watchdogs.activity import HostActivity
+from gangq.watchdogs.evidence import collect
+from gangq.watchdogs.sensors import Calibration
+from gangq.watchdogs.trip import TripPath
 from gangq.worker.limits import Limits, LimitsTable
 
 if TYPE_CHECKING:
