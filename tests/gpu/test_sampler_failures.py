@@ -304,7 +304,7 @@ def test_why_a_process_ended_holds_what_it_printed_last() -> None:
     process.wait(20)
     assert child.lines(0.0) is None, "it has closed its side"
     assert child.end()
-    assert "killed by signal 6, last output 'symbol lookup error: nvmlInit'" in child.why_ended()
+    assert "was killed by SIGABRT, last words 'symbol lookup error: nvmlInit'" in child.why_ended()
 
 
 def test_a_process_that_dies_is_replaced_and_its_devices_are_unknown_meanwhile(fake_nvml: Script) -> None:
@@ -316,7 +316,7 @@ def test_a_process_that_dies_is_replaced_and_its_devices_are_unknown_meanwhile(f
         eventually(lambda: not known(sampler, A))
         assert sampler.readings()[A].unknown["gpu_pct"].startswith("failed: the sampling process ended")
         # The next one is killed by the driver library itself.
-        eventually(lambda: "signal 11" in sampler.readings()[A].unknown.get("gpu_pct", ""))
+        eventually(lambda: "SIGSEGV" in sampler.readings()[A].unknown.get("gpu_pct", ""))
         rewrite(state(environ), gpu("a"))
         eventually(lambda: known(sampler, A))
         assert heard(sampler, "driver_hang") == []

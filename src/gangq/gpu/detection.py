@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gangq import private
 from gangq.gpu.declared import DeclaredDriver
 from gangq.gpu.device import Device, Source
 from gangq.gpu.driver import Driver
 from gangq.gpu.nvml import NvmlDriver
 from gangq.gpu.rocm import AmdsmiDriver
+from gangq.gpu.sampling_child import how_ended, start_module
 from gangq.proc import killing, procfs
 
 _LOOK: dict[Source, str] = {
@@ -119,22 +118,12 @@ def _ask(
     next one where it gave none, or of the probe where SIGKILL does not end it.
     """
     names = [driver.name for driver in drivers]
-    command = [sys.executable, "-m", "gangq.gpu.probe", str(timeout_s + 2 * killing.DEATH_S), *names]
-    # The probe must import what this process imports, and nothing that merely lies in the working directory
-    # (a training script called random.py).
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    limit_s = str(timeout_s + 2 * killing.DEATH_S)
     try:
-        probe = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**private.without_secrets(environ), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-            start_new_session=True,
-        )
+        probe = start_module("gangq.gpu.probe", limit_s, *names, environ=environ, stdin=subprocess.DEVNULL)
     except OSError as error:
         return [], _Failure(
-            f"cannot start {command[0]!r} to ask {drivers[0].library} for its devices ({error}): this worker "
+            f"cannot start {sys.executable!r} to ask {drivers[0].library} for its devices ({error}): this worker "
             "starts without them; repair the Python installation, or declare them with --devices"
         )
     late = False
@@ -177,13 +166,7 @@ def _abandon(
 
 
 def _crashed(driver: Driver, returncode: int, err: bytes) -> _Failure:
-    try:
-        end = f"was killed by {signal.Signals(-returncode).name}"
-    except ValueError:
-        end = f"exited with {returncode}"
-    lines = err.decode("utf-8", "replace").strip().splitlines()
-    last = f", last words {lines[-1][:200]!r}" if lines else ""
     return _Failure(
-        f"the probe of {driver.library} {end}{last}: this worker starts without its devices. "
+        f"the probe of {driver.library} {how_ended(returncode, err)}: this worker starts without its devices. "
         f"{_LOOK[driver.name]}; a driver whose parts are of different versions crashes like this."
     )

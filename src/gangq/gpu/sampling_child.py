@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +17,37 @@ from gangq.proc import killing, procfs
 
 _STDERR_BYTES = 2000
 _MAX_LINE = 1 << 20
+
+
+def start_module(
+    module: str, *arguments: str, environ: Mapping[str, str], **more: Any
+) -> subprocess.Popen[bytes]:
+    """Start a program of this package in a session of its own, in a process that this one can afford to lose.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    # It must import what this process imports, and nothing that merely lies in the working directory (a training
+    # script called random.py).
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**private.without_secrets(environ), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+        start_new_session=True,
+        **more,
+    )
+
+
+def how_ended(code: int, stderr: bytes) -> str:
+    """How a process ended, by its status and the last line on its standard error."""
+    try:
+        how = f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        how = f"exited with {code}"
+    words = stderr.decode("utf-8", "replace").strip().splitlines()
+    return how + (f", last words {words[-1][:200]!r}" if words else "")
 
 
 class SamplingChild:
@@ -42,24 +74,15 @@ class SamplingChild:
             OSError: it cannot be started.
         """
         call = CurrentCall.create()
-        # It must import what this process imports, and nothing that merely lies in the working directory.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         try:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "gangq.gpu.sampling",
-                    source,
-                    str(os.getpid()),
-                    str(poll_s),
-                    str(call.fd),
-                ],
+            process = start_module(
+                "gangq.gpu.sampling",
+                source,
+                str(os.getpid()),
+                str(poll_s),
+                str(call.fd),
+                environ=environ,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**private.without_secrets(environ), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-                start_new_session=True,
                 pass_fds=[call.fd],
             )
         except OSError:
@@ -83,15 +106,10 @@ class SamplingChild:
 
     def why_ended(self) -> str:
         """Why it ended, once it has: as it said itself, or by its status and the last line on its stderr."""
-        if self.failed:
-            return self.failed
-        code = self.process.returncode
-        words = self.stderr_tail.decode("utf-8", "replace").strip().splitlines()
-        how = (
-            f"it was killed by signal {-code}" if code is not None and code < 0 else f"it exited with {code}"
+        return (
+            self.failed
+            or f"the sampling process ended: it {how_ended(self.process.returncode, self.stderr_tail)}"
         )
-        last = f", last output {words[-1][:200]!r}" if words else ""
-        return f"the sampling process ended: {how}{last}"
 
     def end(self, grace_s: float = 0.0, kill: Callable[[int, int], None] | None = None) -> bool:
         """Kill it, if it has not ended within the grace, and close its pipes; says whether it is dead."""
