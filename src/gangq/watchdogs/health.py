@@ -170,8 +170,9 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
 
     def _judge_sample(self, job: _WithDevices, before: Sample, sample: Sample, now: float) -> None:
         verdict = judge((before, sample))
-        then, seen = job.seen or _Seen(0, job.paused, False), self._see(job, now)
-        job.seen = seen
+        last, then = job.last, job.seen or _Seen(0, job.paused, False)
+        beats = 0 if last is None else last.number
+        seen = job.seen = _Seen(beats, self.pauses.total_s, self._exempt(job, last, now))
         if seen.exempt:
             job.exempt_at = now
         ended = _why_ended(then, seen, verdict)
@@ -181,10 +182,6 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
         if job.suspected:
             self._log.info("rearmed", extra={"reason": ended})
         self._restart_window(job, sample)
-
-    def _see(self, job: _WithDevices, now: float) -> _Seen:
-        beats = 0 if job.last is None else job.last.number
-        return _Seen(beats, self.pauses.total_s, self._exempt(job, job.last, now))
 
     def _extend_window(self, job: _WithDevices, before: Sample, sample: Sample, verdict: Verdict) -> float:
         """Return for how many seconds it has been quiet."""
@@ -235,27 +232,14 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
             if event.uuid is not None and event.uuid not in held:
                 continue
             evidence = {"event": event.as_json(), "samples": summary(list(job.kept))}
+            message = _describe(event)
             if event.fatal:
-                self._fault(job, event, evidence, held)
+                blamed = held if event.uuid is None else (event.uuid,)
+                trip = Trip(ExitCode.FAULT, event.kind, message, evidence, blamed, event.application, job.job)
+                self._trip(job, trip)
                 return True
-            self._suspect(job, _describe(event), evidence, "fault")
+            self._suspect(job, message, evidence, "fault")
         return False
-
-    def _fault(
-        self, job: _WithDevices, event: DeviceEvent, evidence: dict[str, Any], held: tuple[str, ...]
-    ) -> None:
-        self._trip(
-            job,
-            Trip(
-                ExitCode.FAULT,
-                event.kind,
-                _describe(event),
-                evidence,
-                held if event.uuid is None else (event.uuid,),
-                event.application,
-                job.job,
-            ),
-        )
 
     def _memory_errors(self, job: _WithDevices, sample: Sample) -> bool:
         """Trip on uncorrectable memory errors that grow; True when it tripped."""
