@@ -120,25 +120,16 @@ class Guardian:
         except OSError:
             return
 
-    def receive(self) -> None:
-        """Read what has arrived; EOFError when the worker closed its end or died."""
+    def listen(self) -> bool:
+        """Read what has arrived; False when the worker closed its end or died."""
         try:
             data = os.read(self.channel, _CHUNK)
         except BlockingIOError:
-            return
+            return True
         except ConnectionError:
-            data = b""
-        if not data:
-            raise EOFError
-        self.inbox += data
-
-    def listen(self) -> bool:
-        """Read what has arrived; False when the worker is dead."""
-        try:
-            self.receive()
-        except EOFError:
             return False
-        return True
+        self.inbox += data
+        return bool(data)
 
     def next_message(self) -> dict[str, Any] | None:
         """The next whole message received, if any."""
@@ -170,9 +161,12 @@ class Guardian:
     # -- the command ---------------------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Read the specification and exec the command. If that fails, send the reason and return False."""
+        """Read the specification and exec the command. If that fails, send the reason and return False; also where
+        the worker has died before it sent what to run.
+        """
         while (spec := self.next_message()) is None:
-            self.receive()
+            if not self.listen():
+                return False
         os.set_blocking(self.channel, False)
         self.mark: str = spec["mark"]
         kernel.set_name(procfs.work_name(self.mark).encode())
@@ -452,11 +446,8 @@ def main(channel: int, *, inside: bool = False) -> None:
     signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     guardian = Guardian(channel, wakeup, inside)
-    try:
-        if not guardian.start():
-            return
-    except EOFError:
-        return  # The worker died before it sent what to run.
+    if not guardian.start():
+        return
     fault = None
     try:
         guardian.watch()
