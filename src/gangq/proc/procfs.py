@@ -17,6 +17,10 @@ import _signal as signal  # type: ignore[import-not-found]
 import os
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MARK_VARIABLE = "GANGQ_MARK"
 """Environment variable that a worker puts on everything it starts; children inherit it."""
 
@@ -139,9 +143,11 @@ def table() -> dict[int, Stat]:
     return found
 
 
-def descendants(processes: dict[int, Stat], roots: set[int]) -> set[int]:
-    """Pids below any of ``roots`` in this table, the roots themselves not included unless one is below
-    another.
+def descendants(
+    processes: dict[int, Stat], roots: set[int], leave_out: Callable[[int], bool] = lambda _: False
+) -> set[int]:
+    """Pids below any of ``roots`` in this table, without those to leave out and what is below those only. The roots
+    themselves are not included unless one is below another.
     """
     children: dict[int, list[int]] = {}
     for entry in processes.values():
@@ -150,7 +156,7 @@ def descendants(processes: dict[int, Stat], roots: set[int]) -> set[int]:
     frontier = list(roots)
     while frontier:
         for pid in children.get(frontier.pop(), ()):
-            if pid not in below:
+            if pid not in below and not leave_out(pid):
                 below.add(pid)
                 frontier.append(pid)
     return below

@@ -44,17 +44,11 @@ class Family:
                     known[pid] = what
             self._known = known
             self._ours = {pid: said for pid, said in self._ours.items() if pid in listed}
-            children: dict[int, list[int]] = {}
-            for pid, what in known.items():
-                children.setdefault(what.ppid, []).append(pid)
-            found: set[int] = set()
-            frontier = list(wanted)
-            while frontier:
-                pid = frontier.pop()
-                if pid in found or (pid not in wanted and (pid in unwanted or self._library(pid))):
-                    continue
-                found.add(pid)
-                frontier += children.get(pid, ())
+            found = wanted | procfs.descendants(
+                known,
+                wanted,
+                lambda pid: pid not in wanted and (pid in unwanted or self._library(pid)),
+            )
         return sorted(pid for pid in found if pid in listed and pid not in unwanted)
 
     def drivers(self, processes: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:

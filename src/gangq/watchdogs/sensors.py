@@ -105,10 +105,6 @@ class WorkSensors:
         self._steps = PythonSteps(clock) if own else None
         self._host = HostActivity(pids, own=own, ignored=ignored, clock=clock)
 
-    def pids(self) -> list[int]:
-        """The processes that count now."""
-        return self._host.pids()
-
     @property
     def got_on_at(self) -> float | None:
         """When Python was last seen to get on in the process that does the work; None: it never was, or it cannot
