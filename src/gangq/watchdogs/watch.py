@@ -39,15 +39,14 @@ J = TypeVar("J", bound="Watched")
 class Setup(TypedDict, total=False):
     """What every watchdog's constructor takes besides its own limits.
 
-    ``name`` is that of the thread. ``clock`` is in seconds, those asleep included; ``wait(seconds)`` is how the
-    thread waits, ``poll_s`` how long. ``on_trip`` carries a trip out [dump stacks, exit]; ``on_suspect`` is called
+    ``name`` is that of the thread. ``clock`` is in seconds, those asleep included; ``poll_s`` is how long
+    the thread waits. ``on_trip`` carries a trip out [dump stacks, exit]; ``on_suspect`` is called
     with suspicions. ``pauses`` measures the pauses of this process. ``threads`` [true] false: none is started, so
     nothing is seen but by :meth:`Watch.check`, which also passes suspicions on in the thread that calls it.
     """
 
     name: str
     clock: Callable[[], float]
-    wait: Callable[[float], object] | None
     poll_s: float
     on_trip: OnTrip | None
     on_suspect: OnSuspect | None
@@ -94,7 +93,6 @@ class Watch(ABC, Generic[J]):
         """The pauses of this process that the thread has met; they move every deadline."""
         self._threads = setup.get("threads", True)
         self._closing = threading.Event()
-        self._wait = setup.get("wait") or self._closing.wait
         self._poll_s = length_s("poll_s", setup.get("poll_s", self._default_poll_s), most=3600)
         self._on_trip = setup.get("on_trip") or leave_now
         self._on_suspect = setup.get("on_suspect")
@@ -257,7 +255,7 @@ class Watch(ABC, Generic[J]):
                 faults += 1
                 self._log.error("watchdog_fault", extra={"faults": faults}, exc_info=problem)
             self.pauses.wait(
-                self._wait, min(self._poll_s * 2 ** min(faults, 10), max(_FAULT_WAIT_S, self._poll_s))
+                self._closing.wait, min(self._poll_s * 2 ** min(faults, 10), max(_FAULT_WAIT_S, self._poll_s))
             )
 
 
