@@ -184,7 +184,7 @@ class SamplerProcess(SamplerState):
     def _order(self, due: list[str]) -> bytes:
         """Return what the process shall do, as it is to be sent."""
         try:
-            own = sorted({int(pid) for pid in self.own_pids()})[:_MAX_PIDS]
+            own = sorted({int(pid) for pid in self._pids()})[:_MAX_PIDS]
         except Exception:
             log.exception("sampler_pids_failed")
             own = []
@@ -227,7 +227,7 @@ class SamplerProcess(SamplerState):
             return
         kernel_state = child.kernel_state()
         # Opening the driver touches every device: most likely it is the one that hung before.
-        blamed = call.device or (self.last_hung() if opening else None)
+        blamed = call.device or (self._findings.last_hung() if opening else None)
         during = call.name or "start"
         survived = not self._end(child)
         self._start_at = time.monotonic()

@@ -36,6 +36,7 @@ class SamplerState:
         self._watched = dict.fromkeys(watched, 0.0)
         """The devices watched, and since when (boottime)."""
         self._pids: Callable[[], Iterable[int]] = tuple
+        """Code of the caller, which may raise anything."""
         self._readings: dict[str, deque[DeviceReading]] = {}
         """The latest of each device, oldest first."""
         self._most_readings = max(2, int(history_s / poll_s))
@@ -86,12 +87,6 @@ class SamplerState:
             due = [uuid for uuid in self._watched if self._alone_until.get(uuid, 0.0) <= now]
             return sorted(due, key=self._findings.hangs)
 
-    def own_pids(self) -> Iterable[int]:
-        """The caller's own processes. Runs code of the caller, so it may raise anything."""
-        with self._lock:
-            pids = self._pids
-        return pids()
-
     def take(self, line: Mapping[str, Any]) -> None:
         """Take what the process said of a device."""
         found: list[DeviceEvent | None] = []
@@ -112,11 +107,6 @@ class SamplerState:
             log.info(said, extra={"device": line["no_events"], "reason": line["why"]})
         for event in found:
             _tell(event)
-
-    def last_hung(self) -> str | None:
-        """The device that hung last within ten minutes."""
-        with self._lock:
-            return self._findings.last_hung()
 
     def hang(self, blamed: str | None, during: str, survived: bool) -> float:
         """A driver call did not return, for the device `blamed` (None: for any). Returns for how many seconds no
