@@ -7,7 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from gangq.watchdogs.numbers import factor, length_s
+from gangq.watchdogs.numbers import length_s
 from gangq.watchdogs.sensors import WorkSensors
 from gangq.watchdogs.watch import Setup, Watch, Watched
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LOAD_GRACE_S = 1200.0
 LONG_PHASE_S = 3600.0
+WAIT_FACTOR = 3.0
+"""What only waits gets this many times the time of what is silent."""
 WARM_UP_BEATS = 5
 """The gaps between so many first beats teach nothing: they hold compilation and first touches."""
 
@@ -57,7 +59,6 @@ def inert(value: Any) -> Any:
 class Terms:
     """What one job is allowed; see its watchdog for what it means."""
 
-    wait_factor: float = 3.0
     load_grace_s: float = LOAD_GRACE_S
     long_phase_s: float = LONG_PHASE_S
 
@@ -65,7 +66,6 @@ class Terms:
         """Raises `InvalidInput` for a number that makes no sense, by name."""
         length_s("load_grace_s", self.load_grace_s, zero=True)
         length_s("long_phase_s", self.long_phase_s)
-        factor("wait_factor", self.wait_factor)
 
 
 class Beaten(Watched):

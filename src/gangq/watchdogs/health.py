@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq.watchdogs.activity import movement
-from gangq.watchdogs.beats import LOAD_GRACE_S, LONG_PHASE_S, Beat, Beaten, BeatWatch, Terms
+from gangq.watchdogs.beats import LOAD_GRACE_S, LONG_PHASE_S, WAIT_FACTOR, Beat, Beaten, BeatWatch, Terms
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import QUIET_PCT, Sample, Verdict, judge, summary
 from gangq.watchdogs.numbers import length_s
@@ -103,7 +103,7 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
     - No window runs in phase ``long`` (for ``long_phase_s`` at most), in ``load`` and ``save`` (for the load grace),
       and in ``wait`` (until the next beat).
     - A wait that may be legitimate (a sleep, a loop that polls, a lock that another program holds) gets
-      ``wait_factor`` windows.
+      three windows.
 
     *Fault*, exit 85, at once: a fatal event of one of its devices or of the whole driver, uncorrectable memory
     errors growing. Other events of its devices are suspicions.
@@ -118,7 +118,6 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
         self,
         *,
         window_s: float = WINDOW_S,
-        wait_factor: float = HealthTerms.wait_factor,
         load_grace_s: float = LOAD_GRACE_S,
         long_phase_s: float = LONG_PHASE_S,
         sample_s: float = 2.0,
@@ -131,9 +130,7 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        terms = HealthTerms(
-            wait_factor=wait_factor, load_grace_s=load_grace_s, long_phase_s=long_phase_s, window_s=window_s
-        )
+        terms = HealthTerms(load_grace_s=load_grace_s, long_phase_s=long_phase_s, window_s=window_s)
         super().__init__(terms, sensors, setup)
         self._sample_s = length_s("sample_s", sample_s, most=60)
 
@@ -194,7 +191,7 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
         return sample.at - job.quiet_since
 
     def _judge_window(self, job: _WithDevices, sample: Sample, quiet_s: float, now: float) -> None:
-        window_s = job.terms.window_s * (job.terms.wait_factor if job.waited else 1)
+        window_s = job.terms.window_s * (WAIT_FACTOR if job.waited else 1)
         if quiet_s >= window_s and job.samples >= _LEAST_SAMPLES:
             what = "it only waited" if job.waited else "nothing else moved"
             message = f"its devices did nothing and {what} for {quiet_s:.0f} s"

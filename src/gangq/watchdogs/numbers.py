@@ -37,15 +37,6 @@ def factor(name: str, value: float, *, least: float = 1.0) -> float:
     return float(value)
 
 
-def count(name: str, value: int, *, least: int = 1) -> int:
-    """Return ``value`` if it is a whole number of at least ``least``. Raises `InvalidInput`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInput(f"{name} is {value!r}: give a whole number")
-    if value < least:
-        raise InvalidInput(f"{name} is {value!r}: it has to be at least {least}")
-    return value
-
-
 def _refuse_strange(name: str, value: object, wanted: str) -> None:
     # A bool is an int to Python: budget_s=True would be a budget of one second.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gangq.watchdogs.beats import (
     LOAD_GRACE_S,
     LONG_PHASE_S,
+    WAIT_FACTOR,
     WARM_UP_BEATS,
     Beat,
     Beaten,
@@ -19,7 +20,7 @@ from gangq.watchdogs.beats import (
 )
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import Sample, Verdict, judge
-from gangq.watchdogs.numbers import count, factor, length_s
+from gangq.watchdogs.numbers import factor, length_s
 from gangq.watchdogs.sensors import WorkSensors
 from gangq.watchdogs.verdicts import Trip
 from gangq.watchdogs.watch import Setup
@@ -32,6 +33,7 @@ STALL_TIMEOUT_S = 120.0
 LEARNED_FACTOR = 5.0
 """A job may be silent for this many times the longest gap between two of its beats."""
 
+_CONFIRM_SAMPLES = 5
 _SLIDE_FACTOR = 3.0
 
 
@@ -56,7 +58,6 @@ class StallTerms(Terms):
     learn: bool | None = None
     """Whether the timeout may grow; None: only if it is not given."""
     confirm_s: float = 10.0
-    confirm_samples: int = 5
     overdue_factor: float = 10.0
 
     def __post_init__(self) -> None:
@@ -65,7 +66,6 @@ class StallTerms(Terms):
         if self.stall_timeout_s is not None:
             length_s("stall_timeout_s", self.stall_timeout_s)
         length_s("confirm_s", self.confirm_s)
-        count("confirm_samples", self.confirm_samples, least=2)
         factor("overdue_factor", self.overdue_factor)
 
 
@@ -89,13 +89,13 @@ class _Silent(Beaten):
 class StallWatchdog(BeatWatch[_Silent, StallTerms]):
     """Inert until the first :meth:`beat`; then a beat is due every stall timeout. Exit 76.
 
-    Silence is only a suspicion. It opens a window of at least ``confirm_s`` and ``confirm_samples``, and trips
+    Silence is only a suspicion. It opens a window of at least ``confirm_s`` and five samples, and trips
     (reason ``idle``) when the devices were quiet and nothing moved in all of it. Something busy or moving in it
     re-arms for another timeout; so does what cannot be known.
 
     A wait that may be legitimate (a sleep, a loop that polls, a lock that another program holds) gets
-    ``wait_factor`` timeouts (``waits``). Busy is not progress, though: at ``overdue_factor`` timeouts of silence it
-    trips whatever the devices do (``no_progress``), at ``wait_factor`` where they are busy without touching memory or
+    three timeouts (``waits``). Busy is not progress, though: at ``overdue_factor`` timeouts of silence it
+    trips whatever the devices do (``no_progress``), at three where they are busy without touching memory or
     drawing power (``spin``). If nothing at all is known, of the host or the devices, neither limit trips.
 
     A beat's phase says what comes next: ``run`` (or none), ``load`` and ``save`` (the load grace instead of the
@@ -114,11 +114,9 @@ class StallWatchdog(BeatWatch[_Silent, StallTerms]):
         *,
         stall_timeout_s: float | None = None,
         confirm_s: float = StallTerms.confirm_s,
-        confirm_samples: int = StallTerms.confirm_samples,
         load_grace_s: float = LOAD_GRACE_S,
         long_phase_s: float = LONG_PHASE_S,
         overdue_factor: float = StallTerms.overdue_factor,
-        wait_factor: float = StallTerms.wait_factor,
         sensors: WorkSensors | None = None,
         **setup: Unpack[Setup],
     ) -> None:
@@ -129,12 +127,10 @@ class StallWatchdog(BeatWatch[_Silent, StallTerms]):
             InvalidInput: a number that makes no sense, by name.
         """
         terms = StallTerms(
-            wait_factor=wait_factor,
             load_grace_s=load_grace_s,
             long_phase_s=long_phase_s,
             stall_timeout_s=stall_timeout_s,
             confirm_s=confirm_s,
-            confirm_samples=confirm_samples,
             overdue_factor=overdue_factor,
         )
         super().__init__(terms, sensors, setup)
@@ -239,7 +235,7 @@ class StallWatchdog(BeatWatch[_Silent, StallTerms]):
         evidence |= {"why": verdict.why, "window": verdict.evidence}
         what = {
             "idle": verdict.why,
-            "waits": f"{verdict.why}, and that is {job.terms.wait_factor:g} times overdue",
+            "waits": f"{verdict.why}, and that is {WAIT_FACTOR:g} times overdue",
             "spin": "its devices are busy without touching memory or drawing power",
             "no_progress": f"that is {job.terms.overdue_factor:g} times overdue, and busy is not progress",
         }[reason]
@@ -312,17 +308,17 @@ def _limits(job: _Silent, last: Beat) -> SilenceLimits:
         due = max(due, terms.long_phase_s - (last.at - last.phase_since))
     elif last.phase == "wait":
         return SilenceLimits(math.inf, math.inf, math.inf, unit)
-    waited, overdue = (due + (times - 1) * unit for times in (terms.wait_factor, terms.overdue_factor))
+    waited, overdue = (due + (times - 1) * unit for times in (WAIT_FACTOR, terms.overdue_factor))
     return SilenceLimits(due, waited, overdue, unit)
 
 
 def _full(window: Sequence[Sample], terms: StallTerms) -> bool:
-    return len(window) >= terms.confirm_samples and window[-1].at - window[0].at >= terms.confirm_s
+    return len(window) >= _CONFIRM_SAMPLES and window[-1].at - window[0].at >= terms.confirm_s
 
 
 def _tail(window: Sequence[Sample], terms: StallTerms) -> Sequence[Sample]:
     """The shortest end of a window that is one by itself."""
-    first = len(window) - terms.confirm_samples
+    first = len(window) - _CONFIRM_SAMPLES
     while first > 0 and not _full(window[first:], terms):
         first -= 1
     return window[max(first, 0) :]
