@@ -16,7 +16,7 @@ a table                ``faults``
 Where something new goes:
 
 ===================  =============================================================================================
-a value              a field of ``reading.DeviceReading`` and its name in ``VALUES``; both readers
+a value              a field of ``reading.DeviceReading``; both readers
 a kind of event      ``reading.EventKind`` and its meaning in ``faults.FAULTS``; the reader that notices it, or
                      ``findings`` where readings tell it
 an Xid               its bucket and its words in ``faults``; a notification of AMD: ``rocm_readings.NOTICES`` too

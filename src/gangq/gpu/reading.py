@@ -7,7 +7,7 @@ that takes silence for idleness kills healthy jobs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 Scope = Literal["process", "mig", "device"]
@@ -27,22 +27,6 @@ EventKind = Literal[
     "count",
 ]
 """What an event is: `count` is a driver that lists fewer devices than before, the others are what they say."""
-
-VALUES = (
-    "gpu_pct",
-    "memory_pct",
-    "used_mb",
-    "total_mb",
-    "own_mb",
-    "energy_mj",
-    "pcie_kb_s",
-    "temperature_c",
-    "power_w",
-    "throttle",
-    "ecc_uncorrectable",
-    "recovery_action",
-)
-"""The names that `DeviceReading.unknown` may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +79,11 @@ class DeviceReading:
     def as_json(self) -> dict[str, Any]:
         """Return the reading as the plain object that a heartbeat takes."""
         return {**asdict(self), "throttle": list(self.throttle)}
+
+
+_ALWAYS_THERE = ("uuid", "at", "gpu_scope", "shared", "unknown")
+VALUES = tuple(field.name for field in fields(DeviceReading) if field.name not in _ALWAYS_THERE)
+"""The names that `DeviceReading.unknown` may hold."""
 
 
 @dataclass(frozen=True, slots=True)
