@@ -281,12 +281,9 @@ def test_a_probe_that_outlives_sigkill_is_left_behind_and_named(
     environ = fake_nvml(line("driver", hang="init"), gpu("a"))
     unkillable: list[int] = []
     try:
-        answers, failure = _ask(
-            [NvmlDriver(environ)],
-            timeout_s=0.5,
-            environ=environ,
-            kill=lambda pid, _: unkillable.append(pid),
-        )
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "killpg", lambda pid, _: unkillable.append(pid))
+            answers, failure = _ask([NvmlDriver(environ)], timeout_s=0.5, environ=environ)
         assert answers == []
         assert failure is not None
         assert failure.silent
@@ -328,7 +325,9 @@ def test_a_probe_that_hangs_after_its_answer_is_named_only_if_sigkill_does_not_e
     answers, failure = detection._ask([NvmlDriver({})], **asking)
     assert (len(answers), failure) == (1, None)
     try:
-        answers, failure = detection._ask([NvmlDriver({})], **asking, kill=lambda pid, _: spared.append(pid))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "killpg", lambda pid, _: spared.append(pid))
+            answers, failure = detection._ask([NvmlDriver({})], **asking)
         assert failure is not None
         assert failure.stuck is not None
         assert (len(answers), failure.silent, failure.stuck.pid) == (1, False, spared[0])

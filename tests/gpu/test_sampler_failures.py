@@ -170,7 +170,8 @@ def test_a_process_that_survives_sigkill_is_fatal_left_behind_and_not_waited_for
     monkeypatch.setattr(killing, "DEATH_S", 0.2)
     environ = fake_nvml(gpu("a"))
     spared: list[int] = []
-    with sampling(environ, deadline_s=0.5, kill=lambda pid, _: spared.append(pid)) as sampler:
+    with monkeypatch.context() as patch, sampling(environ, deadline_s=0.5) as sampler:
+        patch.setattr(os, "killpg", lambda pid, _: spared.append(pid))
         eventually(lambda: known(sampler, A))
         rewrite(state(environ), gpu("a", hang="temp"))
         (hang,) = eventually(lambda: heard(sampler, "driver_hang"))
@@ -185,7 +186,7 @@ def test_a_process_that_survives_sigkill_is_fatal_left_behind_and_not_waited_for
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: known(sampler, A))
         last = eventually(sampler_child)
-        sampler._kill = None
+        patch.undo()
     reapers = [t for t in threading.enumerate() if t.name.startswith("gangq-reap-")]
     for reaper in reapers:
         reaper.join(10)
@@ -211,7 +212,8 @@ def test_no_more_than_three_processes_are_left_in_the_kernel(
     monkeypatch.setattr(killing, "DEATH_S", 0.1)
     spared: list[int] = []
     environ = fake_nvml(*(gpu(letter, hang="temp") for letter in "abcd"))
-    sampler = SamplerProcess(whole_cards(environ), environ, 0.1, 0.2, kill=lambda pid, _: spared.append(pid))
+    sampler = SamplerProcess(whole_cards(environ), environ, 0.1, 0.2)
+    monkeypatch.setattr(os, "killpg", lambda pid, _: spared.append(pid))
     sampler.start()
     try:
         eventually(lambda: len(heard(sampler, "driver_hang")) == 3)
@@ -447,7 +449,7 @@ def test_start_is_refused_while_a_former_thread_has_not_ended(
 def test_a_process_is_named_until_it_is_known_to_be_dead(fake_nvml: Script) -> None:
     sampler, named = SamplerProcess(whole_cards(fake_nvml(gpu("a")))), []
 
-    def end(grace_s: float, kill: object) -> bool:
+    def end(grace_s: float) -> bool:
         named.append(sampler.pids())
         return False
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -112,7 +112,6 @@ def _ask(
     *,
     timeout_s: float,
     environ: Mapping[str, str],
-    kill: Callable[[int, int], None] | None = None,
 ) -> tuple[list[dict[str, Any]], _Failure | None]:
     """Run the probe for these drivers, in turn until one has devices. Returns their answers, and what became of the
     next one where it gave none, or of the probe where SIGKILL does not end it.
@@ -134,7 +133,7 @@ def _ask(
     answers = _answers(out)
     unanswered = [] if answers and answers[-1]["problem"] is None else drivers[len(answers) :]
     if late:
-        abandoned = _abandon((unanswered or drivers)[0], probe, timeout_s, kill)
+        abandoned = _abandon((unanswered or drivers)[0], probe, timeout_s)
         if unanswered:
             return answers, abandoned
         # One that has answered may still hang where it ends. Its answers count, and it is named if SIGKILL fails.
@@ -147,15 +146,13 @@ def _answers(out: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def _abandon(
-    driver: Driver, probe: subprocess.Popen[bytes], timeout_s: float, kill: Callable[[int, int], None] | None
-) -> _Failure:
+def _abandon(driver: Driver, probe: subprocess.Popen[bytes], timeout_s: float) -> _Failure:
     """Kill a probe that hangs and say so; a probe that outlives SIGKILL is left behind, never waited for."""
     message = (
         f"{driver.library} did not answer within {timeout_s:g} s. {_LOOK[driver.name]}; if that hangs too, the "
         "driver is wedged and needs a GPU reset or a reboot."
     )
-    dead = killing.end_group(probe, kill=kill)
+    dead = killing.end_group(probe)
     for stream in (probe.stdout, probe.stderr):
         if stream is not None:
             stream.close()

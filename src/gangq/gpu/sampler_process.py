@@ -53,7 +53,6 @@ class SamplerProcess(SamplerState):
         *,
         start_s: float = 30.0,
         history_s: float = 360.0,
-        kill: Callable[[int, int], None] | None = None,
     ) -> None:
         super().__init__(
             (device.uuid for device in detection.devices),
@@ -65,7 +64,6 @@ class SamplerProcess(SamplerState):
         self._source = detection.source
         self._environ = dict(os.environ if environ is None else environ)
         self._deadline_s = deadline_s
-        self._kill = kill
         self._pipe_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -264,7 +262,7 @@ class SamplerProcess(SamplerState):
         """
         dead = False
         try:
-            dead = child.end(grace_s, self._kill)
+            dead = child.end(grace_s)
         finally:
             # In this order: pids() names it all the time.
             if not dead:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import IO, Any
 
 from gangq import private
@@ -111,9 +111,9 @@ class SamplingChild:
             or f"the sampling process ended: it {how_ended(self.process.returncode, self.stderr_tail)}"
         )
 
-    def end(self, grace_s: float = 0.0, kill: Callable[[int, int], None] | None = None) -> bool:
+    def end(self, grace_s: float = 0.0) -> bool:
         """Kill it, if it has not ended within the grace, and close its pipes; says whether it is dead."""
-        dead = killing.end_group(self.process, grace_s, kill)
+        dead = killing.end_group(self.process, grace_s)
         # A library that aborts says why at the very end.
         self.read_stderr()
         self.close()

@@ -44,16 +44,12 @@ def strike_command(
     return procfs.strike([processes[pid] for pid in ours if processes[pid].alive])
 
 
-def end_group(
-    process: Process,
-    grace_s: float = 0.0,
-    kill: Callable[[int, int], None] | None = None,
-) -> bool:
+def end_group(process: Process, grace_s: float = 0.0) -> bool:
     """Give a process that was started here ``grace_s`` seconds to end by itself, then SIGKILL the process group that
     it leads. Returns whether it is dead.
 
     One that SIGKILL does not end within two seconds is stuck in the kernel, or has become another user's. It is left
-    behind, with a thread that reaps it if it ends one day. ``kill`` is :func:`os.killpg`, but in tests.
+    behind, with a thread that reaps it if it ends one day.
     """
     import signal
     import subprocess
@@ -63,7 +59,7 @@ def end_group(
         process.wait(grace_s)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            (kill or os.killpg)(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
         try:
             process.wait(DEATH_S)
         except subprocess.TimeoutExpired:
