@@ -194,6 +194,19 @@ def test_a_supervisor_reports_within_what_its_worker_left_of_five_seconds(
     assert (tmp_path / statefile.DEATH).exists() is kept
 
 
+@pytest.mark.parametrize("junk", ["[" * 100_000, "{", "7", '{"incarnation": 7, "until": "x"}'])
+def test_a_supervisor_reports_whatever_stands_where_its_worker_keeps_a_trip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, junk: str
+) -> None:
+    allowed: list[float] = []
+    monkeypatch.setattr(death_report, "_run_report", lambda *given: allowed.append(given[3]) or 0)
+    statefile.write(tmp_path, statefile.TRIP, junk.encode())
+    record = json.dumps({"directory": str(tmp_path)}).encode()
+    log = Log(as_json=True)
+    death_report.send(log, {}, b"{}", record, 7, {}, stuck=[], left=[], frozen_at=None)
+    assert allowed == [5.0]
+
+
 def test_a_disk_without_room_is_left_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ def send(
     }
     worker = json.loads(record)
     directory = worker.get("directory") or ""
-    trip = _kept_trip(directory, incarnation)
+    trip = statefile.read_report(directory, statefile.TRIP, incarnation, uid=os.getuid()) or {}
     reported = bool(trip.get("reported"))
     if not reported and directory:
         try:
@@ -71,18 +71,6 @@ def send(
         return
     if status != 0:
         log.say("error", "death_not_reported", exit_code=status, advice=_REPORTED_LATER)
-
-
-def _kept_trip(directory: str, incarnation: int) -> dict[str, object]:
-    """The trip that the worker began to report; empty: it began none."""
-    import json
-
-    raw = statefile.read(directory, statefile.TRIP, uid=os.getuid(), most=statefile.REPORT_BYTES)
-    try:
-        trip = json.loads(raw or b"{}")
-    except ValueError:
-        return {}
-    return trip if isinstance(trip, dict) and trip.get("incarnation") == incarnation else {}
 
 
 def _left_s(until: object, reported: bool) -> float:

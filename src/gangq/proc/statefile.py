@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 NOTE_BYTES = 32
 """The longest note: the number of an incarnation."""
 TRIP = "trip"
@@ -49,6 +53,20 @@ def read(directory: str | os.PathLike[str], name: str, *, uid: int, most: int = 
     finally:
         os.close(file)
     return found if len(found) <= most else None
+
+
+def read_report(
+    directory: str | os.PathLike[str], name: str, incarnation: int, *, uid: int
+) -> dict[str, Any] | None:
+    """What that file (:data:`TRIP`, :data:`DEATH`) says of this incarnation; None: nothing, or it is junk."""
+    import json
+
+    raw = read(directory, name, uid=uid, most=REPORT_BYTES)
+    try:
+        found = json.loads(raw or b"null")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and found.get("incarnation") == incarnation else None
 
 
 def write(directory: str | os.PathLike[str], name: str, data: bytes) -> None:

@@ -152,7 +152,7 @@ def report_end(
 
 def _trip_of_kept_death(client: Client, incarnation: int, directory: Path, uid: int) -> bool:
     """Report the trip that the supervisor could not, if it kept one; False as for :func:`_trip`."""
-    facts = _kept(directory, statefile.DEATH, incarnation, uid)
+    facts = statefile.read_report(directory, statefile.DEATH, incarnation, uid=uid)
     if facts is None:
         return True
     try:
@@ -182,19 +182,9 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-def _kept(directory: Path, name: str, incarnation: int, uid: int) -> dict[str, Any] | None:
-    """The content of that file, if it is about this incarnation."""
-    raw = statefile.read(directory, name, uid=uid, most=statefile.REPORT_BYTES)
-    try:
-        found = json.loads(raw or b"null")
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and found.get("incarnation") == incarnation else None
-
-
 def _kept_trip(client: Client, incarnation: int, directory: Path, uid: int) -> bool:
     """Report the trip that the worker itself could not; whether there was one."""
-    trip = _kept(directory, statefile.TRIP, incarnation, uid)
+    trip = statefile.read_report(directory, statefile.TRIP, incarnation, uid=uid)
     if trip is None or "job" not in trip:
         return False
     try:
