@@ -79,12 +79,11 @@ def oom_kills(group: Group | None) -> int | None:
 
     A group without a count of its own is counted in the nearest parent that has one.
     """
-    for folder in group.folders if group is not None else ():
-        name = "memory.oom_control" if group is not None and group.version == 1 else "memory.events"
-        found = counts(f"{folder}/{name}").get("oom_kill")
-        if found is not None:
-            return found
-    return None
+    if group is None:
+        return None
+    name = "memory.oom_control" if group.version == 1 else "memory.events"
+    found = (counts(f"{folder}/{name}").get("oom_kill") for folder in group.folders)
+    return next((kills for kills in found if kills is not None), None)
 
 
 def home() -> str | None:

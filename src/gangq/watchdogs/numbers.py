@@ -29,11 +29,11 @@ def length_s(name: str, value: float, *, most: float = LONGEST_S, zero: bool = F
     return float(value)
 
 
-def factor(name: str, value: float, *, least: float = 1.0) -> float:
-    """Return ``value`` if it is a finite number of at least ``least``. Raises `InvalidInput`."""
+def factor(name: str, value: float) -> float:
+    """Return ``value`` if it is a finite number of at least 1. Raises `InvalidInput`."""
     _refuse_strange(name, value, "a number such as 10")
-    if value < least:
-        raise InvalidInput(f"{name} is {value!r}: it has to be at least {least:g}")
+    if value < 1:
+        raise InvalidInput(f"{name} is {value!r}: it has to be at least 1")
     return float(value)
 
 

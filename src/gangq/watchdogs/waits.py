@@ -151,12 +151,8 @@ def _command(pid: int) -> str:
 
 
 def _things(pid: int, fds: Iterable[int | None]) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for fd in fds:
-        thing = None if fd is None else _thing(pid, fd)
-        if thing is not None:
-            found[thing] = None
-    return tuple(found)[:_MOST_THINGS]
+    found = (_thing(pid, fd) for fd in fds if fd is not None)
+    return tuple(dict.fromkeys(thing for thing in found if thing is not None))[:_MOST_THINGS]
 
 
 def _thing(pid: int, fd: int) -> str | None:
