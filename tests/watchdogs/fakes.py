@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,15 +68,6 @@ class Sampler:
             **more,
         }
         self.happened.append(DeviceEvent(uuid, self.clock(), kind, fatal=fatal, **values))  # type: ignore[arg-type]
-
-    def doubtful(self) -> frozenset[str]:
-        return frozenset()
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def watch(self, uuids: Iterable[str], pids: Callable[[], Iterable[int]]) -> None: ...
 
 
 class Scene:
