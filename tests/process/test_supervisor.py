@@ -297,7 +297,7 @@ def test_a_worker_is_looked_at_twice_a_second_apart(monkeypatch: pytest.MonkeyPa
     for silent_s in (9.0, 9.25, 9.75, 10.0):
         one.silence.silent_s = silent_s
         one.compare_looks()
-    assert (looks, one.end.frozen_s) == ([9.0, 10.0], None if signs else 10.0)
+    assert (looks, one.frozen_s) == ([9.0, 10.0], None if signs else 10.0)
 
 
 def test_who_wants_the_processor_and_is_given_no_slice_of_it_is_not_frozen() -> None:
@@ -439,7 +439,7 @@ def test_it_gives_up_on_what_does_not_die_after_5_s_and_on_what_is_exiting_after
     monkeypatch.setattr(procfs, "dying", lambda _: exiting)
     one.sweep()
     assert gives_up_s <= at[0] < gives_up_s + 0.2
-    assert (one.end.left, one.end.stuck) == ([left], [])
+    assert (one.left, one.stuck) == ([left], [])
 
 
 def test_a_guardian_that_does_not_end_is_left_alone_for_longer_than_the_grace_it_gives(

@@ -50,27 +50,6 @@ _STACKS_S = 0.2
 _KILL_S = 5.0
 
 
-class End:
-    """What is known of the end of a worker."""
-
-    def __init__(self) -> None:
-        self.frozen_s: float | None = None
-        """How long it was silent when it was found frozen; None: it ended by itself."""
-        self.frozen_at: float | None = None
-        """When that was, on the clock of leases."""
-        self.out_of_memory = False
-        self.killed_at: float | None = None
-        self.incarnation = 0
-        self.job = (0, 0)
-        """Id and token of the job whose handler ran in it."""
-        self.threads: list[dict[str, object]] = []
-        """Where a frozen worker's threads were in the kernel."""
-        self.left: list[procfs.Stat] = []
-        """Processes of it that live."""
-        self.stuck: list[procfs.Stat] = []
-        """Those of them that SIGKILL will never end."""
-
-
 class Supervisor:
     """One worker, from its start to the proof that nothing of it is left."""
 
@@ -114,7 +93,21 @@ class Supervisor:
         """The worker's exit status, or minus the signal that killed it; None: it lives."""
         self.paused_s = 0.0
         """For how long this process itself was stopped."""
-        self.end = End()
+        self.frozen_s: float | None = None
+        """How long the worker was silent when it was found frozen; None: it ended by itself."""
+        self.frozen_at: float | None = None
+        """When that was, on the clock of leases."""
+        self.out_of_memory = False
+        self.killed_at: float | None = None
+        self.incarnation = 0
+        self.job = (0, 0)
+        """Id and token of the job whose handler ran in it."""
+        self.threads: list[dict[str, object]] = []
+        """Where a frozen worker's threads were in the kernel."""
+        self.left: list[procfs.Stat] = []
+        """Processes of it that live."""
+        self.stuck: list[procfs.Stat] = []
+        """Those of them that SIGKILL will never end."""
         self.foreign: dict[int, int] = {}
         """Children from before: a shell may have started them and become this program. Not ours to end."""
 
@@ -169,7 +162,7 @@ class Supervisor:
 
     def watch(self) -> None:
         """Serve until the worker has died or is found frozen."""
-        while self.status is None and self.end.frozen_s is None:
+        while self.status is None and self.frozen_s is None:
             # Over the limit it may wait for the second look.
             wait_s = max(self.silence.wait_s(), _LEAST_TURN_S)
             ready = self.poll.poll(wait_s * 1000)
@@ -188,7 +181,7 @@ class Supervisor:
             if self.status is None and self.alive and self.silence.near_limit:
                 self.compare_looks()
             elif self.status is None and self.silence.over:
-                self.end.frozen_s = self.silence.silent_s
+                self.frozen_s = self.silence.silent_s
 
     def read_channel(self) -> None:
         """Read what the worker sent; at its end, stop polling the channel."""
@@ -239,7 +232,7 @@ class Supervisor:
             return
         why = second.since(self.first_look)
         if why is None:
-            self.end.frozen_s = self.silence.silent_s
+            self.frozen_s = self.silence.silent_s
             return
         self.log.say("warning", "silent_but_not_frozen", silent_s=round(self.silence.silent_s, 1), reason=why)
         self.first_look = second
@@ -311,62 +304,60 @@ class Supervisor:
     def end_frozen(self) -> None:
         """Evidence, then SIGKILL for everything."""
         # Before the worker is continued to write its stacks: what it writes to the memory after that is too late.
-        self.end.frozen_at = clock.boottime()
+        self.frozen_at = clock.boottime()
         self.remember()
         self.notifier.status("frozen: being killed")
         until = self._now() + _STACKS_S
-        self.end.threads = procfs.threads(self.child)
+        self.threads = procfs.threads(self.child)
         if not self.memory.stacks_written:
             self.dump(until, go_on=True)
         self.kill_all()
         # Not before: writing may block, and nothing may delay the end of a frozen worker.
-        self.log.say(
-            "error", "frozen", silent_s=round(self.end.frozen_s or 0.0, 1), job=self.end.job[0] or None
-        )
+        self.log.say("error", "frozen", silent_s=round(self.frozen_s or 0.0, 1), job=self.job[0] or None)
 
     def remember(self) -> None:
         """Remember which incarnation and job are to be reported."""
-        self.end.incarnation = self.memory.incarnation
-        self.end.job = (self.memory.job_id, self.memory.token)
+        self.incarnation = self.memory.incarnation
+        self.job = (self.memory.job_id, self.memory.token)
 
     def kill_all(self) -> None:
         """SIGKILL for the whole tree, the worker first: it starts no more."""
-        self.end.killed_at = self._now()
+        self.killed_at = self._now()
         if self.status is None:
             _kill_group(self.child)
             os.kill(self.child, signal.SIGKILL)
 
     def finish(self) -> int:
         """End what is left, report how the worker ended, and return the exit code."""
-        if self.end.frozen_s is None:
+        if self.frozen_s is None:
             self.remember()
             self.let_end()
         self.sweep()
-        code = UNKILLABLE if self.end.stuck else self.code()
+        code = UNKILLABLE if self.stuck else self.code()
         stacks = self.memory.stacks() if self.code() == FROZEN else b""
-        if self.end.incarnation:
+        if self.incarnation:
             self.report(code, stacks)
         if stacks:
             supervisor_log.offer(2, b"gangq: the stacks of the frozen worker\n" + stacks)
-        if self.end.stuck:
-            self.log.say("critical", "unkillable", pids=[entry.pid for entry in self.end.stuck])
+        if self.stuck:
+            self.log.say("critical", "unkillable", pids=[entry.pid for entry in self.stuck])
             self.notifier.status("a process cannot be killed: reboot this host")
-        if code and (self.end.incarnation or self.status != code):
+        if code and (self.incarnation or self.status != code):
             # A worker that never registered has logged why; that should stay the last line.
             self.log.say("warning", "worker_ended", exit_code=code, status=self.status)
         return code
 
     def code(self) -> int:
         """The exit code, as far as the worker itself decides it."""
-        if self.end.frozen_s is not None:
+        if self.frozen_s is not None:
             return FROZEN
         if self.status is None or self.status >= 0:
             return self.status or 0
-        return MEMORY if self.status == -signal.SIGKILL and self.end.out_of_memory else 128 - self.status
+        return MEMORY if self.status == -signal.SIGKILL and self.out_of_memory else 128 - self.status
 
     def let_end(self) -> None:
         """Give guardians the time that they give their commands; kill everything that has no guardian at once."""
-        self.end.out_of_memory = self.oom.killed()
+        self.out_of_memory = self.oom.killed()
         until = self._now() + procfs.LET_END_S
         while self._now() < until:
             processes = procfs.table()
@@ -382,26 +373,26 @@ class Supervisor:
 
     def sweep(self) -> None:
         """SIGKILL until the kernel knows no child of ours any more, for 5 s; 30 s for those who are exiting."""
-        if self.end.killed_at is None:
-            self.end.killed_at = self._now()
+        if self.killed_at is None:
+            self.killed_at = self._now()
         clean, pause, looks = 0, 0.001, procfs.Dying()
         while True:
             self.reap()
             processes = procfs.table()
-            self.end.left = procfs.strike([processes[pid] for pid in self.tree(processes)])
+            self.left = procfs.strike([processes[pid] for pid in self.tree(processes)])
             self.reap()
             # A reading of /proc is no snapshot. With children that are not ours to end, ECHILD never comes: then
             # two clean ones in a row.
-            clean = 0 if self.end.left or self.status is None else clean + 1
+            clean = 0 if self.left or self.status is None else clean + 1
             gone = clean >= 2 or (clean and not _has_children())
             if gone:
-                self.end.stuck = []
+                self.stuck = []
                 return
-            passed = self._now() - self.end.killed_at
+            passed = self._now() - self.killed_at
             if passed >= _KILL_S / 2:
                 # Every thread of them is looked at, which costs: not more often than it takes.
                 pause = 0.1
-                self.end.stuck = looks.stuck(self.end.left)
+                self.stuck = looks.stuck(self.left)
             given_up = passed >= procfs.EXIT_S or (passed >= _KILL_S and not self.exiting())
             if given_up:
                 return
@@ -410,8 +401,8 @@ class Supervisor:
 
     def exiting(self) -> bool:
         """Whether one of those left, not known to be stuck, is exiting."""
-        stuck = {entry.pid for entry in self.end.stuck}
-        return any(entry.pid not in stuck and procfs.dying(entry.pid) for entry in self.end.left)
+        stuck = {entry.pid for entry in self.stuck}
+        return any(entry.pid not in stuck and procfs.dying(entry.pid) for entry in self.left)
 
     def tree(self, processes: dict[int, procfs.Stat]) -> set[int]:
         """Pids of all that is alive and ours."""
@@ -426,38 +417,38 @@ class Supervisor:
 
     def report(self, code: int, stacks: bytes) -> None:
         """Report the end to the database, or leave the report on this host."""
-        end, status = self.end, self.status
+        status = self.status
         self.notifier.status("reporting the death of the worker")
-        job, token = end.job
+        job, token = self.job
         death_report.send(
             self.log,
             self.environ,
             self.secrets,
             self.memory.record,
-            end.incarnation,
+            self.incarnation,
             {
                 "exit_code": code,
                 "status": status,
                 "signal": -status if status is not None and status < 0 else None,
-                "silent_s": end.frozen_s,
+                "silent_s": self.frozen_s,
                 "paused_s": self.paused_s,
                 "out_of_memory": code == MEMORY,
                 "job": job,
                 "token": token,
-                "threads": end.threads,
+                "threads": self.threads,
                 "stacks": stacks.decode(errors="replace"),
-                "tree_dead": not end.left and status is not None,
+                "tree_dead": not self.left and status is not None,
             },
-            stuck=end.stuck,
-            left=end.left,
-            frozen_at=end.frozen_at,
+            stuck=self.stuck,
+            left=self.left,
+            frozen_at=self.frozen_at,
         )
 
     def run(self) -> int:
         """Supervise from start to end; returns the exit code."""
         self.start()
         self.watch()
-        if self.end.frozen_s is not None:
+        if self.frozen_s is not None:
             self.end_frozen()
         self.notifier.say("STOPPING=1")
         return self.finish()
