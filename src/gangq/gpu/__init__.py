@@ -8,7 +8,7 @@ process                its files
 the probe, at start    ``probe``; it lists devices by ``nvml`` or ``rocm``, with ``driver``
 the sampling process   ``sampling``; it reads them by ``nvml_readings`` or ``rocm_readings``, with ``reader``
 the worker             ``detection`` asks the probe. ``sampler_process`` owns the sampling process
-                       (``sampling_child``) and keeps in ``sampler_state`` what it said, and in ``findings``
+                       (``sampling_child``); what it said is in ``sampler_state``, with ``findings``
 both sides             ``current_call``, ``reading``, ``device``
 a table                ``faults``
 =====================  ===========================================================================================
@@ -19,7 +19,7 @@ Where something new goes:
 a value              a field of ``reading.DeviceReading``; both readers
 a kind of event      ``reading.EventKind`` and its meaning in ``faults.FAULTS``; the reader that notices it, or
                      ``findings`` where readings tell it
-an Xid               its bucket and its words in ``faults``; a notification of AMD: ``rocm_readings.NOTICES`` too
+an Xid               its bucket and its words in ``faults``; a notification of AMD: in ``rocm_readings.NOTICES`` too
 a driver             a ``driver.Driver`` and a ``reader.Reader``, as in ``nvml`` and ``nvml_readings``;
                      ``device.Source``, ``detection``, and where ``probe``, ``sampling`` and ``sampler_process``
                      choose by name

@@ -1,7 +1,5 @@
-"""What a driver binding has to say about devices, and what all of them do with those that they list: what of them the
-operator shows, and which are joined.
-
-The operator's own restriction is CUDA_VISIBLE_DEVICES and its relatives, as the drivers read them.
+"""What a driver binding says about devices, and what all bindings do with the devices that they list: leave out those
+that the operator does not show (CUDA_VISIBLE_DEVICES and its relatives), and name those that are joined.
 
 The driver libraries list every card of the host whatever these variables say, so a worker that ignored them
 would hand out cards that its operator gave to another program.
