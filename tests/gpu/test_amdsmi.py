@@ -144,7 +144,8 @@ def test_a_library_that_cannot_start_is_a_warning_only_where_the_kernel_driver_i
     program = (
         "import sys; from pathlib import Path; from gangq.gpu import DriverUnavailable\n"
         "from gangq.gpu.rocm import AmdsmiDriver\n"
-        "try: AmdsmiDriver(loaded=Path(sys.argv[1])).devices()\n"
+        "AmdsmiDriver.loaded = Path(sys.argv[1])\n"
+        "try: AmdsmiDriver().devices()\n"
         "except DriverUnavailable as error: print(error.absent, error)\n"
     )
     said = subprocess.run(
@@ -164,12 +165,13 @@ def test_a_binding_that_breaks_on_import_is_silent_without_a_card_and_a_warning_
     (tmp_path / "amdsmi.py").write_text("print('Unable to find it')\nraise KeyError('libamd_smi.so')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+    monkeypatch.setattr(AmdsmiDriver, "loaded", tmp_path / "kfd")
     with pytest.raises(DriverUnavailable) as without:
-        AmdsmiDriver({}, loaded=tmp_path / "kfd").devices()
+        AmdsmiDriver({}).devices()
     assert without.value.absent
     (tmp_path / "kfd").touch()
     with pytest.raises(DriverUnavailable, match=r"KeyError.*gangq\[rocm\]") as loaded:
-        AmdsmiDriver({}, loaded=tmp_path / "kfd").devices()
+        AmdsmiDriver({}).devices()
     assert not loaded.value.absent
 
 

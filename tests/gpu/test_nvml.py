@@ -432,10 +432,11 @@ def test_no_library_is_silent_without_a_loaded_driver_and_a_warning_with_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, binding: object
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", binding)
+    monkeypatch.setattr(NvmlDriver, "loaded", tmp_path / "version")
     with pytest.raises(DriverUnavailable) as without:
-        NvmlDriver({}, loaded=tmp_path / "version").devices()
+        NvmlDriver({}).devices()
     assert without.value.absent
     (tmp_path / "version").touch()
     with pytest.raises(DriverUnavailable, match=r"gangq\[nvidia\]|compute,utility") as loaded:
-        NvmlDriver({}, loaded=tmp_path / "version").devices()
+        NvmlDriver({}).devices()
     assert not loaded.value.absent

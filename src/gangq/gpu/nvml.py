@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import warnings as python_warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gangq.errors import DriverUnavailable
 from gangq.gpu.device import Device, Source
 from gangq.gpu.driver import Candidate, Driver, enforced_elsewhere, entries, linked
-
-_LOADED = Path("/proc/driver/nvidia/version")
 
 # nvmlInit's return codes that an operator can do something about.
 _ADVICE = {
@@ -34,10 +32,8 @@ class NvmlDriver(Driver):
 
     name: Source = "nvml"
     library = "libnvidia-ml.so.1"
-
-    def __init__(self, environ: Mapping[str, str] | None = None, *, loaded: Path = _LOADED) -> None:
-        super().__init__(environ)
-        self._loaded = loaded
+    loaded = Path("/proc/driver/nvidia/version")
+    """There while the kernel's driver is loaded."""
 
     def devices(self) -> list[Device]:
         """List the cards, or the MIG instances of those in MIG mode."""
@@ -70,7 +66,7 @@ class NvmlDriver(Driver):
                 python_warnings.simplefilter("ignore")
                 import pynvml
         except ImportError as error:
-            if not self._loaded.exists():
+            if not self.loaded.exists():
                 raise DriverUnavailable("no NVIDIA driver and no nvidia-ml-py", absent=True) from error
             raise DriverUnavailable(
                 "an NVIDIA driver is loaded but its Python binding cannot be imported "
@@ -81,7 +77,7 @@ class NvmlDriver(Driver):
         except pynvml.NVMLError as error:
             code = getattr(error, "value", None)
             if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-                if not self._loaded.exists():
+                if not self.loaded.exists():
                     raise DriverUnavailable("no NVIDIA driver", absent=True) from error
                 raise DriverUnavailable(
                     f"an NVIDIA driver is loaded but {self.library} is not found: in a container, set "

@@ -6,7 +6,7 @@ import contextlib
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from gangq.errors import DriverUnavailable
 from gangq.gpu.device import Device, Source
 from gangq.gpu.driver import Candidate, Driver, linked
 
-_LOADED = Path("/dev/kfd")
 # What the ROCm runtime calls a card: GPU- and 16 hex digits. amd-smi's own UUID is another number.
 _RUNTIME_UUID = re.compile(r"GPU-[0-9a-f]{16}")
 # AMDSMI_STATUS_NOT_SUPPORTED
@@ -28,10 +27,8 @@ class AmdsmiDriver(Driver):
 
     name: Source = "amdsmi"
     library = "libamd_smi.so"
-
-    def __init__(self, environ: Mapping[str, str] | None = None, *, loaded: Path = _LOADED) -> None:
-        super().__init__(environ)
-        self._loaded = loaded
+    loaded = Path("/dev/kfd")
+    """There while the kernel's driver is loaded."""
 
     def devices(self) -> list[Device]:
         """List the cards and compute partitions."""
@@ -66,7 +63,7 @@ class AmdsmiDriver(Driver):
             import amdsmi
         # Without libamd_smi.so the import raises KeyError, with another release's AttributeError.
         except Exception as error:
-            if not self._loaded.exists():
+            if not self.loaded.exists():
                 raise DriverUnavailable("no AMD driver", absent=True) from error
             raise DriverUnavailable(
                 f"an AMD GPU driver is loaded but amdsmi cannot be imported ({type(error).__name__}: "
@@ -78,7 +75,7 @@ class AmdsmiDriver(Driver):
             raise DriverUnavailable(
                 f"{self.library} cannot start ({_one_line(error)}): see what amd-smi list says; the user of "
                 "this worker must be in the groups render and video",
-                absent=not self._loaded.exists(),
+                absent=not self.loaded.exists(),
             ) from error
         return amdsmi
 
