@@ -52,7 +52,7 @@ class SlowReporter(Reporter):
     def failed(self, job, error, *, again, cause="error"):
         outlive()
 
-    def stopped(self, job):
+    def stopped(self, job, *, unless_told=None):
         outlive()
 
     def forget(self, job):

@@ -13,9 +13,8 @@ from gangq.errors import DatabaseUnreachable
 from gangq.gpu import detect
 from gangq.worker.claims import ClaimSource, ThreadWakes
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.lanes import Lanes
 from gangq.worker.lease import LeaseKeeper
-from gangq.worker.options import WorkerOptions
+from gangq.worker.options import Lanes, WorkerOptions
 from gangq.worker.ports import PortHolder
 from gangq.worker.registration import register
 from gangq.worker.session import Session

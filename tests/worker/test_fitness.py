@@ -24,8 +24,7 @@ from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.watchdogs import ExitCode
 from gangq.worker import fitness, host_record
-from gangq.worker.lanes import Lanes
-from gangq.worker.options import WorkerOptions
+from gangq.worker.options import Lanes, WorkerOptions
 from gangq.worker.registration import register
 from worker.controls import control_of
 

@@ -27,10 +27,10 @@ from gangq.errors import GangqError, WorkerGone
 from gangq.proc.bounded_log import BoundedLog
 from gangq.retry import AGAIN
 from gangq.worker.child_context import ChildContext, Link
-from gangq.worker.child_main import Ended, conclude, prepare, report
+from gangq.worker.child_main import prepare, report
+from gangq.worker.endings import Returned, conclude, what_follows
 from gangq.worker.forks import restore_signals
 from gangq.worker.output import stream_handlers
-from gangq.worker.runner_inline import what_follows
 from gangq.worker.shared_orders import Begin, Stop, WhoHolds, say_holder, taken
 
 log = logging.getLogger("gangq.worker.async")
@@ -88,7 +88,7 @@ class _Job:
         self.cancelled = False
         self.log: _JobLog | None = None
         """None: it could not be made."""
-        self.work: asyncio.Task[Ended] | None = None
+        self.work: asyncio.Task[Returned] | None = None
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -217,7 +217,7 @@ class _Jobs:
                 await asyncio.wait([job.work])
                 if job.log is not None:
                     job.log.finish()
-                ended: Ended = (None, asyncio.CancelledError(), AGAIN)
+                ended: Returned = (None, asyncio.CancelledError(), AGAIN)
                 if not job.work.cancelled():
                     ended = job.work.result()
                 await self._asked(lambda: report(context, *ended))
@@ -243,7 +243,7 @@ class _Jobs:
                     raise
             await asyncio.sleep(_AGAIN_S)
 
-    async def _attempt(self, job: _Job, context: ChildContext) -> Ended:
+    async def _attempt(self, job: _Job, context: ChildContext) -> Returned:
         set_current_of_task(context)
         try:
             self.app, handler = prepare(lambda: self.app or self._find(), self._task)
@@ -257,6 +257,4 @@ class _Jobs:
                 result = await handler(context, **context.job.payload)
             except BaseException as problem:
                 raised = problem
-            if os.getpid() != self._pid:
-                os._exit(1)  # A fork of the handler that came back here has nothing to say about the job.
-            return conclude(self.app.hooks, handler, context, result, raised)
+            return conclude(handler, context, result, raised, self._pid)

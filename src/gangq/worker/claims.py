@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gangq.client.rows import Outcome
     from gangq.worker.control import Control
     from gangq.worker.jobs import ActiveJob
-    from gangq.worker.lanes import Lane
+    from gangq.worker.options import Lane
 
 log = logging.getLogger("gangq.worker.claims")
 

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from gangq.context import GangInfo
 from gangq.errors import CommandStartError
 from gangq.gpu.memory import container_memory
-from gangq.retry import Again
 from gangq.watchdogs import ExitCode, Trip
 from gangq.worker.child import Exit
-from gangq.worker.endings import Attempt, Ending, WorkEnd, ending_of
+from gangq.worker.endings import Done, Ending, WorkEnd, ending_of, report_as_said
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import Reporter, describe
-from gangq.worker.results import dumps_result
 from gangq.worker.watching import CommandTrip
 
 _PORT_TAKEN_WITHIN_S = 120.0
-
-Done = Callable[[ActiveJob, Any], object]
-"""Reports that a job is done, with its result as JSON text or None."""
 
 
 @dataclass(frozen=True)
@@ -49,54 +42,32 @@ class Ended:
     @property
     def ending(self) -> Ending:
         """What to report."""
-        job, trip = self.job, self.trip
-        said: WorkEnd | None = (job.work_end or {}).get("kind")
+        said: WorkEnd | None = (self.job.work_end or {}).get("kind")
         if said is None and self.exit.code == 0 and not self.is_handler:
             said = "exit 0"
-        return ending_of(
-            Attempt(
-                said,
-                lost=job.lost is not None,
-                completed=job.completed_by_handler,
-                told_to_stop=job.stop_reason is not None,
-                trip=None if trip is None else trip.code,
-                cause=self.exit.cause,
-                socket_gone=self.socket_gone,
-            )
-        )
+        code = None if self.trip is None else self.trip.code
+        return ending_of(self.job, said, trip=code, cause=self.exit.cause, socket_gone=self.socket_gone)
 
 
 def report(reporter: Reporter, ended: Ended, done: Done) -> None:
     """Report it; ``done(job, result)`` if it is done."""
     job, trip, ending = ended.job, ended.trip, ended.ending
-    said = job.work_end or {}
-    if ending is Ending.NOTHING:
-        reporter.forget(job)
-    elif ending is Ending.COMMITTED_OR_FAILED:
-        reporter.completed_by_handler(job, said.get("error"))
-    elif ending is Ending.DONE:
-        result = said.get("result")
-        done(job, None if result is None else dumps_result(result, f"the result of task {job.claim.task!r}"))
-    elif ending is Ending.TRIPPED and trip is not None:
-        reporter.tripped(job, trip, {**ended.tripped.evidence, "log_tail": ended.tail})
-    elif ending is Ending.STOPPED:
-        by_guardian = ended.exit.cause in ("deadline", "orphan")
-        reporter.stopped(job, unless_told="lease" if by_guardian or not ended.socket_gone else "directory")
-    elif ending is Ending.SNOOZED:
-        reporter.snoozed(job, said["for_s"])
-    else:
-        _report_failed(reporter, ended, said)
-
-
-def _report_failed(reporter: Reporter, ended: Ended, said: dict[str, Any]) -> None:
-    job, over = ended.job, ended.tripped.over
     cause = "port_taken" if _port_taken(ended) else "error"
-    if ended.ending is Ending.ERROR:
-        error = dict(said["error"])
-        described = describe(error.pop("type"), error.pop("message"), **{**error, "log_tail": ended.tail})
-        again = Again(said.get("retryable") is not False, said.get("retry_in_s"))
-        reporter.failed(job, described, again=again, cause=cause)
-    elif over is not None:
+    if ending is Ending.TRIPPED and trip is not None:
+        reporter.tripped(job, trip, {**ended.tripped.evidence, "log_tail": ended.tail})
+    elif ending is not Ending.FAILED:
+        by_guardian = ended.exit.cause in ("deadline", "orphan")
+        report_as_said(
+            reporter,
+            job,
+            ending,
+            job.work_end or {},
+            done,
+            cause=cause,
+            unless_told="lease" if by_guardian or not ended.socket_gone else "directory",
+            log_tail=ended.tail,
+        )
+    elif (over := ended.tripped.over) is not None:
         why = f"its process was ended over job {over.id}, which ran there too"
         reporter.failed(job, describe("OtherJob", why), cause="other_job")
     else:

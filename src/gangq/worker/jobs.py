@@ -22,7 +22,7 @@ from gangq.worker.results import as_progress
 if TYPE_CHECKING:
     from gangq.client.rows import Claim
     from gangq.context import GangInfo
-    from gangq.worker.lanes import Lane
+    from gangq.worker.options import Lane
     from gangq.worker.replicas import Replica
 
 log = logging.getLogger("gangq.worker.jobs")

@@ -17,8 +17,7 @@ from gangq.proc import cgroup, procfs
 from gangq.proc.clock import boottime
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import fitness, host_record
-from gangq.worker.lanes import Lanes
-from gangq.worker.options import WorkerOptions
+from gangq.worker.options import Lanes, WorkerOptions
 from gangq.worker.predecessor import Predecessor
 from gangq.worker.repeating import backoff
 from gangq.worker.service_unit import service_unit

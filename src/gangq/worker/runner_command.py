@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq import tracing
 from gangq.context import Checkpoint, GangInfo
-from gangq.errors import CommandStartError, Stopped
+from gangq.errors import CommandStartError, GangqError, Stopped
 from gangq.gpu import Detection
 from gangq.gpu.memory import container_memory
 from gangq.proc import cgroup, procfs, statefile
@@ -28,8 +28,9 @@ from gangq.watchdogs import dumps
 from gangq.worker import child_main, handler_info
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
-from gangq.worker.command_report import Done, Ended, how, note_out_of_memory, report, report_not_started
+from gangq.worker.command_report import Ended, how, note_out_of_memory, report, report_not_started
 from gangq.worker.drain import Drain
+from gangq.worker.endings import Done
 from gangq.worker.environment import Surroundings, for_child, for_shared, scrubbed, visible_devices
 from gangq.worker.forkserver import ForkServer
 from gangq.worker.jobs import ActiveJob, StopReason
@@ -57,6 +58,10 @@ than its guardian waits.
 """
 
 
+class Unrunnable(GangqError):
+    """No attempt can begin: the payload is malformed, or the App is in no module that a child could import."""
+
+
 @dataclass(frozen=True)
 class Command:
     """What to start."""
@@ -75,24 +80,24 @@ class Command:
         """A submitted command: ``{"argv": [...], "shell": false, "env": {}, "cwd": null}``.
 
         Raises:
-            ValueError: it is not of that form; the message says what is wrong.
+            Unrunnable: it is not of that form; the message says what is wrong.
         """
         if not isinstance(payload, dict):
-            raise ValueError(f"a command's payload is an object with argv, not {payload!r}")
+            raise Unrunnable(f"a command's payload is an object with argv, not {payload!r}")
         argv, env, cwd = payload.get("argv"), payload.get("env") or {}, payload.get("cwd")
         if not isinstance(argv, list) or not argv or not all(isinstance(arg, str) for arg in argv):
-            raise ValueError(f"argv is {argv!r}: a list of strings, the program first")
+            raise Unrunnable(f"argv is {argv!r}: a list of strings, the program first")
         if not isinstance(env, dict) or not all(
             isinstance(value, str) and "=" not in name for name, value in env.items()
         ):
-            raise ValueError("env is an object of names and strings")
+            raise Unrunnable("env is an object of names and strings")
         # Who a process is, is said by its worker. `submit` in SQL takes any payload, hence here.
         ours = sorted(name for name in env if name.startswith("GANGQ_"))
         if ours:
             log.warning("variables_dropped", extra={"names": ours})
             env = {name: value for name, value in env.items() if name not in ours}
         if cwd is not None and not isinstance(cwd, str):
-            raise ValueError(f"cwd is {cwd!r}: a path, or null for the worker's own directory")
+            raise Unrunnable(f"cwd is {cwd!r}: a path, or null for the worker's own directory")
         if payload.get("shell"):
             argv = ["/bin/sh", "-c", " ".join(argv)]
         return cls(argv, env, cwd)

@@ -265,7 +265,7 @@ class SocketServer:
             work_end["for_s"] = seconds(request["for_s"], "for_s", most=1e7)
             if job.claim.gang_id is not None:
                 raise no_snooze(job.id, job.claim.gang_id)
-        if kind == "error":
+        if kind == "error" or request.get("error") is not None:
             try:
                 work_end["error"] = _error(request.get("error"))
                 if work_end["retry_in_s"] is not None:
