@@ -79,13 +79,13 @@ class RecordedWork:
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    def stop(self, reason: str, grace_s: float) -> None:
-        self.heard.append(("stop", reason))
+    def stop(self, grace_s: float) -> None:
+        self.heard.append(("stop", grace_s))
 
     def lose(self, reason: str) -> None:
         self.heard.append("lose")
 
-    def extend(self, kill_at: float, grace_s: float) -> None:
+    def set_deadline(self, at: float, grace_s: float) -> None:
         self.heard.append("extend")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gangq.watchdogs import ExitCode
 from gangq.worker.child import Exit
-from gangq.worker.command_report import Ended, report
+from gangq.worker.command_report import report
 from gangq.worker.endings import Ending, ending_of
 
 STALL, MEMORY = ExitCode.STALL, ExitCode.MEMORY
@@ -90,8 +90,20 @@ def test_what_its_guardian_ended_is_not_put_down_to_the_directory(
 ) -> None:
     told: list[str] = []
     reporter: Any = SimpleNamespace(stopped=lambda job, *, unless_told: told.append(unless_told))
-    job: Any = SimpleNamespace(lost=None, work_end=None, completed_by_handler=False, stop_reason=None)
+    job: Any = SimpleNamespace(
+        lost=None, work_end=None, completed_by_handler=False, stop_reason=None, gang=None
+    )
     tripped: Any = SimpleNamespace(trip=None, over=None)
     gone = Exit(1, None, True, cause=cause)
-    report(reporter, Ended(job, gone, "", 1.0, None, True, tripped, socket_gone), lambda *_: None)
+    report(
+        reporter,
+        job,
+        gone,
+        lambda *_: None,
+        tail="",
+        ran_s=1.0,
+        is_handler=True,
+        tripped=tripped,
+        socket_gone=socket_gone,
+    )
     assert told == [why]

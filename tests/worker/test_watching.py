@@ -21,14 +21,14 @@ from gangq.watchdogs import ExitCode, Trip
 from gangq.worker import command_report
 from gangq.worker import limits as limits_module
 from gangq.worker.child import Exit
-from gangq.worker.command_report import Ended, report
+from gangq.worker.command_report import report
 from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
 from gangq.worker.jobs import ActiveJob, JobTable
 from gangq.worker.limits import Limits, LimitsTable
 from gangq.worker.reporter import Reporter
 from gangq.worker.runner_command import CommandRunner
-from gangq.worker.session import Session, Terms
+from gangq.worker.session import Session
 from gangq.worker.watching import CommandTrip, JobWatch, ProcessTrip, Watching
 from worker.controls import control_of
 
@@ -41,7 +41,7 @@ def session_of(client: Client, directory: Path) -> Session:
     row = client.register_worker(name="w", host="h", queues=["default"], lease_s=60)
     return Session(
         client,
-        Terms.of(row),
+        row,
         name="w",
         host="h",
         mark="m",
@@ -278,7 +278,7 @@ class Runner:
 
     def report(self, job: ActiveJob, ended: Exit, tripped: CommandTrip, tail: str = "") -> None:
         reporter = self.runner._reporter
-        report(reporter, Ended(job, ended, tail, 1.0, None, False, tripped), reporter.done)
+        report(reporter, job, ended, reporter.done, tail=tail, ran_s=1.0, is_handler=False, tripped=tripped)
 
 
 def test_a_command_that_ended_by_itself_while_its_trip_was_decided_ended_as_it_says(

@@ -159,7 +159,7 @@ class Child:
 
     # -- orders ----------------------------------------------------------------------------------------------
 
-    def set_deadline(self, boottime: float | None, grace_s: float | None = None) -> None:
+    def set_deadline(self, at: float | None, grace_s: float | None = None) -> None:
         """Move the instant of SIGKILL (seconds on ``CLOCK_BOOTTIME``; None for never); SIGTERM falls a grace
         earlier.
 
@@ -167,7 +167,7 @@ class Child:
         """
         with self._lock:
             self._grace_s = self._grace_s if grace_s is None else grace_s
-            self._send({"op": "deadline", "at": boottime, "grace_s": self._grace_s})
+            self._send({"op": "deadline", "at": at, "grace_s": self._grace_s})
 
     def stop(self, grace_s: float | None = None) -> None:
         """SIGTERM to the whole group now, SIGKILL to the whole tree after the grace [the one given at start].
@@ -175,6 +175,11 @@ class Child:
         A repeat sends no second SIGTERM; a shorter grace hastens the SIGKILL, a longer one changes nothing.
         """
         self._send({"op": "stop", "grace_s": self._grace_s if grace_s is None else grace_s})
+
+    def lose(self, reason: str) -> None:
+        """As :meth:`stop` without a grace."""
+        del reason
+        self.stop(0.0)
 
     def kill(self) -> None:
         """SIGKILL to the whole tree now. Returns at once: :meth:`wait` tells when it is gone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 
 from gangq.context import GangInfo
 from gangq.errors import CommandStartError
@@ -18,45 +17,35 @@ from gangq.worker.watching import CommandTrip
 _PORT_TAKEN_WITHIN_S = 120.0
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A job whose processes are gone."""
+def report(
+    reporter: Reporter,
+    job: ActiveJob,
+    exit: Exit,
+    done: Done,
+    *,
+    tail: str,
+    ran_s: float,
+    is_handler: bool,
+    tripped: CommandTrip,
+    socket_gone: bool = False,
+) -> None:
+    """Report a job whose processes are gone; ``done(job, result)`` if it is done.
 
-    job: ActiveJob
-    exit: Exit
-    tail: str
-    """The last of its output."""
-    ran_s: float
-    gang: GangInfo | None
-    is_handler: bool
-    """Whether it has to say how it ended; for a command its exit status does."""
-    tripped: CommandTrip
-    socket_gone: bool = False
-    """Whether the socket of its worker was gone when it ended."""
-
-    @property
-    def trip(self) -> Trip | None:
-        """The one that ended it. Several jobs of a process may trip at once: it was ended over the first one."""
-        return self.tripped.trip if self.tripped.over is None else None
-
-    @property
-    def ending(self) -> Ending:
-        """What to report."""
-        said: WorkEnd | None = (self.job.work_end or {}).get("kind")
-        if said is None and self.exit.code == 0 and not self.is_handler:
-            said = "exit 0"
-        code = None if self.trip is None else self.trip.code
-        return ending_of(self.job, said, trip=code, cause=self.exit.cause, socket_gone=self.socket_gone)
-
-
-def report(reporter: Reporter, ended: Ended, done: Done) -> None:
-    """Report it; ``done(job, result)`` if it is done."""
-    job, trip, ending = ended.job, ended.trip, ended.ending
-    cause = "port_taken" if _port_taken(ended) else "error"
+    ``tail`` is the last of its output. ``is_handler``: it has to say how it ended; for a command its exit status
+    does. ``socket_gone``: the socket of its worker was gone when it ended.
+    """
+    said: WorkEnd | None = (job.work_end or {}).get("kind")
+    if said is None and exit.code == 0 and not is_handler:
+        said = "exit 0"
+    # Several jobs of a process may trip at once: it was ended over the first one.
+    trip = tripped.trip if tripped.over is None else None
+    code = None if trip is None else trip.code
+    ending = ending_of(job, said, trip=code, cause=exit.cause, socket_gone=socket_gone)
+    cause = "port_taken" if _port_taken(job.gang, tail, ran_s) else "error"
     if ending is Ending.TRIPPED and trip is not None:
-        reporter.tripped(job, trip, {**ended.tripped.evidence, "log_tail": ended.tail})
+        reporter.tripped(job, trip, {**tripped.evidence, "log_tail": tail})
     elif ending is not Ending.FAILED:
-        by_guardian = ended.exit.cause in ("deadline", "orphan")
+        by_guardian = exit.cause in ("deadline", "orphan")
         report_as_said(
             reporter,
             job,
@@ -64,15 +53,16 @@ def report(reporter: Reporter, ended: Ended, done: Done) -> None:
             job.work_end or {},
             done,
             cause=cause,
-            unless_told="lease" if by_guardian or not ended.socket_gone else "directory",
-            log_tail=ended.tail,
+            unless_told="lease" if by_guardian or not socket_gone else "directory",
+            log_tail=tail,
         )
-    elif (over := ended.tripped.over) is not None:
+    elif (over := tripped.over) is not None:
         why = f"its process was ended over job {over.id}, which ran there too"
         reporter.failed(job, describe("OtherJob", why), cause="other_job")
     else:
-        status = _status(ended.exit)
-        described = describe("ExitStatus", how(ended.exit), exit_status=status, log_tail=ended.tail)
+        # As a shell would put it.
+        status = exit.code if exit.signal is None else 128 + exit.signal
+        described = describe("ExitStatus", how(exit), exit_status=status, log_tail=tail)
         reporter.failed(job, described, cause=cause)
 
 
@@ -117,15 +107,9 @@ def how(ended: Exit) -> str:
     return f"exited with {ended.code}"
 
 
-def _status(ended: Exit) -> int | None:
-    """As a shell would put it."""
-    return 128 + ended.signal if ended.signal is not None else ended.code
-
-
-def _port_taken(ended: Ended) -> bool:
+def _port_taken(gang: GangInfo | None, tail: str, ran_s: float) -> bool:
     """Whether rank 0 ended because another program had taken its rendezvous port, which is no fault of the job."""
-    gang = ended.gang
-    if gang is None or gang.rank != 0 or ended.ran_s > _PORT_TAKEN_WITHIN_S:
+    if gang is None or gang.rank != 0 or ran_s > _PORT_TAKEN_WITHIN_S:
         return False
-    taken = "EADDRINUSE" in ended.tail or "Address already in use" in ended.tail
-    return taken and str(gang.master_port) in ended.tail
+    taken = "EADDRINUSE" in tail or "Address already in use" in tail
+    return taken and str(gang.master_port) in tail

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer, ServiceInfo
+from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import (
     WHO_READS,
     IncarnationEnded,
@@ -160,19 +160,13 @@ def store_checkpoint(session: Session, job: ActiveJob, step: int, data: bytes) -
         )
 
 
-def as_wire(
-    info: JobInfo,
-    gang: GangInfo | None,
-    devices: tuple[DeviceInfo, ...],
-    checkpoint: Checkpoint | None,
-    service: ServiceInfo | None = None,
-) -> dict[str, Any]:
-    """All of it as JSON, for a child."""
+def as_wire(job: ActiveJob) -> dict[str, Any]:
+    """What a child is told of its job, as JSON."""
+    info, service = job_info(job), None if job.replica is None else job.replica.service
     return {
         "job": {**asdict(info), "payload": dict(info.payload)},
-        "gang": None if gang is None else asdict(gang),
-        "devices": [asdict(device) for device in devices],
-        "checkpoint": checkpoint_as_wire(checkpoint),
+        "gang": None if job.gang is None else asdict(job.gang),
+        "devices": [asdict(device) for device in device_infos(job)],
         "service": None if service is None else asdict(service),
     }
 
@@ -186,18 +180,6 @@ def checkpoint_as_wire(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
         "data": base64.b64encode(checkpoint.data).decode(),
         "path": str(checkpoint.path),
     }
-
-
-def from_wire(
-    wire: dict[str, Any],
-) -> tuple[JobInfo, GangInfo | None, tuple[DeviceInfo, ...], Checkpoint | None]:
-    """The reverse of :func:`as_wire`."""
-    return (
-        JobInfo(**wire["job"]),
-        gang_from_wire(wire["gang"]),
-        tuple(DeviceInfo(**device) for device in wire["devices"]),
-        checkpoint_from_wire(wire["checkpoint"]),
-    )
 
 
 def gang_from_wire(gang: dict[str, Any] | None) -> GangInfo | None:

@@ -7,11 +7,15 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gangq.errors import GangqError
 from gangq.proc import bounded_log
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.session import Session, Terms
+from gangq.worker.session import Session
+
+if TYPE_CHECKING:
+    from gangq.client.rows import Registration
 
 log = logging.getLogger("gangq.worker.logs")
 
@@ -20,7 +24,7 @@ _CHUNK = 128 << 10
 _FINAL_TRIES = 3
 
 
-def log_sizes(terms: Terms) -> tuple[int, int]:
+def log_sizes(terms: Registration) -> tuple[int, int]:
     """How many bytes to keep of the beginning and of the end, with room for the line between them."""
     head = terms.log_bytes * 3 // 4
     return head, max(0, terms.log_bytes - head - 128)

@@ -246,9 +246,9 @@ class Worker:
                 mark=session.mark,
                 directory=directory,
                 dsn=self.client.target.conninfo,
-                lease_s=session.terms.lease_s,
+                lease_s=session.terms.lease_granted_s,
             )
-            self.client.timeout_s = self.control.timeout_s = session.terms.answer_s
+            self.client.timeout_s = self.control.timeout_s = session.answer_s
             incarnation = Incarnation(self, session)
             with incarnation.running():
                 incarnation.serve()

@@ -21,7 +21,7 @@ from gangq.worker.options import Lanes, WorkerOptions
 from gangq.worker.predecessor import Predecessor
 from gangq.worker.repeating import backoff
 from gangq.worker.service_unit import service_unit
-from gangq.worker.session import Session, Terms
+from gangq.worker.session import Session
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -82,7 +82,7 @@ def register(
     os.environ[procfs.MARK_VARIABLE] = mark
     return Session(
         client,
-        Terms.of(row),
+        row,
         name=name,
         host=options.host,
         mark=mark,

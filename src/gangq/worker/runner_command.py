@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq import tracing
-from gangq.context import Checkpoint, GangInfo
+from gangq.context import Checkpoint
 from gangq.errors import CommandStartError, GangqError, Stopped
 from gangq.gpu import Detection
 from gangq.gpu.memory import container_memory
@@ -28,12 +28,12 @@ from gangq.watchdogs import dumps
 from gangq.worker import child_main, handler_info
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
-from gangq.worker.command_report import Ended, how, note_out_of_memory, report, report_not_started
+from gangq.worker.command_report import how, note_out_of_memory, report, report_not_started
 from gangq.worker.drain import Drain
 from gangq.worker.endings import Done
 from gangq.worker.environment import Surroundings, for_child, for_shared, scrubbed, visible_devices
 from gangq.worker.forkserver import ForkServer
-from gangq.worker.jobs import ActiveJob, StopReason
+from gangq.worker.jobs import ActiveJob
 from gangq.worker.logship import LogShipper, log_sizes
 from gangq.worker.ports import PortHolder
 from gangq.worker.repeating import until_answered
@@ -111,31 +111,9 @@ class Command:
         return cls(argv, env, None, target=target, watch=watch, shared=shared)
 
 
-class CommandWork:
-    """The running command, as orders reach it."""
-
-    def __init__(self, child: Child | SharedJob) -> None:
-        self._child = child
-
-    def stop(self, reason: StopReason, grace_s: float) -> None:
-        """SIGTERM to the group now, SIGKILL to the tree after the grace."""
-        if reason != "lease":  # Its guardian keeps that deadline by itself.
-            self._child.stop(grace_s)
-
-    def lose(self, reason: str) -> None:
-        """SIGKILL to the tree, unless other jobs run in it: then it is cancelled."""
-        del reason
-        self._child.stop(0.0)
-
-    def extend(self, kill_at: float, grace_s: float) -> None:
-        """Tell the guardian about the renewed lease."""
-        self._child.set_deadline(kill_at, grace_s)
-
-
 class _Ready(NamedTuple):
     """What a job needs to start."""
 
-    gang: GangInfo | None
     checkpoint: Checkpoint | None
     forks: ForkServer | None
     """What to fork it from; None: it is executed."""
@@ -231,10 +209,17 @@ class CommandRunner:
         )
         spans.end(None if gone.code == 0 or handed_back else how(gone))
         note_out_of_memory(tripped, job, gone, oom_kills)
-        ran_s, is_handler = time.monotonic() - started_at, command.target is not None
-        socket_gone = not self._session.directory.is_dir()
-        ended = Ended(job, gone, tail, ran_s, ready.gang, is_handler, tripped, socket_gone)
-        report(self._reporter, ended, done)
+        report(
+            self._reporter,
+            job,
+            gone,
+            done,
+            tail=tail,
+            ran_s=time.monotonic() - started_at,
+            is_handler=command.target is not None,
+            tripped=tripped,
+            socket_gone=not self._session.directory.is_dir(),
+        )
 
     def _made_ready(self, job: ActiveJob, command: Command, directory: Path) -> _Ready | None:
         """Wait for the fork server, the checkpoint and the gang, and announce the job. None: it is not to start."""
@@ -249,22 +234,11 @@ class CommandRunner:
             checkpoint = None if job.must_end else handler_info.fetch_checkpoint(session, job, directory)
         except Stopped:
             return None
-        gang: GangInfo | None = None
-        if job.claim.gang_id is not None:
-            gang = wait_for_go(session, job, self._ports)
-        if job.must_end or session.ended.is_set() or (job.claim.gang_id is not None and gang is None):
+        may_go = job.claim.gang_id is None or wait_for_go(session, job, self._ports) is not None
+        if job.must_end or session.ended.is_set() or not may_go:
             return None
-        self._server.announce(
-            job,
-            handler_info.as_wire(
-                handler_info.job_info(job),
-                gang,
-                handler_info.device_infos(job),
-                checkpoint,
-                None if job.replica is None else job.replica.service,
-            ),
-        )
-        return _Ready(gang, checkpoint, self._forks if forked else None)
+        self._server.announce(job, checkpoint)
+        return _Ready(checkpoint, self._forks if forked else None)
 
     def _begun(
         self, job: ActiveJob, command: Command, directory: Path, ready: _Ready, trace: str | None
@@ -277,7 +251,6 @@ class CommandRunner:
             base=self._surroundings.environ,
             own=command.env,
             devices=visible_devices(self._detection, job.claim.devices),
-            gang=ready.gang,
             checkpoint=ready.checkpoint,
             socket_path=self._server.path,
             traceparent=trace,
@@ -385,7 +358,7 @@ class CommandRunner:
         session = self._session
         watch = JobWatch(self._watching, tripped, pids=lambda: [child.pid])
         try:
-            if job.start(CommandWork(child)):
+            if job.start(child):
                 # A renewal between the start and this line went past it.
                 child.set_deadline(session.kill_at, session.terms.grace_s)
                 watch.begin(job, command.watch)

@@ -28,7 +28,7 @@ from gangq.watchdogs.deadman import Deadman
 from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
 from gangq.worker.endings import Ending, Returned, attempt, ending_of, report_as_said, work_end
-from gangq.worker.jobs import ActiveJob, StopReason
+from gangq.worker.jobs import ActiveJob
 from gangq.worker.liveness import Liveness
 from gangq.worker.output import Capture, Output
 from gangq.worker.ports import PortHolder
@@ -155,10 +155,8 @@ class InlineWork:
                     return
             time.sleep(_TRIP_S)
 
-    def stop(self, reason: StopReason, grace_s: float) -> None:
+    def stop(self, grace_s: float) -> None:
         """``ctx.stopping`` is up already; see to it that the handler is gone when the grace is over."""
-        if reason == "lease":
-            return  # The lease's own deadline is the limit, until it is renewed.
         with self._lock:
             stop_by = boottime() + grace_s
             if not self._active or (self._stop_by is not None and self._stop_by <= stop_by):
@@ -183,11 +181,11 @@ class InlineWork:
         except (RuntimeError, MemoryError) as problem:
             self._end_by_timer(reason, problem)
 
-    def extend(self, kill_at: float, grace_s: float) -> None:
+    def set_deadline(self, at: float, grace_s: float) -> None:
         """The lease was renewed."""
         del grace_s
         with self._lock:
-            self._kill_at = max(self._kill_at, kill_at)
+            self._kill_at = max(self._kill_at, at)
             if self._active:
                 self._arm()
 
@@ -340,7 +338,9 @@ class InlineRunner:
         work.begin()  # First: an order that reached it before would be lost, because none is given twice.
         if not job.start(work):
             return None
-        work.extend(session.kill_at, session.terms.grace_s)  # A renewal since it was made has gone past it.
+        work.set_deadline(
+            session.kill_at, session.terms.grace_s
+        )  # A renewal since it was made has gone past it.
         return work
 
     def _switch_on(self, job: ActiveJob, options: WatchOptions | None) -> None:
