@@ -12,10 +12,10 @@ from gangq.client.verbs import Verbs
 from gangq.errors import DatabaseUnreachable
 from gangq.gpu import detect
 from gangq.worker.claims import ClaimSource, ThreadWakes
+from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper
 from gangq.worker.options import Lanes, WorkerOptions
-from gangq.worker.ports import PortHolder
 from gangq.worker.registration import register
 from gangq.worker.session import Session
 from worker.controls import control_of

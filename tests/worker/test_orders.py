@@ -20,11 +20,11 @@ from gangq.watchdogs.deadman import Deadman
 from gangq.worker import jobs
 from gangq.worker.context_impl import InlineContext
 from gangq.worker.drain import Drain
+from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.liveness import Liveness
 from gangq.worker.loops import Intake
 from gangq.worker.output import Capture
-from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter
 from gangq.worker.runner_inline import HardExit, InlineRunner
 from gangq.worker.session import Session

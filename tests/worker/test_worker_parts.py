@@ -12,15 +12,14 @@ import pytest
 from gangq.client.rows import Claim
 from gangq.commands import COMMAND
 from gangq.context import DeviceInfo, GangInfo, Peer
-from gangq.worker import handler_info, main
-from gangq.worker import ports as ports_module
+from gangq.worker import gangs, handler_info, main
 from gangq.worker.child_context import ChildContext
 from gangq.worker.dispatch import Dispatcher
 from gangq.worker.environment import scrubbed
+from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.main import Worker
 from gangq.worker.options import default_name
-from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import clean
 from gangq.worker.runner_command import Command
 
@@ -47,7 +46,7 @@ def test_a_port_that_is_let_go_of_twice_stays_bound_where_it_is_offered_again(
     (port,) = ports.offer()
     ports.give(port)
     ports.release(port)
-    monkeypatch.setattr(ports_module, "_RANGE", [port])
+    monkeypatch.setattr(gangs, "_RANGE", [port])
     assert ports.offer() == [port]
     ports.release(port)
     with pytest.raises(OSError, match="in use"), socket.socket() as other:

@@ -29,9 +29,9 @@ from gangq.retry import AGAIN
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.child_main import prepare, report
 from gangq.worker.endings import Returned, conclude, what_follows
-from gangq.worker.forks import restore_signals
 from gangq.worker.output import stream_handlers
 from gangq.worker.shared_orders import Begin, Stop, WhoHolds, say_holder, taken
+from gangq.worker.signals import restore_signals
 
 log = logging.getLogger("gangq.worker.async")
 

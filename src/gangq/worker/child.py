@@ -28,7 +28,7 @@ from gangq.proc import bounded_log, cgroup, killing, procfs
 from gangq.proc.clock import boottime
 from gangq.worker.forkserver import Forked, ForkServer
 from gangq.worker.launch import grouped_or_adopted, launch, start_error
-from gangq.worker.logship import LogReader
+from gangq.worker.output import LogReader
 
 __all__ = ["Child", "CommandStartError", "Exit"]
 

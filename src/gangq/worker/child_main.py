@@ -30,7 +30,7 @@ from gangq.tasks import Task
 from gangq.watchdogs import dumps
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.endings import attempt, what_follows, work_end
-from gangq.worker.forks import restore_signals
+from gangq.worker.signals import restore_signals
 
 SCRIPT = "__gangq_main__"
 """The module name under which a script is loaded for its App."""

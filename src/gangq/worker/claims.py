@@ -27,8 +27,8 @@ from gangq.client.rows import Claim
 from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
 from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
+from gangq.worker.gangs import PortHolder
 from gangq.worker.lease import LeaseKeeper
-from gangq.worker.ports import PortHolder
 from gangq.worker.repeating import TRANSIENT, backoff
 from gangq.worker.session import Session
 

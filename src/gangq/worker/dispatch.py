@@ -12,8 +12,8 @@ from gangq.errors import UnknownTask
 from gangq.retry import Again
 from gangq.tasks import CoroutineTask
 from gangq.worker.endings import Done
+from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter, describe
 from gangq.worker.runner_command import Command, CommandRunner, Unrunnable
 from gangq.worker.runner_inline import InlineRunner

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gangq.worker import host_record
 from gangq.worker.claims import ClaimSource, TaskWakes, ThreadWakes, W
 from gangq.worker.dispatch import Dispatcher
-from gangq.worker.epochs import EpochWatch
-from gangq.worker.lease import LeaseKeeper, LeaseWatch
+from gangq.worker.gangs import EpochWatch
+from gangq.worker.lease import LeaseKeeper, watch_lease
 from gangq.worker.listener import Listener
 from gangq.worker.loops import ChildProcessLoop, Intake, MainThreadLoop, NothingLeft
 from gangq.worker.maintenance import Maintenance
@@ -67,7 +67,7 @@ class Incarnation:
         control.wait(self._server.start())
         tasks = [
             control.spawn(self._keeper.run(), "lease"),
-            control.spawn(LeaseWatch(self._session).run(), "lease watch"),
+            control.spawn(watch_lease(self._session), "lease watch"),
             control.spawn(self._listener.run(), "listener"),
             control.spawn(self._maintenance.run(), "tick"),
             control.spawn(self._epochs.run(), "epochs"),

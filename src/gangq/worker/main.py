@@ -40,19 +40,18 @@ from gangq.worker.connections import MainClient
 from gangq.worker.control import Control
 from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
-from gangq.worker.forks import ForkGuard
-from gangq.worker.held import HeldReports
+from gangq.worker.gangs import PortHolder
 from gangq.worker.incarnation import Incarnation
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.liveness import Liveness
 from gangq.worker.metrics import MetricsEndpoint, WorkerMetrics
 from gangq.worker.options import WorkerOptions, choose_lanes
-from gangq.worker.ports import PortHolder
 from gangq.worker.registration import PROCESS_MARK, register
 from gangq.worker.repeating import TRANSIENT, backoff, until_answered
+from gangq.worker.reporter import HeldReports
 from gangq.worker.schedules import ScheduleStore
 from gangq.worker.session import Session
-from gangq.worker.signals import Signals, SignalWatch
+from gangq.worker.signals import ForkGuard, Signals, SignalWatch
 
 log = logging.getLogger("gangq.worker")
 

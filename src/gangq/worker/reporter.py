@@ -3,7 +3,7 @@
 Every such call carries the job's token and may be repeated, so each is repeated until it is answered: a reply
 lost on the wire must neither lose a result nor double one. The repeating also stops when the incarnation has ended:
 by then the answer could only be "stale". A job that an open transaction holds is reported later, by
-:class:`gangq.worker.held.HeldReports`; no other report waits for that.
+:class:`HeldReports`; no other report waits for that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gangq import logqueue
 from gangq.client.encoding import dumps
 from gangq.errors import (
     Busy,
@@ -29,9 +30,8 @@ from gangq.errors import (
 from gangq.retry import AGAIN, NEVER, Again
 from gangq.watchdogs import signs
 from gangq.watchdogs.verdicts import Trip, error_of
-from gangq.worker.held import HeldReports
 from gangq.worker.jobs import ActiveJob, StopReason
-from gangq.worker.repeating import ANSWERS, until_answered
+from gangq.worker.repeating import ANSWERS, backoff, until_answered
 from gangq.worker.results import note_for
 from gangq.worker.session import Session
 
@@ -43,6 +43,9 @@ log = logging.getLogger("gangq.worker.reporter")
 _FLUSH_S = 0.01
 """Between two looks of the thread. A result that waits at two looks in a row is sent, so none waits over 20 ms."""
 _TEXT_CHARS = 16_000
+_HELD_FIRST_S = 0.25
+_HELD_MOST_S = 8.0
+"""A try may wait 2 s for a lock on the connection that renews the lease, so tries become rarer."""
 
 
 def describe(problem_type: str, message: str, **more: Any) -> dict[str, Any]:
@@ -64,6 +67,74 @@ def clean(text: str, most: int = _TEXT_CHARS) -> str:
 
 CompleteAndClaim = Callable[[Sequence[ActiveJob]], "Sequence[Outcome] | None"]
 """Reports these jobs done and claims more, in one call. One try; None: no answer, so they may not be reported."""
+
+
+class HeldReports:
+    """Final reports of jobs that an open transaction holds: repeated in a thread of their own, which starts with the
+    first one, until they are answered. Thread-safe.
+    """
+
+    def __init__(self, freed: Callable[[], object]) -> None:
+        """``freed()`` is called when a job was reported."""
+        self._freed = freed
+        self._reports: dict[ActiveJob, Callable[[], bool]] = {}
+        self._lock = threading.Lock()
+        self._some = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __contains__(self, job: ActiveJob) -> bool:
+        return job in self._reports
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def add(self, job: ActiveJob, report: Callable[[], bool]) -> None:
+        """``report()`` reports the job; False: an open transaction still holds it."""
+        log.warning("report_held", extra={**job.extra, "advice": "a transaction that is open holds this job"})
+        with self._lock:
+            self._reports[job] = report
+            if self._thread is None:
+                self._start()
+        self._some.set()
+
+    def stop(self) -> None:
+        """Make no more tries."""
+        self._stop.set()
+        self._some.set()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="gangq-held", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as problem:  # No more threads. The next job that is held tries again.
+            log.error("held_reports_wait", extra={"error": str(problem)})
+        else:
+            self._thread = thread
+
+    def _run(self) -> None:
+        pauses = backoff(_HELD_FIRST_S, _HELD_MOST_S)
+        while not self._stop.is_set():
+            self._some.wait()
+            signs.alive()
+            if self._stop.wait(next(pauses)):
+                return
+            with self._lock:
+                due = list(self._reports.items())
+            for job, report in due:
+                with logqueue.lines_about(job):
+                    try:
+                        answered = report()
+                    except Exception:
+                        log.exception("report_fault")
+                        answered = True
+                if answered:
+                    self._freed()
+                    with self._lock:
+                        del self._reports[job]
+                        if not self._reports:
+                            self._some.clear()
+                            pauses = backoff(_HELD_FIRST_S, _HELD_MOST_S)
 
 
 class Reporter:

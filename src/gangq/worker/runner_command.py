@@ -26,16 +26,15 @@ from gangq.proc import cgroup, procfs, statefile
 from gangq.proc.proof import HostIdentity
 from gangq.watchdogs import dumps
 from gangq.worker import child_main, handler_info
-from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
 from gangq.worker.command_report import how, note_out_of_memory, report, report_not_started
 from gangq.worker.drain import Drain
 from gangq.worker.endings import Done
 from gangq.worker.environment import Surroundings, for_child, for_shared, scrubbed, visible_devices
 from gangq.worker.forkserver import ForkServer
+from gangq.worker.gangs import PortHolder, wait_for_go
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.logship import LogShipper, log_sizes
-from gangq.worker.ports import PortHolder
+from gangq.worker.output import LogShipper, log_sizes
 from gangq.worker.repeating import until_answered
 from gangq.worker.reporter import Reporter, clean
 from gangq.worker.session import Session

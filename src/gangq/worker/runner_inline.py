@@ -25,13 +25,12 @@ from gangq.errors import GangqError
 from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
-from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
 from gangq.worker.endings import Ending, Returned, attempt, ending_of, report_as_said, work_end
+from gangq.worker.gangs import PortHolder, wait_for_go
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.liveness import Liveness
 from gangq.worker.output import Capture, Output
-from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter
 from gangq.worker.results import dumps_result
 from gangq.worker.session import Session

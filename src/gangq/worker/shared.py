@@ -24,7 +24,7 @@ from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode, Trip
 from gangq.worker.child import Exit
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.logship import LogReader
+from gangq.worker.output import LogReader
 from gangq.worker.runner_inline import CANCELLED_S
 from gangq.worker.shared_orders import Begin, Orders, Stop
 from gangq.worker.watching import CommandTrip, Watching
