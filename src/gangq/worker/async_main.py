@@ -13,7 +13,6 @@ import contextvars
 import logging
 import os
 import signal
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from gangq.retry import AGAIN
 from gangq.worker.child_context import ChildContext, Link
 from gangq.worker.child_main import prepare, report
 from gangq.worker.endings import Returned, conclude, what_follows
-from gangq.worker.output import stream_handlers
+from gangq.worker.output import Tee
 from gangq.worker.shared_orders import Begin, Stop, WhoHolds, say_holder, taken
 from gangq.worker.signals import restore_signals
 
@@ -96,35 +95,19 @@ class _Job:
             self.work.cancel()
 
 
-class _Stream:
-    """A text stream: what a job writes goes to its own log, the rest to the log of this process."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        job = _here.get(None)
-        if job is not None and job.log is not None and job.log.write(text):
-            return len(text)
-        return self._stream.write(text)
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+def _write(stream: TextIO, text: str) -> int:
+    """What a job writes goes to its own log, the rest to the log of this process."""
+    job = _here.get(None)
+    if job is not None and job.log is not None and job.log.write(text):
+        return len(text)
+    return stream.write(text)
 
 
 def run(find: Callable[[], App], task: str) -> int:
     """Run jobs of this task of the App that ``find()`` returns, until SIGTERM comes and none is left."""
     restore_signals([signal.SIGTERM])
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        setattr(sys, name, _Stream(stream))
-        for handler in stream_handlers():
-            if handler.stream is stream:
-                handler.stream = getattr(sys, name)
+        Tee.install(name, _write)
     jobs = _Jobs(find, task)
     asyncio.run(jobs.serve())
     if jobs.app is not None:

@@ -77,8 +77,7 @@ class Dispatcher:
                 )
             finally:
                 # Its runner lets go of them just before its code begins, which may not have come to pass.
-                for port in job.ports:
-                    self._ports.release(port)
+                self._ports.release(*job.ports)
 
     def _run(self, job: ActiveJob, inline: InlineRunner | None, done: Done, more_follow: bool) -> None:
         task = job.claim.task

@@ -71,15 +71,14 @@ class PortHolder:
             self._given.add(port)
         return port
 
-    def release(self, port: int) -> None:
-        """Close it: its member starts, or will not. A repeat is harmless, even if the number is offered again."""
+    def release(self, *ports: int) -> None:
+        """Close them: their member starts, or will not. A repeat is harmless, even if a number is offered again."""
         with self._lock:
-            if port not in self._given:
-                return
-            self._given.remove(port)
-            bound = self._bound.pop(port, None)
-        if bound is not None:
-            bound.close()
+            given = self._given.intersection(ports)
+            self._given -= given
+            bound = [self._bound.pop(port) for port in given & self._bound.keys()]
+        for one in bound:
+            one.close()
 
     def renew(self) -> None:
         """Offer others from now on: the database knows these as another worker's of the same host name."""

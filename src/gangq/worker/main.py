@@ -31,6 +31,7 @@ from gangq.errors import GangqError, IncarnationEnded
 from gangq.gpu import SamplerProcess
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
+from gangq.schema import check_version, resolve_dsn
 from gangq.task_options import declared
 from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
@@ -359,9 +360,6 @@ def run_worker(
     if client is None:
         conninfo = dsn or (app.given_dsn if app is not None else None) or private.given_dsn()
         if conninfo is None or conninfo == private.EMBEDDED:
-            # Not at the top: most workers have no private server.
-            from gangq.schema import resolve_dsn
-
             conninfo = resolve_dsn(conninfo)
         # A call that waits long for a connection is a heartbeat that comes late: rather ask again.
         client = MainClient(
@@ -371,30 +369,22 @@ def run_worker(
             application_name=f"gangq worker {chosen.name[:36]}: main thread",
         )
     try:
-        _check_schema(client)
+        check_version(client)
         pause = time.sleep if stop_event is None else stop_event.wait
         worker = Worker(app, chosen, client, target=target, pause=pause)
         if stop_event is not None:
             if stop_event.is_set():
                 return 0
-            threading.Thread(
-                target=_stop_when, args=(stop_event, worker), name="gangq-stop", daemon=True
-            ).start()
+
+            def stop_when_set() -> None:
+                stop_event.wait()
+                worker.stop()
+
+            threading.Thread(target=stop_when_set, name="gangq-stop", daemon=True).start()
         return worker.run()
     finally:
         if own:
             client.close()
-
-
-def _stop_when(event: threading.Event, worker: Worker) -> None:
-    event.wait()
-    worker.stop()
-
-
-def _check_schema(client: Client) -> None:
-    from gangq.schema import check_version
-
-    check_version(client)
 
 
 def _put_back(variables: Mapping[str, str | None]) -> None:

@@ -147,17 +147,16 @@ class LogShipper:
 
 
 class Tee:
-    """A text stream with a listener; everything but writing is passed on to the stream."""
+    """A text stream in place of another: ``write`` is told of its text, everything else is passed on."""
 
-    def __init__(self, stream: TextIO, capture: Capture) -> None:
-        self._stream = stream
-        self._capture = capture
+    def __init__(self, stream: TextIO, write: Callable[[TextIO, str], int]) -> None:
+        """``write(stream, text)`` writes, and returns how much."""
+        self.stream = stream
+        self._write = write
 
     def write(self, text: str) -> int:
-        """Write it, and tell the job."""
-        written = self._stream.write(text)
-        self._capture.take(text)
-        return written
+        """Write it."""
+        return self._write(self.stream, text)
 
     def writelines(self, lines: Any) -> None:
         """Write each of them."""
@@ -165,7 +164,29 @@ class Tee:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
+
+    @classmethod
+    def install(cls, name: str, write: Callable[[TextIO, str], int]) -> Tee:
+        """In place of ``sys.stdout`` or ``sys.stderr``, for log handlers that hold that too."""
+        tee = cls(getattr(sys, name), write)
+        setattr(sys, name, tee)
+        _exchange(tee.stream, tee)
+        return tee
+
+    def remove(self, name: str) -> None:
+        """Put back what was there, unless it has been replaced since."""
+        if getattr(sys, name) is self:
+            setattr(sys, name, self.stream)
+        _exchange(self, self.stream)
+
+
+def _exchange(old: Any, new: Any) -> None:
+    """In all log handlers. Not by setStream, which flushes: what a handler has closed would end the worker here."""
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+                handler.stream = new
 
 
 class Capture:
@@ -182,7 +203,6 @@ class Capture:
         self._lock = threading.RLock()
         self._others: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._tees: dict[str, Tee] = {}
-        self._handlers: list[tuple[logging.StreamHandler[Any], TextIO]] = []
         self._job: ActiveJob | None = None
         self._output: Output | None = None
 
@@ -198,25 +218,18 @@ class Capture:
                 # A pipe (systemd's journal) would get it late, and never where a watchdog ends the process. Standard
                 # error is line-buffered already. To flush it here would wait for the thread that logs.
                 stream.reconfigure(line_buffering=True)
-            tee = self._tees[name] = Tee(stream, self)
-            setattr(sys, name, tee)
-            for handler in stream_handlers():
-                if handler.stream is stream:
-                    # Not setStream, which flushes: what a handler has closed would end the worker here.
-                    handler.stream = tee
-                    self._handlers.append((handler, stream))
+            self._tees[name] = Tee.install(name, self._write)
 
     def remove(self) -> None:
         """Put back what was there, unless it has been replaced since."""
-        tees = list(self._tees.values())
         for name, tee in self._tees.items():
-            if getattr(sys, name) is tee:
-                setattr(sys, name, tee._stream)
-        for handler, stream in self._handlers:
-            if handler.stream in tees:
-                handler.stream = stream
+            tee.remove(name)
         self._tees.clear()
-        self._handlers.clear()
+
+    def _write(self, stream: TextIO, text: str) -> int:
+        written = stream.write(text)
+        self.take(text)
+        return written
 
     def begin(self, job: ActiveJob) -> None:
         """Its handler is about to run."""
@@ -293,15 +306,3 @@ class Output:
     def _ship(self) -> None:
         while not self._ended.wait(_EVERY_S):
             self._shipper.ship()
-
-
-def stream_handlers() -> list[logging.StreamHandler[Any]]:
-    """Those of all loggers: each may hold a stream that is replaced."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    return [
-        handler
-        for logger in loggers
-        if isinstance(logger, logging.Logger)
-        for handler in logger.handlers
-        if isinstance(handler, logging.StreamHandler)
-    ]

@@ -186,8 +186,7 @@ class CommandRunner:
             return
         spans = tracing.begin(job, self._session.name)
         begun = self._begun(job, command, directory, ready, spans.traceparent)
-        for port in job.ports:
-            self._ports.release(port)
+        self._ports.release(*job.ports)
         started_at = time.monotonic()
         oom_kills = container_memory().oom_kills
         try:

@@ -329,8 +329,7 @@ class InlineRunner:
         if job.claim.gang_id is not None:
             self.rest()
             gang = wait_for_go(session, job, self._ports)
-            for port in job.ports:
-                self._ports.release(port)
+            self._ports.release(*job.ports)
             if gang is None:
                 return None
         work = InlineWork(session, job, self._deadman, self._hard_exit)
