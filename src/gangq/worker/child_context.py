@@ -47,14 +47,13 @@ class Link:
         self._rest = b""
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Link:
+    def from_environ(cls) -> Link:
         """To the worker of the job this process belongs to.
 
         Raises:
             GangqError: this process belongs to none.
         """
-        environ = os.environ if environ is None else environ
-        path, key = environ.get("GANGQ_SOCKET"), environ.get("GANGQ_KEY")
+        path, key = os.environ.get("GANGQ_SOCKET"), os.environ.get("GANGQ_KEY")
         if not path or not key:
             raise GangqError(
                 "no job runs here: GANGQ_SOCKET and GANGQ_KEY are set by a gangq worker for the commands it "

@@ -78,18 +78,11 @@ class LogShipper:
     decoded is replaced rather than refused.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        job: ActiveJob,
-        read: Callable[[int], bytes],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, session: Session, job: ActiveJob, read: Callable[[int], bytes]) -> None:
         """``read(limit)`` gives what has been printed since its last call, at most ``limit`` bytes of it."""
         self._session = session
         self._job = job
         self._read_new = read
-        self._clock = clock
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._left = session.terms.log_bytes
         self._unsent = ""
@@ -98,9 +91,10 @@ class LogShipper:
 
     def ship(self) -> None:
         """Send new output, at most twice a second."""
-        if self._clock() < self._next:
+        now = time.monotonic()
+        if now < self._next:
             return
-        self._next = self._clock() + _EVERY_S
+        self._next = now + _EVERY_S
         self._read()
         self._send()
 

@@ -56,13 +56,13 @@ def describe(problem_type: str, message: str, **more: Any) -> dict[str, Any]:
     return {key: clean(value) if isinstance(value, str) else value for key, value in error.items()}
 
 
-def clean(text: str, most: int = _TEXT_CHARS) -> str:
-    """``text`` as PostgreSQL stores it, its middle left out where it is longer than ``most`` characters."""
+def clean(text: str) -> str:
+    """``text`` as PostgreSQL stores it, its middle left out where it is longer than 16,000 characters."""
     text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-    if len(text) <= most:
+    if len(text) <= _TEXT_CHARS:
         return text
-    head, tail = text[: most // 4], text[-(most - most // 4) :]
-    return f"{head}\n[... {len(text) - most} characters left out ...]\n{tail}"
+    head, tail = text[: _TEXT_CHARS // 4], text[-(_TEXT_CHARS - _TEXT_CHARS // 4) :]
+    return f"{head}\n[... {len(text) - _TEXT_CHARS} characters left out ...]\n{tail}"
 
 
 CompleteAndClaim = Callable[[Sequence[ActiveJob]], "Sequence[Outcome] | None"]
