@@ -3,7 +3,7 @@
 What its modules are for, each where it matters most:
 
 - start: `main`, `options`, `fitness`, `predecessor`, `host_record`, `seen`
-- incarnation: `registration`, `incarnation`, `session`, `connections`, `control`, `repeating`, `maintenance`
+- incarnation: `registration`, `incarnation`, `session`, `control`, `repeating`, `maintenance`
 - what it stores, asks and serves beside jobs: `schedules`, `limits`, `metrics`
 - claiming: `loops`, `claims`, `listener`, `jobs`, `dispatch`; of gangs and services: `gangs`, `replicas`
 - running inline: `runner_inline`, `context_impl`, `handler_info`, `output`, `watching`

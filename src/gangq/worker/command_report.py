@@ -11,7 +11,8 @@ from gangq.watchdogs import ExitCode, Trip
 from gangq.worker.child import Exit
 from gangq.worker.endings import Done, Ending, WorkEnd, ending_of, report_as_said
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.reporter import Reporter, describe
+from gangq.worker.reporter import Reporter
+from gangq.worker.results import describe
 from gangq.worker.watching import CommandTrip
 
 _PORT_TAKEN_WITHIN_S = 120.0

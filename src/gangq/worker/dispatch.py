@@ -14,7 +14,8 @@ from gangq.tasks import CoroutineTask
 from gangq.worker.endings import Done
 from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.reporter import Reporter, describe
+from gangq.worker.reporter import Reporter
+from gangq.worker.results import describe
 from gangq.worker.runner_command import Command, CommandRunner, Unrunnable
 from gangq.worker.runner_inline import InlineRunner
 

@@ -18,8 +18,8 @@ from gangq.retry import AGAIN, NEVER, Again, after
 from gangq.signatures import misfit, unfinished
 from gangq.tasks import CoroutineTask
 from gangq.watchdogs import ExitCode
-from gangq.worker.reporter import Reporter, clean, describe
-from gangq.worker.results import dumps_result
+from gangq.worker.reporter import Reporter
+from gangq.worker.results import describe, dumps_result
 
 if TYPE_CHECKING:
     from gangq.worker.context_impl import HandlerContext
@@ -124,7 +124,7 @@ def work_end(
 def error_of_exception(problem: BaseException) -> dict[str, Any]:
     """What is kept of an exception. Never raises: a traceback that cannot be formatted is left out."""
     try:
-        trace = clean("".join(traceback.format_exception(type(problem), problem, problem.__traceback__)))
+        trace = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
     except BaseException:
         trace = "(the traceback could not be formatted)"
     try:

@@ -37,8 +37,7 @@ from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import fitness, host_record
 from gangq.worker.child_main import app_target
-from gangq.worker.connections import MainClient
-from gangq.worker.control import Control
+from gangq.worker.control import Control, MainClient
 from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
 from gangq.worker.gangs import PortHolder

@@ -9,7 +9,6 @@ by then the answer could only be "stale". A job that an open transaction holds i
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from gangq.watchdogs import signs
 from gangq.watchdogs.verdicts import Trip, error_of
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.repeating import ANSWERS, backoff, until_answered
-from gangq.worker.results import note_for
+from gangq.worker.results import describe, note_for
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
@@ -42,27 +41,9 @@ log = logging.getLogger("gangq.worker.reporter")
 
 _FLUSH_S = 0.01
 """Between two looks of the thread. A result that waits at two looks in a row is sent, so none waits over 20 ms."""
-_TEXT_CHARS = 16_000
 _HELD_FIRST_S = 0.25
 _HELD_MOST_S = 8.0
 """A try may wait 2 s for a lock on the connection that renews the lease, so tries become rarer."""
-
-
-def describe(problem_type: str, message: str, **more: Any) -> dict[str, Any]:
-    """An error as ``gangq.fail`` keeps it, with the host it happened on, cut to a sane length and without
-    NULs (which PostgreSQL refuses to store).
-    """
-    error = {"type": problem_type, "message": message, "host": socket.gethostname(), **more}
-    return {key: clean(value) if isinstance(value, str) else value for key, value in error.items()}
-
-
-def clean(text: str) -> str:
-    """``text`` as PostgreSQL stores it, its middle left out where it is longer than 16,000 characters."""
-    text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-    if len(text) <= _TEXT_CHARS:
-        return text
-    head, tail = text[: _TEXT_CHARS // 4], text[-(_TEXT_CHARS - _TEXT_CHARS // 4) :]
-    return f"{head}\n[... {len(text) - _TEXT_CHARS} characters left out ...]\n{tail}"
 
 
 CompleteAndClaim = Callable[[Sequence[ActiveJob]], "Sequence[Outcome] | None"]

@@ -36,7 +36,8 @@ from gangq.worker.gangs import PortHolder, wait_for_go
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.output import LogShipper, log_sizes
 from gangq.worker.repeating import until_answered
-from gangq.worker.reporter import Reporter, clean
+from gangq.worker.reporter import Reporter
+from gangq.worker.results import clean
 from gangq.worker.session import Session
 from gangq.worker.shared import SharedJob, SharedProcess, SharedProcesses, SharedTrip
 from gangq.worker.shared_orders import Begin

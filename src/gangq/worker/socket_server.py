@@ -34,7 +34,7 @@ from gangq.worker.handler_info import (
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.repeating import until_answered
 from gangq.worker.replicas import Replica
-from gangq.worker.reporter import clean
+from gangq.worker.results import clean
 from gangq.worker.session import Session
 from gangq.worker.shared import SharedProcess
 
