@@ -135,12 +135,7 @@ class Child:
             "worker_pid": os.getpid(),
             "cgroup": group,
         }
-        return cls._launched(spec, start_timeout_s, forks)
-
-    @classmethod
-    def _launched(cls, spec: dict[str, Any], timeout_s: float, forks: ForkServer | None) -> Child:
-        sock, process, answer, rest = launch(spec, timeout_s, forks)
-        group: str | None = spec["cgroup"]
+        sock, process, answer, rest = launch(spec, start_timeout_s, forks)
         if process is None or answer["event"] != "started":
             sock.close()
             raise start_error(answer, spec)

@@ -244,13 +244,8 @@ class Control:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STOP_S)
 
-    @property
-    def timeout_s(self) -> float:
-        """How long the answer to a call may take."""
-        return self.client.timeout_s
-
-    @timeout_s.setter
-    def timeout_s(self, seconds: float) -> None:
+    def set_timeout(self, seconds: float) -> None:
+        """So long may the answer to a call take."""
         self.client.timeout_s = self.for_threads.timeout_s = seconds
 
     # -- for other threads -----------------------------------------------------------------------------------

@@ -110,15 +110,13 @@ def work_end(
     if problem is None:
         broken_off = context.stop_seen and result is None
         return {"kind": "stopped"} if broken_off else {"kind": "result", "result": result}
-    if isinstance(problem, Snoozed) and not context.told_to_stop:
+    if context.told_to_stop:
+        return {"kind": "stopped", "error": error_of_exception(problem)}
+    if isinstance(problem, Snoozed):
         return {"kind": "snoozed", "for_s": problem.for_s}
     again = again or AGAIN
-    return {
-        "kind": "stopped" if context.told_to_stop else "error",
-        "error": error_of_exception(problem),
-        "retryable": again.retryable,
-        "retry_in_s": again.delay_s,
-    }
+    error = error_of_exception(problem)
+    return {"kind": "error", "error": error, "retryable": again.retryable, "retry_in_s": again.delay_s}
 
 
 def error_of_exception(problem: BaseException) -> dict[str, Any]:

@@ -247,7 +247,8 @@ class Worker:
                 dsn=self.client.target.conninfo,
                 lease_s=session.terms.lease_granted_s,
             )
-            self.client.timeout_s = self.control.timeout_s = session.answer_s
+            self.client.timeout_s = session.answer_s
+            self.control.set_timeout(session.answer_s)
             incarnation = Incarnation(self, session)
             with incarnation.running():
                 incarnation.serve()

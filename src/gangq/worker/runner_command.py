@@ -333,15 +333,16 @@ class CommandRunner:
         reported only then.
         """
         shipper = LogShipper(self._session, job, child.read_new_output)
+        fault: Exception | None = None
         try:
             ended = self._watched(job, child, command, tripped, shipper)
         except Exception as problem:
-            log.error("job_ended_after_fault", extra={**job.extra, "error": repr(problem)})
-            gone = self._tree_gone(job, child, self._killed(job, child))
-            if gone.tree_dead:
-                raise
-            return gone
+            fault = problem
+            log.error("job_ended_after_fault", extra={**job.extra, "error": repr(fault)})
+            ended = self._killed(job, child)
         gone = self._tree_gone(job, child, ended)
+        if gone.tree_dead and fault is not None:
+            raise fault
         if gone.tree_dead:
             shipper.finish()
         return gone
