@@ -9,8 +9,7 @@ import pytest
 
 from gangq.watchdogs import ExitCode
 from gangq.worker.child import Exit
-from gangq.worker.command_report import report
-from gangq.worker.endings import Ending, ending_of
+from gangq.worker.endings import Ending, ending_of, report
 
 STALL, MEMORY = ExitCode.STALL, ExitCode.MEMORY
 

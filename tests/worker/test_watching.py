@@ -18,11 +18,11 @@ from gangq.errors import DatabaseUnreachable
 from gangq.gpu import Detection, SamplerProcess
 from gangq.task_options import WatchOptions
 from gangq.watchdogs import ExitCode, Trip
-from gangq.worker import command_report
+from gangq.worker import endings
 from gangq.worker import limits as limits_module
 from gangq.worker.child import Exit
-from gangq.worker.command_report import report
 from gangq.worker.drain import Drain
+from gangq.worker.endings import report
 from gangq.worker.environment import Surroundings
 from gangq.worker.jobs import ActiveJob, JobTable
 from gangq.worker.limits import Limits, LimitsTable
@@ -375,7 +375,7 @@ def test_a_command_beyond_sigkill_takes_its_worker_out_of_service_before_it_leav
 def test_a_command_killed_for_want_of_memory_is_told_from_one_that_was_killed(
     monkeypatch: pytest.MonkeyPatch, before: int | None, after: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(command_report, "container_memory", lambda: SimpleNamespace(oom_kills=after))
-    assert command_report._out_of_memory(Exit(None, 9, True), before) is expected
-    assert command_report._out_of_memory(Exit(None, 15, True), before) is False
-    assert command_report._out_of_memory(Exit(None, 9, True, cause="kill"), before) is False
+    monkeypatch.setattr(endings, "container_memory", lambda: SimpleNamespace(oom_kills=after))
+    assert endings._out_of_memory(Exit(None, 9, True), before) is expected
+    assert endings._out_of_memory(Exit(None, 15, True), before) is False
+    assert endings._out_of_memory(Exit(None, 9, True, cause="kill"), before) is False

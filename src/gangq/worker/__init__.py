@@ -10,6 +10,6 @@ What its modules are for, each where it matters most:
 - running in a child process: `runner_command`, `environment`, `child`, `launch`, `forkserver`, `socket_server`; in
   it: `child_main`, `child_context`
 - async jobs that share a process: `shared`, `shared_orders`; in it: `async_main`
-- reporting: `reporter`, `endings`, `results`, `command_report`; by the supervisor: `death_main`
+- reporting: `reporter`, `endings`, `results`; by the supervisor: `death_main`
 - lease and drain: `lease`, `liveness`, `signals`, `drain`, `shutdown`
 """

@@ -27,9 +27,8 @@ from gangq.proc.proof import HostIdentity
 from gangq.watchdogs import dumps
 from gangq.worker import child_main, handler_info
 from gangq.worker.child import Child, Exit
-from gangq.worker.command_report import how, note_out_of_memory, report, report_not_started
 from gangq.worker.drain import Drain
-from gangq.worker.endings import Done
+from gangq.worker.endings import Done, how, note_out_of_memory, report, report_not_started
 from gangq.worker.environment import Surroundings, for_child, for_shared, scrubbed, visible_devices
 from gangq.worker.forkserver import ForkServer
 from gangq.worker.gangs import PortHolder, wait_for_go
