@@ -235,7 +235,7 @@ def report_as_said(
 def report(
     reporter: Reporter,
     job: ActiveJob,
-    exit: Exit,
+    ended: Exit,
     done: Done,
     *,
     tail: str,
@@ -250,17 +250,17 @@ def report(
     does. ``socket_gone``: the socket of its worker was gone when it ended.
     """
     said: WorkEnd | None = (job.work_end or {}).get("kind")
-    if said is None and exit.code == 0 and not is_handler:
+    if said is None and ended.code == 0 and not is_handler:
         said = "exit 0"
     # Several jobs of a process may trip at once: it was ended over the first one.
     trip = tripped.trip if tripped.over is None else None
     code = None if trip is None else trip.code
-    ending = ending_of(job, said, trip=code, cause=exit.cause, socket_gone=socket_gone)
+    ending = ending_of(job, said, trip=code, cause=ended.cause, socket_gone=socket_gone)
     cause = "port_taken" if _port_taken(job.gang, tail, ran_s) else "error"
     if ending is Ending.TRIPPED and trip is not None:
         reporter.tripped(job, trip, {**tripped.evidence, "log_tail": tail})
     elif ending is not Ending.FAILED:
-        by_guardian = exit.cause in ("deadline", "orphan")
+        by_guardian = ended.cause in ("deadline", "orphan")
         report_as_said(
             reporter,
             job,
@@ -276,8 +276,8 @@ def report(
         reporter.failed(job, describe("OtherJob", why), cause="other_job")
     else:
         # As a shell would put it.
-        status = exit.code if exit.signal is None else 128 + exit.signal
-        described = describe("ExitStatus", how(exit), exit_status=status, log_tail=tail)
+        status = ended.code if ended.signal is None else 128 + ended.signal
+        described = describe("ExitStatus", how(ended), exit_status=status, log_tail=tail)
         reporter.failed(job, described, cause=cause)
 
 

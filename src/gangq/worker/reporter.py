@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangq.worker.reporter")
 
+_OVER = (StaleToken, WrongState, NotFound, IncarnationEnded)
+"""What is answered where the claim is over."""
 _FLUSH_S = 0.01
 """Between two looks of the thread. A result that waits at two looks in a row is sent, so none waits over 20 ms."""
 _HELD_FIRST_S = 0.25
@@ -175,12 +177,9 @@ class Reporter:
     def _flush(self, complete_and_claim: CompleteAndClaim | None) -> None:
         with self._sending:
             self._sent += 1
-            batch = self._take_finished()
+            batch = [self._finished.popleft() for _ in range(len(self._finished))]
             if batch:
                 self._report_done(batch, complete_and_claim)
-
-    def _take_finished(self) -> list[ActiveJob]:
-        return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _report_done(self, batch: Sequence[ActiveJob], complete_and_claim: CompleteAndClaim | None) -> None:
         try:
@@ -193,23 +192,19 @@ class Reporter:
         except GangqError as problem:
             self._complete_each(batch, problem)
         finally:
-            self._forget(batch)
-
-    def _forget(self, batch: Sequence[ActiveJob]) -> None:
-        self._session.table.remove(*(job for job in batch if job not in self.held))
+            self._session.table.remove(*(job for job in batch if job not in self.held))
 
     def _complete(self, batch: Sequence[ActiveJob]) -> None:
-        outcomes = until_answered(
-            lambda: self._session.thread_client.complete(
-                job_ids=[job.id for job in batch],
-                tokens=[job.token for job in batch],
-                results=[job.result for job in batch],
-                strict=False,
-            ),
-            "complete",
-            self._gives_up,
-        )
+        outcomes = until_answered(lambda: self._try_complete(batch), "complete", self._gives_up)
         self._take_outcomes(outcomes or (), batch)
+
+    def _try_complete(self, batch: Sequence[ActiveJob]) -> Sequence[Outcome]:
+        return self._session.thread_client.complete(
+            job_ids=[job.id for job in batch],
+            tokens=[job.token for job in batch],
+            results=[job.result for job in batch],
+            strict=False,
+        )
 
     def _take_outcomes(self, outcomes: Sequence[Outcome], batch: Sequence[ActiveJob]) -> None:
         for outcome in outcomes:
@@ -222,9 +217,7 @@ class Reporter:
                 self.held.add(job, partial(self._report, job, "complete", partial(self._complete_held, job)))
 
     def _complete_held(self, job: ActiveJob) -> None:
-        outcomes = self._session.thread_client.complete(
-            job_ids=[job.id], tokens=[job.token], results=[job.result], strict=False
-        )
+        outcomes = self._try_complete([job])
         if [one.outcome for one in outcomes] == ["busy"]:
             raise Busy(f"somebody's open transaction holds job {job.id}")
         self._take_outcomes(outcomes, [job])
@@ -239,7 +232,7 @@ class Reporter:
                     self._complete_each([one], own)
             return
         job = batch[0]
-        if isinstance(problem, (StaleToken, WrongState, IncarnationEnded, NotFound)):
+        if isinstance(problem, _OVER):
             log.error("result_stale", extra={**job.extra, "error": str(problem)})
             return
         if isinstance(problem, InvalidInput):
@@ -394,7 +387,7 @@ class Reporter:
                 said(answer)
         except Busy:
             held = not self._gives_up()
-        except (StaleToken, WrongState, NotFound, IncarnationEnded) as problem:
+        except _OVER as problem:
             log.error("report_stale", extra={**job.extra, "call": what, "error": str(problem)})
         except GangqError as problem:
             log.error("report_refused", extra={**job.extra, "call": what, "error": str(problem)})
