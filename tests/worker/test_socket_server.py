@@ -108,6 +108,22 @@ def test_a_child_told_to_stop_before_its_checkpoint_is_loaded_does_not_begin_ane
         session.control.wait(server.stop())
 
 
+def test_a_checkpoint_that_no_answer_came_about_is_not_said_to_be_missing(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t")
+    session = session_of(LossyClient(client, "load_checkpoint", times=10**6), tmp_path)
+    job = claimed(session, source_of(session))
+    server = SocketServer(session, tmp_path / "s")
+    session.control.wait(server.start())
+    try:
+        job.lose("its lease was taken over")
+        with Link(str(server.path), job.key) as link, pytest.raises(StaleToken, match="is not known"):
+            link.ask("load_checkpoint")
+    finally:
+        session.control.wait(server.stop())
+
+
 def test_a_job_whose_claim_is_over_does_not_begin_anew(client: Client, tmp_path: Path) -> None:
     client.submit(task="t")
     session = session_of(client, tmp_path)

@@ -29,10 +29,10 @@ from gangq.worker.handler_info import (
     checkpoint_as_wire,
     fetch_checkpoint,
     fetch_inputs,
+    load_checkpoint,
     store_checkpoint,
 )
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.repeating import until_answered
 from gangq.worker.replicas import Replica
 from gangq.worker.results import clean
 from gangq.worker.session import Session
@@ -302,11 +302,7 @@ class SocketServer:
         return {"step": step}
 
     def _load_checkpoint(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
-        saved = until_answered(
-            lambda: self._session.control.for_threads.load_checkpoint(job_id=job.id, token=job.token),
-            "load_checkpoint",
-            lambda: job.lost is not None or self._session.lapsed(),
-        )
+        saved = load_checkpoint(self._session, job)
         if saved is None:
             return {"step": None, "data": None}
         return {"step": saved.step, "data": base64.b64encode(saved.data).decode()}
