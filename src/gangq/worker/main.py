@@ -128,19 +128,6 @@ class Worker:
         self._endpoint = None if address is None else MetricsEndpoint(address, self.metrics)
         self._forks: ForkGuard | None = None
 
-    @property
-    def tasks(self) -> list[str]:
-        """The tasks it can run."""
-        own = {} if self.app is None else self.app.tasks
-        names = {name for name, task in own.items() if task.function is not None}
-        return sorted(names | ({COMMAND} if self.options.commands else set()))
-
-    @property
-    def task_options(self) -> dict[str, dict[str, Any]]:
-        """What they are declared with, per task that is declared."""
-        own = {} if self.app is None else self.app.tasks
-        return {name: declared(task.defaults) for name, task in own.items() if task.function is not None}
-
     def stop(self) -> None:
         """Drain; a second call skips the grace. From any thread."""
         self.drain.request()
@@ -271,6 +258,8 @@ class Worker:
         """A new incarnation. The first one fails at once where there is no database; a worker that has run
         waits for it to come back.
         """
+        own = {} if self.app is None else self.app.tasks
+        options = {name: declared(task.defaults) for name, task in own.items() if task.function is not None}
         pauses = backoff(0.1, 5.0)
         while True:
             try:
@@ -279,8 +268,8 @@ class Worker:
                     self.control,
                     self.options,
                     lanes=self.lanes,
-                    tasks=self.tasks,
-                    task_options=self.task_options,
+                    tasks=sorted({*options, COMMAND} if self.options.commands else options),
+                    task_options=options,
                     detection=self.detection,
                     directory=directory,
                 )

@@ -82,7 +82,10 @@ def register(
         if not _report_dead(client, options, detection, directory, holder):
             raise
         sent_at, row = _ask(client, offer)
-    _log_registered(row, name, lanes, tasks)
+    if row.withheld:
+        log.warning("devices_withheld", extra={"devices": row.withheld})
+    about = {"slots": lanes.slots, "light": lanes.light, "main_thread": lanes.main, "tasks": tasks}
+    log.info("registered", extra={"worker": name, "incarnation": row.incarnation, **about})
     # What handlers start carries the mark, so that a successor finds it. Not the worker itself: its own
     # environment was fixed when it started; it is found by pid and start time.
     os.environ[procfs.MARK_VARIABLE] = mark
@@ -97,13 +100,6 @@ def register(
         sent_at=sent_at,
         control=control,
     )
-
-
-def _log_registered(row: Registration, name: str, lanes: Lanes, tasks: list[str]) -> None:
-    if row.withheld:
-        log.warning("devices_withheld", extra={"devices": row.withheld})
-    about = {"slots": lanes.slots, "light": lanes.light, "main_thread": lanes.main, "tasks": tasks}
-    log.info("registered", extra={"worker": name, "incarnation": row.incarnation, **about})
 
 
 def _report_dead(
