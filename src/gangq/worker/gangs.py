@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import socket
@@ -46,68 +47,63 @@ class PortHolder:
     def __init__(self, count: int) -> None:
         self._count = count
         self._lock = threading.Lock()
-        self._bound: dict[int, socket.socket] = {}
-        self._given: set[int] = set()
+        self._offered: dict[int, socket.socket] = {}
+        self._given: dict[int, socket.socket] = {}
+        """Those of claimed members."""
 
     def offer(self) -> Sequence[int]:
         """The ports held and not yet given to a member; binds new ones up to the count."""
         with self._lock:
-            while len(self._bound) - len(self._given & self._bound.keys()) < self._count:
-                bound = _bind()
-                self._bound[bound.getsockname()[1]] = bound
-            return sorted(self._bound.keys() - self._given)
+            while len(self._offered) < self._count:
+                self._offered.update([_bind()])
+            return sorted(self._offered)
 
     def give(self, port: int) -> None:
         """This port belongs to a claimed member now: it stays bound and is not offered again."""
         with self._lock:
-            self._given.add(port)
+            if port in self._offered:
+                self._given[port] = self._offered.pop(port)
 
     def take(self) -> int:
         """Bind one that is not offered with claims: for a member that becomes rank 0 while it runs."""
-        bound = _bind()
-        port: int = bound.getsockname()[1]
+        port, bound = _bind()
         with self._lock:
-            self._bound[port] = bound
-            self._given.add(port)
+            self._given[port] = bound
         return port
 
     def release(self, *ports: int) -> None:
         """Close them: their member starts, or will not. A repeat is harmless, even if a number is offered again."""
         with self._lock:
-            given = self._given.intersection(ports)
-            self._given -= given
-            bound = [self._bound.pop(port) for port in given & self._bound.keys()]
-        for one in bound:
-            one.close()
+            released = [self._given.pop(port) for port in ports if port in self._given]
+        for bound in released:
+            bound.close()
 
     def renew(self) -> None:
         """Offer others from now on: the database knows these as another worker's of the same host name."""
         with self._lock:
-            refused = [self._bound.pop(port) for port in self._bound.keys() - self._given]
-            self._bound |= {bound.getsockname()[1]: bound for bound in (_bind() for _ in refused)}
-        for bound in refused:
+            refused = self._offered
+            # While those are bound, so that none of them comes again.
+            self._offered = dict(_bind() for _ in refused)
+        for bound in refused.values():
             bound.close()
 
     def close(self) -> None:
         """Let go of all of them."""
         with self._lock:
-            held, self._bound = self._bound, {}
+            held, self._offered, self._given = {**self._offered, **self._given}, {}, {}
         for bound in held.values():
             bound.close()
 
 
-def _bind() -> socket.socket:
+def _bind() -> tuple[int, socket.socket]:
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     for _ in range(_TRIES):
-        candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            candidate.bind(("", random.choice(_RANGE)))
-        except OSError:
-            candidate.close()
-        else:
-            return candidate
-    anywhere = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    anywhere.bind(("", 0))
-    return anywhere
+        with contextlib.suppress(OSError):
+            bound.bind(("", random.choice(_RANGE)))
+            break
+    else:
+        bound.bind(("", 0))
+    return bound.getsockname()[1], bound
 
 
 def wait_for_go(session: Session, job: ActiveJob, ports: PortHolder) -> GangInfo | None:
