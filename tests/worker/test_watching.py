@@ -156,6 +156,15 @@ def test_what_was_learned_is_told_once_and_again_only_when_it_is_news(
     assert client.watch_terms(task="t", device_class="H200").stall_timeout_s == 200
 
 
+def test_what_was_learned_is_told_again_after_it_was_forgotten(client: Client) -> None:
+    table, exchange = limits(client, fresh_s=0)
+    for forget in (False, True):
+        client.set_task(task="t", forget=forget)
+        table.learned("t", "", 30.0, 100)
+        exchange()
+        assert client.watch_terms(task="t").stall_timeout_s == 150
+
+
 def test_what_could_not_be_told_is_told_later(client: Client) -> None:
     table, exchange = limits(Client("host=/nowhere dbname=none", timeout_s=0.2))
     table.learned("t", "", 30.0, 100)
