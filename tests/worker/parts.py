@@ -82,7 +82,7 @@ class RecordedWork:
     def stop(self, grace_s: float) -> None:
         self.heard.append(("stop", grace_s))
 
-    def lose(self, reason: str) -> None:
+    def lose(self) -> None:
         self.heard.append("lose")
 
     def set_deadline(self, at: float, grace_s: float) -> None:

@@ -168,9 +168,8 @@ class Child:
         """
         self._send({"op": "stop", "grace_s": self._grace_s if grace_s is None else grace_s})
 
-    def lose(self, reason: str) -> None:
+    def lose(self) -> None:
         """As :meth:`stop` without a grace."""
-        del reason
         self.stop(0.0)
 
     def kill(self) -> None:

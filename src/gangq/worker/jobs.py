@@ -42,7 +42,7 @@ class Work(Protocol):
     def stop(self, grace_s: float) -> None:
         """Ask it to end within the grace, and see to it that it does."""
 
-    def lose(self, reason: str) -> None:
+    def lose(self) -> None:
         """The claim is lost: end the work now."""
 
     def set_deadline(self, at: float, grace_s: float) -> None:
@@ -172,7 +172,7 @@ class ActiveJob:
         self.stopping.set()
         self.wake.set()
         if work is not None:
-            work.lose(reason)
+            work.lose()
 
     def extend(self, kill_at: float, grace_s: float) -> None:
         """Pass a renewed lease on to the work."""

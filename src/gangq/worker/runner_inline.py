@@ -166,8 +166,9 @@ class InlineWork:
                 self._timer.cancel()
             self._set_timer(grace_s, self._grace_is_over)
 
-    def lose(self, reason: str) -> None:
+    def lose(self) -> None:
         """End this process: nothing else ends the handler."""
+        reason = self._job.lost or ""
         with self._lock:
             if not self._active:
                 return

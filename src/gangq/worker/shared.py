@@ -129,9 +129,8 @@ class SharedJob:
         self.process.orders.give(Stop(self.job.key, grace_s))
         self._kill_at = min(self._kill_at, boottime() + grace_s + CANCELLED_S)
 
-    def lose(self, reason: str) -> None:
+    def lose(self) -> None:
         """Cancel it: other jobs run in its process."""
-        del reason
         self.stop(0.0)
 
     def kill(self) -> None:
