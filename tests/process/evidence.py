@@ -87,10 +87,6 @@ class Journal:
             and start_ticks(e["pid"]) == e["ticks"]
         ]
 
-    def last_alive(self, job: int, token: int) -> float:
-        """The last instant at which some process of that attempt is known to have lived."""
-        return max(e["at"] for e in self.entries(job=job) if e["token"] == token)
-
 
 def live(
     path: Path,

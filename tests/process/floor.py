@@ -17,8 +17,6 @@ HEARTBEAT_S = 0.5
 LEASE_S = 6.0
 MARGIN_S = 1.5
 GRACE_S = 1.0
-KILLED_AFTER_S = LEASE_S - MARGIN_S
-"""Work whose worker cannot renew is dead this long after the last renewal was sent."""
 
 PATIENCE_S = 40.0
 """For what takes a lease at most; the machine may be busy."""
@@ -98,17 +96,6 @@ class Floor:
 
     def worker_row(self, name: str) -> Any:
         return next((w for w in self.client.workers() if w.name == name), None)
-
-    def until_ended(self, name: str, incarnation: int, timeout: float = PATIENCE_S) -> None:
-        """Wait until the database has ended that incarnation."""
-        eventually(
-            lambda: (
-                self.worker_row(name).incarnation != incarnation
-                or self.worker_row(name).state in ("dead", "retired")
-            ),
-            f"incarnation {incarnation} of {name} has ended",
-            timeout,
-        )
 
     def check(self) -> None:
         """What holds at the end of every test here."""

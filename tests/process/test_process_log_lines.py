@@ -14,7 +14,7 @@ from gangq.client import Client
 
 FIELDS = {"job", "gang", "epoch", "rank", "worker"}
 OF_ATTEMPTS = (
-    "gangq.worker.barrier",
+    "gangq.worker.gangs",
     "gangq.worker.child",
     "gangq.worker.command",
     "gangq.worker.dispatch",

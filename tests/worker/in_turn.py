@@ -28,11 +28,11 @@ from gangq.worker import runner_inline
 from gangq.worker.claims import ThreadWakes
 from gangq.worker.dispatch import Dispatcher
 from gangq.worker.drain import Drain
+from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob, JobTable
 from gangq.worker.liveness import Liveness
 from gangq.worker.loops import Intake, MainThreadLoop
 from gangq.worker.output import Capture
-from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter
 from gangq.worker.runner_command import CommandRunner
 from gangq.worker.runner_inline import HardExit, InlineRunner
@@ -52,7 +52,7 @@ class SlowReporter(Reporter):
     def failed(self, job, error, *, again, cause="error"):
         outlive()
 
-    def stopped(self, job):
+    def stopped(self, job, *, unless_told=None):
         outlive()
 
     def forget(self, job):

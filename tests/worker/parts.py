@@ -12,11 +12,10 @@ from gangq.client.verbs import Verbs
 from gangq.errors import DatabaseUnreachable
 from gangq.gpu import detect
 from gangq.worker.claims import ClaimSource, ThreadWakes
+from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.lanes import Lanes
 from gangq.worker.lease import LeaseKeeper
-from gangq.worker.options import WorkerOptions
-from gangq.worker.ports import PortHolder
+from gangq.worker.options import Lanes, WorkerOptions
 from gangq.worker.registration import register
 from gangq.worker.session import Session
 from worker.controls import control_of
@@ -80,13 +79,13 @@ class RecordedWork:
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    def stop(self, reason: str, grace_s: float) -> None:
-        self.heard.append(("stop", reason))
+    def stop(self, grace_s: float) -> None:
+        self.heard.append(("stop", grace_s))
 
-    def lose(self, reason: str) -> None:
+    def lose(self) -> None:
         self.heard.append("lose")
 
-    def extend(self, kill_at: float, grace_s: float) -> None:
+    def set_deadline(self, at: float, grace_s: float) -> None:
         self.heard.append("extend")
 
 

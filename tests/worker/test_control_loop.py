@@ -11,7 +11,7 @@ import pytest
 from databases import OwnServer
 from gangq.client import Client
 from gangq.client.aio import AsyncConnection
-from gangq.worker.connections import ListeningClient
+from gangq.worker.control import ListeningClient
 from worker.controls import control_of
 
 

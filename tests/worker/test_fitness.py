@@ -24,8 +24,7 @@ from gangq.proc import procfs
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.watchdogs import ExitCode
 from gangq.worker import fitness, host_record
-from gangq.worker.lanes import Lanes
-from gangq.worker.options import WorkerOptions
+from gangq.worker.options import Lanes, WorkerOptions
 from gangq.worker.registration import register
 from worker.controls import control_of
 
@@ -407,9 +406,7 @@ def test_a_live_worker_of_the_name_is_left_alone(client: Client, tmp_path: Path)
 def test_a_worker_says_where_it_runs(
     client: Client, tmp_path: Path, db: psycopg.Connection[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gangq.worker.service_unit import ServiceUnit
-
-    monkeypatch.setattr("gangq.worker.registration.service_unit", lambda: ServiceUnit(unit="w@0.service"))
+    monkeypatch.setattr("gangq.worker.registration.service_unit", lambda: {"unit": "w@0.service"})
     registration(client, tmp_path)
     (last,) = client.predecessor(worker="w")
     assert last.identity["unit"] == "w@0.service"

@@ -15,9 +15,9 @@ from gangq.client.verb import Query
 from gangq.errors import DatabaseUnreachable, InvalidInput, WrongState
 from gangq.worker.claims import ClaimSource, TaskWakes, ThreadWakes
 from gangq.worker.drain import Drain
+from gangq.worker.gangs import PortHolder
 from gangq.worker.lease import LeaseKeeper
 from gangq.worker.loops import ChildProcessLoop, Intake, MainThreadLoop
-from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter
 from gangq.worker.session import Session
 from worker.parts import LossyClient, RecordedWork, claimed, session_of, source_of

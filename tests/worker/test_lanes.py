@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from gangq.errors import InvalidInput
-from gangq.worker.lanes import Lanes, choose
-from gangq.worker.options import WorkerOptions
+from gangq.worker.options import Lanes, WorkerOptions, choose_lanes
 
 
 def lanes(devices: int = 0, handlers: bool = True, unreachable: str | None = None, **options: Any) -> Lanes:
-    return choose(WorkerOptions(**options), devices, handlers, lambda: unreachable)
+    return choose_lanes(WorkerOptions(**options), devices, handlers, unreachable)
 
 
 @pytest.mark.parametrize(

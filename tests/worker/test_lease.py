@@ -13,7 +13,7 @@ import pytest
 from gangq.client import Client
 from gangq.errors import DatabaseUnreachable, NotAllowed, NotFound
 from gangq.proc.clock import boottime
-from gangq.worker.lease import LeaseKeeper, LeaseWatch
+from gangq.worker.lease import LeaseKeeper, watch_lease
 from gangq.worker.session import clean_stop_reason
 from worker.parts import RecordedWork, claimed, session_of, source_of
 from worker.worker_process import eventually
@@ -38,7 +38,7 @@ def test_work_is_asked_to_stop_a_grace_before_it_would_be_killed_and_word_is_lef
     job = claimed(session, source_of(session))
     work = RecordedWork()
     job.start(work)
-    session.control.spawn(LeaseWatch(session).run(), "lease watch")
+    session.control.spawn(watch_lease(session), "lease watch")
     eventually(lambda: job.stop_reason == "lease", "it is told", 3)
     assert boottime() >= session.kill_at - 2
     assert clean_stop_reason(tmp_path, session.incarnation, os.getuid()) == "lapsed"
@@ -58,7 +58,7 @@ def test_work_is_asked_to_stop_before_the_word_is_written_and_after_a_fault_too(
         raise MemoryError
 
     monkeypatch.setattr(session, "note", note)
-    session.control.spawn(LeaseWatch(session).run(), "lease watch")
+    session.control.spawn(watch_lease(session), "lease watch")
     eventually(lambda: len(told) > 1, "it goes on looking", 5)
     assert set(told) == {"lease"}
     assert "lease_watch_fault" in caplog.messages

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangq.client import Client
-from gangq.worker.logship import LogReader, LogShipper
+from gangq.worker.output import LogReader, LogShipper
 from worker.parts import LossyClient, claimed, session_of, source_of
 
 

@@ -13,12 +13,11 @@ import pytest
 from gangq.client import Client
 from gangq.client.rows import Claim
 from gangq.worker.claims import ClaimSource, ThreadWakes
-from gangq.worker.held import HeldReports
+from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.lease import LeaseKeeper
 from gangq.worker.loops import ChildProcessLoop
-from gangq.worker.ports import PortHolder
-from gangq.worker.reporter import Reporter
+from gangq.worker.reporter import HeldReports, Reporter
 from worker.parts import claimed, session_of, source_of
 from worker.worker_process import eventually
 

@@ -20,11 +20,11 @@ from gangq.watchdogs.deadman import Deadman
 from gangq.worker import jobs
 from gangq.worker.context_impl import InlineContext
 from gangq.worker.drain import Drain
+from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.liveness import Liveness
 from gangq.worker.loops import Intake
 from gangq.worker.output import Capture
-from gangq.worker.ports import PortHolder
 from gangq.worker.reporter import Reporter
 from gangq.worker.runner_inline import HardExit, InlineRunner
 from gangq.worker.session import Session
@@ -59,10 +59,10 @@ def test_an_order_after_the_start_reaches_the_work_once(client: Client, tmp_path
     assert job.start(work)
     job.tell_stop("drain", 1.0)
     job.tell_stop("preempt", 1.0)
-    assert work.heard == [("stop", "drain")]
+    assert work.heard == [("stop", 1.0)]
     assert job.told_by_server
     job.lose("reaped")
-    assert work.heard == [("stop", "drain"), "lose"]
+    assert work.heard == [("stop", 1.0), "lose"]
 
 
 def test_a_stop_for_a_lease_that_was_renewed_does_not_keep_a_later_one_from_the_work(
@@ -70,11 +70,16 @@ def test_a_stop_for_a_lease_that_was_renewed_does_not_keep_a_later_one_from_the_
 ) -> None:
     job, work = job_of(client, tmp_path), RecordedWork()
     assert job.start(work)
-    for reason in ("lease", "lease", "cancel", "lease", "drain"):
-        job.tell_stop(reason, 1.0)  # type: ignore[arg-type]
-    assert work.heard == [("stop", "lease"), ("stop", "cancel")]
+    job.tell_stop("lease", 1.0)
     job.hasten()
-    assert work.heard[2:] == [("stop", "cancel")]
+    assert (job.stop_reason, work.heard) == ("lease", []), (
+        "the deadline of the lease is kept without an order"
+    )
+    for reason in ("lease", "cancel", "lease", "drain"):
+        job.tell_stop(reason, 2.0)  # type: ignore[arg-type]
+    assert work.heard == [("stop", 2.0)]
+    job.hasten()
+    assert work.heard[1:] == [("stop", 0.0)]
 
 
 def test_a_job_that_has_ended_is_not_lost_any_more(client: Client, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from worker.worker_process import Fleet, WorkerProcess, can_freeze, eventually, 
 
 FAULT = """
 from gangq.worker.child import Child
-from gangq.worker.logship import LogShipper
+from gangq.worker.output import LogShipper
 
 start, ship = Child.start, LogShipper.ship
 

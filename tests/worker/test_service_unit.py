@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gangq.worker.service_unit import ServiceUnit, service_unit
+from gangq.worker.registration import service_unit
 
 ID = "0123456789abcdef" * 4
 MAIN = {"SYSTEMD_EXEC_PID": "41"}
 
 
-def found(tmp_path: Path, cgroup: str, environ: dict[str, str], mountinfo: str = "") -> ServiceUnit:
+def found(tmp_path: Path, cgroup: str, environ: dict[str, str], mountinfo: str = "") -> dict[str, str]:
     proc = tmp_path / "proc"
     (proc / "self").mkdir(parents=True)
     (proc / "self" / "cgroup").write_text(cgroup)
@@ -23,34 +23,34 @@ def found(tmp_path: Path, cgroup: str, environ: dict[str, str], mountinfo: str =
 @pytest.mark.parametrize(
     ("cgroup", "expected"),
     [
-        ("0::/system.slice/gangq-worker@0.service\n", ServiceUnit(unit="gangq-worker@0.service")),
-        ("0::/system.slice/system-gangq.slice/w@1.service/sub\n", ServiceUnit(unit="w@1.service")),
+        ("0::/system.slice/gangq-worker@0.service\n", {"unit": "gangq-worker@0.service"}),
+        ("0::/system.slice/system-gangq.slice/w@1.service/sub\n", {"unit": "w@1.service"}),
         (
             "4:memory:/\n1:name=systemd:/system.slice/w.service\n0::/system.slice/w.service\n",
-            ServiceUnit(unit="w.service"),
+            {"unit": "w.service"},
         ),
         (
             "0::/user.slice/user-1000.slice/user@1000.service/app.slice/w.service\n",
-            ServiceUnit(user_unit="w.service"),
+            {"user_unit": "w.service"},
         ),
-        ("0::/user.slice/user-1000.slice/session-3.scope\n", ServiceUnit()),
-        ("0::/user.slice/user-1000.slice/user@1000.service/init.scope\n", ServiceUnit()),
-        ("0::/\n", ServiceUnit()),
-        ("", ServiceUnit()),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", {}),
+        ("0::/user.slice/user-1000.slice/user@1000.service/init.scope\n", {}),
+        ("0::/\n", {}),
+        ("", {}),
     ],
 )
-def test_the_unit_whose_main_process_it_is(tmp_path: Path, cgroup: str, expected: ServiceUnit) -> None:
+def test_the_unit_whose_main_process_it_is(tmp_path: Path, cgroup: str, expected: dict[str, str]) -> None:
     assert found(tmp_path, cgroup, MAIN) == expected
 
 
 @pytest.mark.parametrize("environ", [{"SYSTEMD_EXEC_PID": "7", "INVOCATION_ID": "x"}, {}])
 def test_a_unit_that_merely_started_it_is_not_its_own(tmp_path: Path, environ: dict[str, str]) -> None:
-    assert found(tmp_path, "0::/system.slice/ci-runner.service\n", environ) == ServiceUnit()
+    assert found(tmp_path, "0::/system.slice/ci-runner.service\n", environ) == {}
 
 
 def test_an_old_systemd_does_not_say_whom_it_started(tmp_path: Path) -> None:
     here = found(tmp_path, "0::/system.slice/w.service\n", {"INVOCATION_ID": "x"})
-    assert here == ServiceUnit(unit="w.service")
+    assert here == {"unit": "w.service"}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_an_old_systemd_does_not_say_whom_it_started(tmp_path: Path) -> None:
     ],
 )
 def test_the_container_it_is_in(tmp_path: Path, cgroup: str) -> None:
-    assert found(tmp_path, cgroup, MAIN) == ServiceUnit(container=ID)
+    assert found(tmp_path, cgroup, MAIN) == {"container": ID}
 
 
 def test_a_container_with_a_cgroup_namespace_shows_in_its_mounts(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_container_with_a_cgroup_namespace_shows_in_its_mounts(tmp_path: Path)
         f"10 9 254:1 /var/lib/docker/volumes/{'f' * 64}/_data /data rw - ext4 /dev/vda1 rw\n"
         f"11 9 254:1 /var/lib/docker/containers/{ID}/hostname /etc/hostname rw - ext4 /dev/vda1 rw\n"
     )
-    assert found(tmp_path, "0::/\n", {}, mounts) == ServiceUnit(container=ID)
+    assert found(tmp_path, "0::/\n", {}, mounts) == {"container": ID}
 
 
 def test_of_this_very_process_it_says_something() -> None:
-    assert isinstance(service_unit(), ServiceUnit)
+    assert service_unit().keys() <= {"unit", "user_unit", "container"}

@@ -66,7 +66,7 @@ def test_a_checkpoint_that_was_not_stored_is_an_error_inline_over_the_socket_and
     ):
         InlineContext(session, job).save_checkpoint(5, b"abc")
     server = SocketServer(session, tmp_path / "s")
-    server.announce(job, handler_info.as_wire(handler_info.job_info(job), None, (), None))
+    server.announce(job, None)
     session.control.wait(server.start())
     try:
         monkeypatch.setenv("GANGQ_SOCKET", str(server.path))
@@ -93,7 +93,7 @@ def test_a_child_told_to_stop_before_its_checkpoint_is_loaded_does_not_begin_ane
     gang = GangInfo(1, 1, 0, 2, 0, 0, 1, (), "h", 1)
     job.enter_gang(gang, None)
     server = SocketServer(session, tmp_path / "s")
-    server.announce(job, handler_info.as_wire(handler_info.job_info(job), job.gang, (), None))
+    server.announce(job, None)
     session.control.wait(server.start())
     try:
         with Link(str(server.path), job.key) as link:
@@ -104,6 +104,22 @@ def test_a_child_told_to_stop_before_its_checkpoint_is_loaded_does_not_begin_ane
             eventually(lambda: context.gang is not None and context.gang.epoch == 2, "it hears", 5)
             with pytest.raises(Stopped, match="told to stop while it loaded its checkpoint"):
                 _ = context.checkpoint
+    finally:
+        session.control.wait(server.stop())
+
+
+def test_a_checkpoint_that_no_answer_came_about_is_not_said_to_be_missing(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(task="t")
+    session = session_of(LossyClient(client, "load_checkpoint", times=10**6), tmp_path)
+    job = claimed(session, source_of(session))
+    server = SocketServer(session, tmp_path / "s")
+    session.control.wait(server.start())
+    try:
+        job.lose("its lease was taken over")
+        with Link(str(server.path), job.key) as link, pytest.raises(StaleToken, match="is not known"):
+            link.ask("load_checkpoint")
     finally:
         session.control.wait(server.stop())
 

@@ -18,17 +18,17 @@ from gangq.errors import DatabaseUnreachable
 from gangq.gpu import Detection, SamplerProcess
 from gangq.task_options import WatchOptions
 from gangq.watchdogs import ExitCode, Trip
-from gangq.worker import command_report
+from gangq.worker import endings
 from gangq.worker import limits as limits_module
 from gangq.worker.child import Exit
-from gangq.worker.command_report import Ended, report
 from gangq.worker.drain import Drain
+from gangq.worker.endings import report
 from gangq.worker.environment import Surroundings
 from gangq.worker.jobs import ActiveJob, JobTable
 from gangq.worker.limits import Limits, LimitsTable
 from gangq.worker.reporter import Reporter
 from gangq.worker.runner_command import CommandRunner
-from gangq.worker.session import Session, Terms
+from gangq.worker.session import Session
 from gangq.worker.watching import CommandTrip, JobWatch, ProcessTrip, Watching
 from worker.controls import control_of
 
@@ -41,7 +41,7 @@ def session_of(client: Client, directory: Path) -> Session:
     row = client.register_worker(name="w", host="h", queues=["default"], lease_s=60)
     return Session(
         client,
-        Terms.of(row),
+        row,
         name="w",
         host="h",
         mark="m",
@@ -154,6 +154,15 @@ def test_what_was_learned_is_told_once_and_again_only_when_it_is_news(
         told.append(row["longest_gap_s"])
     assert told == [30.0, 30.0, 30.0, 40.0, 40.0]
     assert client.watch_terms(task="t", device_class="H200").stall_timeout_s == 200
+
+
+def test_what_was_learned_is_told_again_after_it_was_forgotten(client: Client) -> None:
+    table, exchange = limits(client, fresh_s=0)
+    for forget in (False, True):
+        client.set_task(task="t", forget=forget)
+        table.learned("t", "", 30.0, 100)
+        exchange()
+        assert client.watch_terms(task="t").stall_timeout_s == 150
 
 
 def test_what_could_not_be_told_is_told_later(client: Client) -> None:
@@ -278,7 +287,7 @@ class Runner:
 
     def report(self, job: ActiveJob, ended: Exit, tripped: CommandTrip, tail: str = "") -> None:
         reporter = self.runner._reporter
-        report(reporter, Ended(job, ended, tail, 1.0, None, False, tripped), reporter.done)
+        report(reporter, job, ended, reporter.done, tail=tail, ran_s=1.0, is_handler=False, tripped=tripped)
 
 
 def test_a_command_that_ended_by_itself_while_its_trip_was_decided_ended_as_it_says(
@@ -375,7 +384,7 @@ def test_a_command_beyond_sigkill_takes_its_worker_out_of_service_before_it_leav
 def test_a_command_killed_for_want_of_memory_is_told_from_one_that_was_killed(
     monkeypatch: pytest.MonkeyPatch, before: int | None, after: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(command_report.cgroup, "oom_kills", lambda group: after)
-    assert command_report._out_of_memory(Exit(None, 9, True), before) is expected
-    assert command_report._out_of_memory(Exit(None, 15, True), before) is False
-    assert command_report._out_of_memory(Exit(None, 9, True, cause="kill"), before) is False
+    monkeypatch.setattr(endings.cgroup, "oom_kills", lambda group: after)
+    assert endings._out_of_memory(Exit(None, 9, True), before) is expected
+    assert endings._out_of_memory(Exit(None, 15, True), before) is False
+    assert endings._out_of_memory(Exit(None, 9, True, cause="kill"), before) is False

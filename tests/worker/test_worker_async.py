@@ -290,7 +290,8 @@ def test_one_that_its_guardian_stopped_before_its_worker_has_told_it_goes_back_u
         MANY
         + """
 from gangq.errors import DatabaseUnreachable
-from gangq.worker.lease import LeaseKeeper, LeaseWatch
+from gangq.worker import lease
+from gangq.worker.lease import LeaseKeeper
 
 beat = LeaseKeeper.beat
 
@@ -300,7 +301,7 @@ async def fails(self):
     await beat(self)
 
 LeaseKeeper.beat = fails
-LeaseWatch._tell = lambda self: None  # It may be a quarter of a second late.
+lease.tell_lapsing = lambda session: None  # It may be a quarter of a second late.
 """
     )
     worker = fleet.start(slots=0, light=2)

@@ -75,7 +75,7 @@ def test_jobs_are_told_to_stop_while_the_database_does_not_answer(
         assert (second.stop_reason, list(waiting)) == ("drain", [])
         drain.request()
         until(lambda: len(work.heard) > 1, TOLD_S)
-    assert set(work.heard) == {("stop", "drain")}
+    assert set(work.heard) == {("stop", session.terms.grace_s), ("stop", 0.0)}
 
 
 def test_a_drain_that_the_database_does_not_take_note_of_says_so_and_hands_back_what_has_not_begun(
@@ -146,4 +146,4 @@ def test_grace_is_over_before_the_note_of_the_drain_is_written(
         drain.request()
         drain.request()
         until(lambda: bool(heard))
-    assert heard[0] == [("stop", "drain")] * 2, "told to stop, then told that its grace is over"
+    assert heard[0] == [("stop", session.terms.grace_s), ("stop", 0.0)]

@@ -17,8 +17,8 @@ from gangq.retry import Retry
 from gangq.signatures import by_name, misfit, unfinished
 from gangq.task_options import TaskOptions
 from gangq.testing.context import FakeContext
+from gangq.worker.endings import HandlerUnfit, what_follows
 from gangq.worker.results import dumps_result
-from gangq.worker.runner_inline import HandlerUnfit, what_follows
 
 if TYPE_CHECKING:
     from gangq.app import App

@@ -27,7 +27,7 @@ from gangq.errors import GangqError, InvalidInput, WaitTimeout
 from gangq.schema import check_version
 from gangq.watchdogs.codes import ExitCode
 from gangq.worker.child_main import app_target
-from gangq.worker.connections import MainClient
+from gangq.worker.control import MainClient
 from gangq.worker.fitness import EXPECT_VARIABLE
 from gangq.worker.main import Worker
 from gangq.worker.options import WorkerOptions, usable_cpus, usable_memory_mb

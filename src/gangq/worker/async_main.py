@@ -13,7 +13,6 @@ import contextvars
 import logging
 import os
 import signal
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -27,11 +26,11 @@ from gangq.errors import GangqError, WorkerGone
 from gangq.proc.bounded_log import BoundedLog
 from gangq.retry import AGAIN
 from gangq.worker.child_context import ChildContext, Link
-from gangq.worker.child_main import Ended, conclude, prepare, report
-from gangq.worker.forks import restore_signals
-from gangq.worker.output import stream_handlers
-from gangq.worker.runner_inline import what_follows
+from gangq.worker.child_main import prepare, report
+from gangq.worker.endings import Returned, conclude, what_follows
+from gangq.worker.output import Tee
 from gangq.worker.shared_orders import Begin, Stop, WhoHolds, say_holder, taken
+from gangq.worker.signals import restore_signals
 
 log = logging.getLogger("gangq.worker.async")
 
@@ -88,7 +87,7 @@ class _Job:
         self.cancelled = False
         self.log: _JobLog | None = None
         """None: it could not be made."""
-        self.work: asyncio.Task[Ended] | None = None
+        self.work: asyncio.Task[Returned] | None = None
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -96,35 +95,19 @@ class _Job:
             self.work.cancel()
 
 
-class _Stream:
-    """A text stream: what a job writes goes to its own log, the rest to the log of this process."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        job = _here.get(None)
-        if job is not None and job.log is not None and job.log.write(text):
-            return len(text)
-        return self._stream.write(text)
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+def _write(stream: TextIO, text: str) -> int:
+    """What a job writes goes to its own log, the rest to the log of this process."""
+    job = _here.get(None)
+    if job is not None and job.log is not None and job.log.write(text):
+        return len(text)
+    return stream.write(text)
 
 
 def run(find: Callable[[], App], task: str) -> int:
     """Run jobs of this task of the App that ``find()`` returns, until SIGTERM comes and none is left."""
     restore_signals([signal.SIGTERM])
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        setattr(sys, name, _Stream(stream))
-        for handler in stream_handlers():
-            if handler.stream is stream:
-                handler.stream = getattr(sys, name)
+        Tee.install(name, _write)
     jobs = _Jobs(find, task)
     asyncio.run(jobs.serve())
     if jobs.app is not None:
@@ -217,7 +200,7 @@ class _Jobs:
                 await asyncio.wait([job.work])
                 if job.log is not None:
                     job.log.finish()
-                ended: Ended = (None, asyncio.CancelledError(), AGAIN)
+                ended: Returned = (None, asyncio.CancelledError(), AGAIN)
                 if not job.work.cancelled():
                     ended = job.work.result()
                 await self._asked(lambda: report(context, *ended))
@@ -243,7 +226,7 @@ class _Jobs:
                     raise
             await asyncio.sleep(_AGAIN_S)
 
-    async def _attempt(self, job: _Job, context: ChildContext) -> Ended:
+    async def _attempt(self, job: _Job, context: ChildContext) -> Returned:
         set_current_of_task(context)
         try:
             self.app, handler = prepare(lambda: self.app or self._find(), self._task)
@@ -257,6 +240,4 @@ class _Jobs:
                 result = await handler(context, **context.job.payload)
             except BaseException as problem:
                 raised = problem
-            if os.getpid() != self._pid:
-                os._exit(1)  # A fork of the handler that came back here has nothing to say about the job.
-            return conclude(self.app.hooks, handler, context, result, raised)
+            return conclude(handler, context, result, raised, self._pid)

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangq.errors import CommandStartError
-from gangq.proc import bounded_log, cgroup, killing, procfs
+from gangq.proc import bounded_log, procfs
 from gangq.proc.clock import boottime
 from gangq.worker.forkserver import Forked, ForkServer
-from gangq.worker.launch import grouped_or_adopted, launch, start_error
-from gangq.worker.logship import LogReader
+from gangq.worker.launch import Sweep, launch, start_error
+from gangq.worker.output import LogReader
 
 __all__ = ["Child", "CommandStartError", "Exit"]
 
@@ -71,12 +71,9 @@ class Child:
         """Use :meth:`start`."""
         self.pid = pid
         """The command's own pid, which is also its process group and its session."""
-        self.start_ticks = start
-        """Its start time in clock ticks since boot; with the pid it names the process for ever."""
         self.guardian_pid = process.pid
         self.log_path: str = spec["log_path"]
         self.mark: str = spec["mark"]
-        self._group: str | None = spec["cgroup"]
         self._grace_s: float = spec["grace_s"]
         self._stuck_after_s: float = spec["stuck_after_s"]
         self._sock = sock
@@ -85,7 +82,7 @@ class Child:
         self._inbox = b""
         self._exit: Exit | None = None
         self._lost_at: float | None = None
-        self._clean_passes = 0
+        self._sweep = Sweep(spec, {pid}, start)
         self._log = LogReader(self.log_path)
 
     @classmethod
@@ -138,12 +135,7 @@ class Child:
             "worker_pid": os.getpid(),
             "cgroup": group,
         }
-        return cls._launched(spec, start_timeout_s, forks)
-
-    @classmethod
-    def _launched(cls, spec: dict[str, Any], timeout_s: float, forks: ForkServer | None) -> Child:
-        sock, process, answer, rest = launch(spec, timeout_s, forks)
-        group: str | None = spec["cgroup"]
+        sock, process, answer, rest = launch(spec, start_timeout_s, forks)
         if process is None or answer["event"] != "started":
             sock.close()
             raise start_error(answer, spec)
@@ -159,7 +151,7 @@ class Child:
 
     # -- orders ----------------------------------------------------------------------------------------------
 
-    def set_deadline(self, boottime: float | None, grace_s: float | None = None) -> None:
+    def set_deadline(self, at: float | None, grace_s: float | None = None) -> None:
         """Move the instant of SIGKILL (seconds on ``CLOCK_BOOTTIME``; None for never); SIGTERM falls a grace
         earlier.
 
@@ -167,7 +159,7 @@ class Child:
         """
         with self._lock:
             self._grace_s = self._grace_s if grace_s is None else grace_s
-            self._send({"op": "deadline", "at": boottime, "grace_s": self._grace_s})
+            self._send({"op": "deadline", "at": at, "grace_s": self._grace_s})
 
     def stop(self, grace_s: float | None = None) -> None:
         """SIGTERM to the whole group now, SIGKILL to the whole tree after the grace [the one given at start].
@@ -175,6 +167,10 @@ class Child:
         A repeat sends no second SIGTERM; a shorter grace hastens the SIGKILL, a longer one changes nothing.
         """
         self._send({"op": "stop", "grace_s": self._grace_s if grace_s is None else grace_s})
+
+    def lose(self) -> None:
+        """As :meth:`stop` without a grace."""
+        self.stop(0.0)
 
     def kill(self) -> None:
         """SIGKILL to the whole tree now. Returns at once: :meth:`wait` tells when it is gone."""
@@ -301,21 +297,11 @@ class Child:
     def _recover(self, since: float) -> None:
         """One pass of the guardian's work after its death: kill what is left of the command, and see whether
         anything is.
-
-        Without the subreaper this rests on what can be found: the command's control group where it has one, its
-        process group and session, its mark, and whatever descends from those. Two clean passes in a row, because
-        a reading of ``/proc`` is not a snapshot.
         """
         self._process.kill()
         self._process.wait()
-        left = killing.strike_command(
-            self.mark,
-            self._group,
-            lambda processes: grouped_or_adopted(processes, {self.pid}, self.start_ticks),
-        )
-        empty = self._group is None or cgroup.remove(self._group)
-        self._clean_passes = 0 if left or not empty else self._clean_passes + 1
-        if self._clean_passes >= 2:
+        left = self._sweep.once()
+        if left is None:
             try:
                 bounded_log.unroll(self.log_path)
             except OSError as problem:

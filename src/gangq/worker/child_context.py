@@ -21,7 +21,7 @@ from gangq import errors
 from gangq.context import Checkpoint, DeviceInfo, JobInfo, ServiceInfo
 from gangq.errors import GangqError, TooLarge, WorkerGone
 from gangq.worker.context_impl import HandlerContext
-from gangq.worker.handler_info import checkpoint_from_wire, from_wire, gang_from_wire, inputs_from_wire
+from gangq.worker.handler_info import checkpoint_from_wire, gang_from_wire, inputs_from_wire
 from gangq.worker.jobs import BEAT_BYTES
 from gangq.worker.results import as_progress, dumps_result, note_for
 
@@ -47,14 +47,13 @@ class Link:
         self._rest = b""
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Link:
+    def from_environ(cls) -> Link:
         """To the worker of the job this process belongs to.
 
         Raises:
             GangqError: this process belongs to none.
         """
-        environ = os.environ if environ is None else environ
-        path, key = environ.get("GANGQ_SOCKET"), environ.get("GANGQ_KEY")
+        path, key = os.environ.get("GANGQ_SOCKET"), os.environ.get("GANGQ_KEY")
         if not path or not key:
             raise GangqError(
                 "no job runs here: GANGQ_SOCKET and GANGQ_KEY are set by a gangq worker for the commands it "
@@ -155,7 +154,9 @@ class ChildContext(HandlerContext):
         super().__init__()
         self._link = link
         wire = link.ask("describe")
-        self._info, self._gang, self._device_infos, self._checkpoint = from_wire(wire)
+        self._info, self._gang = JobInfo(**wire["job"]), gang_from_wire(wire["gang"])
+        self._device_infos = tuple(DeviceInfo(**device) for device in wire["devices"])
+        self._checkpoint = checkpoint_from_wire(wire["checkpoint"])
         self._loaded_for = 0 if self._gang is None else self._gang.epoch
         service = wire["service"]
         self._service = None if service is None else ServiceInfo(**service)

@@ -24,16 +24,13 @@ from typing import Any
 from gangq import tracing
 from gangq.app import App, variables
 from gangq.context import set_current
-from gangq.coroutines import run_to_end
-from gangq.errors import GangqError, Snoozed
-from gangq.hooks import Hooks
-from gangq.retry import AGAIN, Again
-from gangq.signatures import unfinished
-from gangq.tasks import CoroutineTask, Task
+from gangq.errors import GangqError
+from gangq.retry import Again
+from gangq.tasks import Task
 from gangq.watchdogs import dumps
 from gangq.worker.child_context import ChildContext, Link
-from gangq.worker.forks import restore_signals
-from gangq.worker.runner_inline import HandlerUnfit, error_of_exception, what_follows
+from gangq.worker.endings import attempt, what_follows, work_end
+from gangq.worker.signals import restore_signals
 
 SCRIPT = "__gangq_main__"
 """The module name under which a script is loaded for its App."""
@@ -116,10 +113,6 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
 
 
-Ended = tuple[Any, BaseException | None, Again | None]
-"""What a handler returned or raised, and what follows from that."""
-
-
 def run(find: Callable[[], Any], task: str) -> int:
     """Run the handler of the job this process belongs to, of the App that ``find()`` returns; or many jobs, if this
     process belongs to none.
@@ -142,8 +135,8 @@ def run(find: Callable[[], Any], task: str) -> int:
     except BaseException as problem:
         return report(context, None, problem, what_follows(problem, None, None, context.attempt))
     with tracing.continued(os.environ.get("TRACEPARENT")):
-        ended = _attempt(app.hooks, handler, context)
-    code = report(context, *ended)
+        returned = attempt(handler, context, context.job.payload)
+    code = report(context, *returned)
     app.hooks.worker_stopped(child=True)
     return code
 
@@ -156,50 +149,13 @@ def prepare(find: Callable[[], App], task: str) -> tuple[App, Task[..., Any]]:
     return app, handler
 
 
-def _attempt(hooks: Hooks, handler: Task[..., Any], context: ChildContext) -> Ended:
-    pid = os.getpid()
-    result: Any = None
-    problem: BaseException | None = None
-    try:
-        hooks.started(context)
-        result = handler(context, **context.job.payload)
-        if isinstance(handler, CoroutineTask):
-            result = run_to_end(result)
-    except BaseException as raised:
-        problem = raised
-    if os.getpid() != pid:
-        # A fork of the handler that came back here has nothing to say about the job.
-        os._exit(1)
-    return conclude(hooks, handler, context, result, problem)
-
-
-def conclude(
-    hooks: Hooks, handler: Task[..., Any], context: ChildContext, result: Any, problem: BaseException | None
-) -> Ended:
-    """What follows from what the handler returned or raised, when the hooks of its end were called."""
-    if problem is None and (why := unfinished(result)) is not None:
-        result, problem = None, HandlerUnfit(why)
-    again = None if problem is None else what_follows(problem, handler, context.job.payload, context.attempt)
-    hooks.ended(context, result, problem, again)
-    return result, problem, again
-
-
 def report(context: ChildContext, result: Any, problem: BaseException | None, again: Again | None) -> int:
     """Tell the worker how it ended; the exit code of this process."""
-    if problem is None and not (context.stop_seen and result is None):
+    said = work_end(context, result, problem, again)
+    if said["kind"] == "result":
         context.returned(result)
-    elif problem is None or context.told_to_stop:
-        context.outcome("stopped")
-    elif isinstance(problem, Snoozed):
-        context.outcome("snoozed", for_s=problem.for_s)
     else:
-        again = again or AGAIN
-        context.outcome(
-            "error",
-            error=error_of_exception(problem),
-            retryable=again.retryable,
-            retry_in_s=again.delay_s,
-        )
+        context.outcome(**said)
     return 0 if problem is None else 1
 
 

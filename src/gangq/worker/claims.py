@@ -8,7 +8,11 @@ What a :class:`ClaimSource` remembers from one call to the next:
 - ``_asleep``: this worker is on the list of sleepers. A claim that finds nothing puts it there, a notification that
   work is kept for it takes it off. A job that was submitted just before has notified no sleeper, so the first wait on
   the list is short (:data:`PACE_S`).
-- ``_pace``: when a claim last found nothing, and whether notifications are believed (:class:`Pace`).
+- ``_empty_at``: when a claim last found nothing. Empty claims are kept :data:`PACE_S` apart, however many
+  notifications arrive: any login may send them. Only one which says that work is kept for this worker is answered at
+  once.
+- ``_trusts_kept``: False since such a claim (``_at_once``) found nothing; then no other is answered at once until a
+  claim finds something.
 """
 
 from __future__ import annotations
@@ -27,8 +31,8 @@ from gangq.client.rows import Claim
 from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
 from gangq.errors import GangqError, IncarnationEnded, NotFound, WrongState
+from gangq.worker.gangs import PortHolder
 from gangq.worker.lease import LeaseKeeper
-from gangq.worker.ports import PortHolder
 from gangq.worker.repeating import TRANSIENT, backoff
 from gangq.worker.session import Session
 
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
     from gangq.client.rows import Outcome
     from gangq.worker.control import Control
     from gangq.worker.jobs import ActiveJob
-    from gangq.worker.lanes import Lane
+    from gangq.worker.options import Lane
 
 log = logging.getLogger("gangq.worker.claims")
 
@@ -46,7 +50,7 @@ _PLACED_POLL_S = 5.0
 this is for a notification that was lost: a reconnected listener has every loop ask at once.
 """
 PACE_S = 0.05
-"""Empty claims come no closer together, however many notifications arrive: any login may send them."""
+"""Empty claims come no closer together."""
 
 
 class ThreadWakes:
@@ -108,36 +112,6 @@ class TaskWakes:
         return False
 
 
-class Pace:
-    """Keeps empty claims :data:`PACE_S` apart, however many notifications arrive.
-
-    Only one which says that work is kept for this worker is answered at once. If that was false, no other is until a
-    claim finds something: any login may send them.
-    """
-
-    def __init__(self) -> None:
-        self.trusts_kept = True
-        self._empty_at = -PACE_S
-        self._at_once = False
-
-    @property
-    def left_s(self) -> float:
-        """How long to wait before the next claim; seconds."""
-        return self._empty_at + PACE_S - time.monotonic()
-
-    def claim_begins(self, at_once: bool) -> None:
-        """``at_once``: because a notification says that work is kept for this worker."""
-        self._at_once = at_once
-
-    def claim_answered(self, found_jobs: bool) -> None:
-        """The claim that began last has its answer."""
-        if found_jobs:
-            self.trusts_kept = True
-        else:
-            self._empty_at = time.monotonic()
-            self.trusts_kept = self.trusts_kept and not self._at_once
-
-
 W = TypeVar("W", ThreadWakes, TaskWakes)
 
 
@@ -181,7 +155,9 @@ class ClaimSource(Generic[W]):
         self._asleep = False
         self._late = False
         self._pauses = backoff()
-        self._pace = Pace()
+        self._empty_at = -PACE_S
+        self._at_once = False
+        self._trusts_kept = True
         self.wait_s = 0.0
         """How long to wait for a wake-up before the next call, as the last one suggests."""
 
@@ -227,20 +203,24 @@ class ClaimSource(Generic[W]):
         if asleep and not self._asleep:
             self.wait_s = PACE_S
         self._asleep = asleep
-        self._pace.claim_answered(found_jobs=bool(rows))
+        if rows:
+            self._trusts_kept = True
+        else:
+            self._empty_at = time.monotonic()
+            self._trusts_kept = self._trusts_kept and not self._at_once
         return rows
 
     @property
     def pace_s(self) -> float:
         """How long to wait before the next claim after an empty one, unless work is kept for this worker; seconds."""
-        return self._pace.left_s
+        return self._empty_at + PACE_S - time.monotonic()
 
     def begin_claim(self, kept: bool) -> None:
         """The loop has waited :attr:`pace_s`, or less because work is ``kept`` for this worker, and claims now.
 
         Wake-ups until here are for this claim, later ones for the next.
         """
-        self._pace.claim_begins(at_once=kept)
+        self._at_once = kept
         self.wakes.clear()
 
     def completing_and_claiming(
@@ -304,7 +284,7 @@ class ClaimSource(Generic[W]):
         """There may be work. `kept`: for this worker, which is off the list of sleepers now."""
         if kept:
             self._asleep = False
-        self.wakes.set(kept and self._pace.trusts_kept)
+        self.wakes.set(kept and self._trusts_kept)
 
     def _ask(self, most: int) -> Steps[list[Claim]]:
         if self._request is None:
@@ -327,8 +307,7 @@ class ClaimSource(Generic[W]):
 
     def not_begun(self, job: ActiveJob) -> None:
         """It is handed back: nothing here will bind the port that it was given."""
-        for port in job.ports:
-            self._ports.release(port)
+        self._ports.release(*job.ports)
 
     def listed(self) -> None:
         """What was claimed is in the job table now."""

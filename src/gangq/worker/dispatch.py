@@ -8,25 +8,21 @@ from typing import TYPE_CHECKING, Any
 from gangq import logqueue
 from gangq.app import App
 from gangq.commands import COMMAND
-from gangq.errors import GangqError, UnknownTask
+from gangq.errors import UnknownTask
 from gangq.retry import Again
 from gangq.tasks import CoroutineTask
-from gangq.worker.child_main import app_target
-from gangq.worker.command_report import Done
+from gangq.worker.endings import Done
+from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.ports import PortHolder
-from gangq.worker.reporter import Reporter, describe
-from gangq.worker.runner_command import Command, CommandRunner
+from gangq.worker.reporter import Reporter
+from gangq.worker.results import describe
+from gangq.worker.runner_command import Command, CommandRunner, Unrunnable
 from gangq.worker.runner_inline import InlineRunner
 
 if TYPE_CHECKING:
     from gangq.tasks import Task
 
 log = logging.getLogger("gangq.worker.dispatch")
-
-
-class _Unrunnable(GangqError):
-    """No attempt can begin: the payload is malformed, or the App is in no module that a child could import."""
 
 
 class Dispatcher:
@@ -40,9 +36,10 @@ class Dispatcher:
         commands: CommandRunner,
         reporter: Reporter,
         ports: PortHolder,
+        unreachable: str | None = None,
     ) -> None:
-        """``target`` (``module:app``) is where children find the app [searched for]; ``devices`` is how many this
-        worker offers.
+        """``target`` (``module:app``) is where children find the app; None: nowhere, and ``unreachable`` says why.
+        ``devices`` is how many this worker offers.
         """
         self._app = app
         self._target = target
@@ -50,6 +47,7 @@ class Dispatcher:
         self._commands = commands
         self._reporter = reporter
         self._ports = ports
+        self._unreachable = unreachable
 
     def run(
         self, job: ActiveJob, inline: InlineRunner | None, done: Done, *, more_follow: bool = False
@@ -76,12 +74,11 @@ class Dispatcher:
                 self._reporter.failed(
                     job,
                     describe(type(problem).__qualname__, f"its worker could not run it: {problem}"),
-                    again=Again(not isinstance(problem, _Unrunnable)),
+                    again=Again(not isinstance(problem, Unrunnable)),
                 )
             finally:
                 # Its runner lets go of them just before its code begins, which may not have come to pass.
-                for port in job.ports:
-                    self._ports.release(port)
+                self._ports.release(*job.ports)
 
     def _run(self, job: ActiveJob, inline: InlineRunner | None, done: Done, more_follow: bool) -> None:
         task = job.claim.task
@@ -92,25 +89,12 @@ class Dispatcher:
                 return
             inline.rest()
         if found is None:
-            self._commands.run(job, self._command(job), done)
+            self._commands.run(job, Command.of_payload(job.claim.payload), done)
             return
-        shared = isinstance(found, CoroutineTask) and not found.isolate and _is_like_any_other(job)
-        self._commands.run(job, Command.of_handler(self._find_target(), task, found.watch, shared), done)
-
-    @staticmethod
-    def _command(job: ActiveJob) -> Command:
-        try:
-            return Command.of_payload(job.claim.payload)
-        except ValueError as problem:
-            raise _Unrunnable(str(problem)) from None
-
-    def _find_target(self) -> str:
         if self._target is None:
-            try:
-                self._target = app_target(self._app)
-            except GangqError as problem:
-                raise _Unrunnable(str(problem)) from None
-        return self._target
+            raise Unrunnable(self._unreachable)
+        shared = isinstance(found, CoroutineTask) and not found.isolate and _is_like_any_other(job)
+        self._commands.run(job, Command.of_handler(self._target, task, found.watch, shared), done)
 
     def _find(self, task: str) -> Task[..., Any]:
         if self._app is None:

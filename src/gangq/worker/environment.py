@@ -43,7 +43,6 @@ def for_child(
     base: Mapping[str, str],
     own: Mapping[str, str],
     devices: Mapping[str, str],
-    gang: GangInfo | None,
     checkpoint: Checkpoint | None,
     socket_path: Path,
     traceparent: str | None,
@@ -69,8 +68,8 @@ def for_child(
     if checkpoint is not None:
         env["GANGQ_CHECKPOINT"] = str(checkpoint.path)
         env["GANGQ_CHECKPOINT_STEP"] = str(checkpoint.step)
-    if gang is not None:
-        env |= for_gang(gang)
+    if job.gang is not None:
+        env |= for_gang(job.gang)
     if job.replica is not None:
         service = job.replica.service
         env |= {

@@ -19,6 +19,7 @@ In: a socket, the guardian's end of its channel. Out: the guardian's pid, with i
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -294,18 +295,13 @@ def _fork(control: socket.socket, channel: int) -> tuple[int, int] | None:
 
 
 def _open_files() -> set[int]:
-    """What is open now; without what reading that opens."""
-    with os.scandir("/proc/self/fd") as entries:
-        found = {int(entry.name) for entry in entries}
-    return {fd for fd in found if _is_open(fd)}
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
+    """What is open now."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # That of the listing is closed by now.
+            os.fstat(int(name))
+            found.add(int(name))
+    return found
 
 
 def _not_to_be_forked() -> str:

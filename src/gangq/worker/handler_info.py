@@ -6,9 +6,9 @@ import base64
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer, ServiceInfo
+from gangq.context import Checkpoint, DeviceInfo, GangInfo, JobInfo, Peer
 from gangq.errors import (
     WHO_READS,
     IncarnationEnded,
@@ -19,11 +19,13 @@ from gangq.errors import (
     ResultNotStored,
     StaleToken,
     Stopped,
-    TooLarge,
 )
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.repeating import ANSWERS, until_answered
+from gangq.worker.repeating import until_answered
 from gangq.worker.session import Session
+
+if TYPE_CHECKING:
+    from gangq.client.rows import SavedCheckpoint
 
 
 def job_info(job: ActiveJob) -> JobInfo:
@@ -99,8 +101,7 @@ def fetch_inputs(session: Session, job: ActiveJob) -> list[dict[str, Any]]:
     found = until_answered(
         lambda: session.thread_client.inputs(job_id=job.id, token=job.token),
         "inputs",
-        lambda: job.lost is not None or session.lapsed(),
-        answers=(*ANSWERS, TooLarge),
+        lambda: is_over(session, job),
     )
     if found is None:
         raise StaleToken(
@@ -135,6 +136,27 @@ def _input(
     return result
 
 
+def load_checkpoint(session: Session, job: ActiveJob) -> SavedCheckpoint | None:
+    """The checkpoint of this job as of now.
+
+    Raises:
+        StaleToken: the claim is over, and it is not known whether there is one.
+    """
+    saved = until_answered(
+        lambda: session.thread_client.load_checkpoint(job_id=job.id, token=job.token),
+        "load_checkpoint",
+        lambda: is_over(session, job),
+    )
+    if saved is None and is_over(session, job):
+        raise StaleToken(f"whether job {job.id} has a checkpoint is not known, and its claim is over")
+    return saved
+
+
+def is_over(session: Session, job: ActiveJob) -> bool:
+    """Whether its claim is over, as far as that can be known without the database."""
+    return job.lost is not None or session.lapsed()
+
+
 def store_checkpoint(session: Session, job: ActiveJob, step: int, data: bytes) -> None:
     """Store a checkpoint; return once it is committed.
 
@@ -153,26 +175,20 @@ def store_checkpoint(session: Session, job: ActiveJob, step: int, data: bytes) -
         )
         return True
 
-    if not until_answered(save, "save_checkpoint", lambda: job.lost is not None or session.lapsed()):
+    if not until_answered(save, "save_checkpoint", lambda: is_over(session, job)):
         raise StaleToken(
             f"the checkpoint of job {job.id} at step {step} is not known to be stored: the database did not answer "
             f"before the claim was over ({job.lost or 'the lease has ended'}). Keep the older one, and stop"
         )
 
 
-def as_wire(
-    info: JobInfo,
-    gang: GangInfo | None,
-    devices: tuple[DeviceInfo, ...],
-    checkpoint: Checkpoint | None,
-    service: ServiceInfo | None = None,
-) -> dict[str, Any]:
-    """All of it as JSON, for a child."""
+def as_wire(job: ActiveJob) -> dict[str, Any]:
+    """What a child is told of its job, as JSON."""
+    info, service = job_info(job), None if job.replica is None else job.replica.service
     return {
         "job": {**asdict(info), "payload": dict(info.payload)},
-        "gang": None if gang is None else asdict(gang),
-        "devices": [asdict(device) for device in devices],
-        "checkpoint": checkpoint_as_wire(checkpoint),
+        "gang": None if job.gang is None else asdict(job.gang),
+        "devices": [asdict(device) for device in device_infos(job)],
         "service": None if service is None else asdict(service),
     }
 
@@ -186,18 +202,6 @@ def checkpoint_as_wire(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
         "data": base64.b64encode(checkpoint.data).decode(),
         "path": str(checkpoint.path),
     }
-
-
-def from_wire(
-    wire: dict[str, Any],
-) -> tuple[JobInfo, GangInfo | None, tuple[DeviceInfo, ...], Checkpoint | None]:
-    """The reverse of :func:`as_wire`."""
-    return (
-        JobInfo(**wire["job"]),
-        gang_from_wire(wire["gang"]),
-        tuple(DeviceInfo(**device) for device in wire["devices"]),
-        checkpoint_from_wire(wire["checkpoint"]),
-    )
 
 
 def gang_from_wire(gang: dict[str, Any] | None) -> GangInfo | None:

@@ -3,96 +3,59 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gangq.app import App
-from gangq.gpu import Detection, SamplerProcess
-from gangq.watchdogs.deadman import Deadman
 from gangq.worker import host_record
 from gangq.worker.claims import ClaimSource, TaskWakes, ThreadWakes, W
-from gangq.worker.control import Control
 from gangq.worker.dispatch import Dispatcher
-from gangq.worker.drain import Drain
-from gangq.worker.environment import Surroundings
-from gangq.worker.epochs import EpochWatch
-from gangq.worker.jobs import ActiveJob
-from gangq.worker.lanes import Lane, Lanes
-from gangq.worker.lease import LeaseKeeper, LeaseWatch
+from gangq.worker.gangs import EpochWatch
+from gangq.worker.lease import LeaseKeeper, watch_lease
 from gangq.worker.listener import Listener
-from gangq.worker.liveness import Liveness
 from gangq.worker.loops import ChildProcessLoop, Intake, MainThreadLoop, NothingLeft
 from gangq.worker.maintenance import Maintenance
-from gangq.worker.metrics import WorkerMetrics
-from gangq.worker.options import WorkerOptions
+from gangq.worker.options import Lane
 from gangq.worker.output import Capture
-from gangq.worker.ports import PortHolder
 from gangq.worker.replicas import ReplicaWatch
 from gangq.worker.reporter import Reporter
 from gangq.worker.runner_command import CommandRunner
 from gangq.worker.runner_inline import HardExit, InlineRunner
-from gangq.worker.schedules import ScheduleStore
 from gangq.worker.session import Session
-from gangq.worker.signals import Signals
 from gangq.worker.socket_server import SocketServer
 from gangq.worker.watching import JobWatch, ProcessTrip, Watching
 
-
-@dataclass(frozen=True)
-class ProcessParts:
-    """What a worker has for as long as its process lives, through all incarnations."""
-
-    app: App | None
-    target: str | None
-    """Where child processes find the app, ``module:app``."""
-    options: WorkerOptions
-    lanes: Lanes
-    detection: Detection
-    sampler: SamplerProcess
-    ports: PortHolder
-    drain: Drain
-    control: Control
-    signals: Signals
-    liveness: Liveness
-    surroundings: Surroundings
-    schedules: ScheduleStore
-    deadman: Deadman | None
-    """Ends the process at a deadline; None where no handler runs in it."""
-    metrics: WorkerMetrics
-    waiting: deque[ActiveJob] = field(default_factory=deque)
-    """Jobs claimed for the main thread and not begun."""
+if TYPE_CHECKING:
+    from gangq.worker.main import Worker
 
 
 class Incarnation:
     """The parts that work for one session. In the context :meth:`running` the main thread calls :meth:`serve`."""
 
-    def __init__(self, process: ProcessParts, session: Session) -> None:
+    def __init__(self, worker: Worker, session: Session) -> None:
         # The order matters in two places: the keeper needs `_watching` and `_epochs`, and `on_replica` is set before
         # any job runs. The commands need most of the rest, so they come last.
-        self._process = process
+        self._worker = worker
         self._session = session
-        self._reporter = Reporter(session, lambda: process.drain.impatient(session))
-        self._watching = Watching(session, process.detection, process.sampler, process.metrics.tripped)
-        self._epochs = EpochWatch(session, process.ports)
+        self._reporter = Reporter(session, lambda: worker.drain.impatient(session))
+        self._watching = Watching(session, worker.detection, worker.sampler, worker.metrics.tripped)
+        self._epochs = EpochWatch(session, worker.ports)
         self._keeper = LeaseKeeper(session, self._watching, self._epochs)
         self._maintenance = Maintenance(session)
         self._replicas = ReplicaWatch(session)
         session.on_replica = self._replicas.changed
         self._server = SocketServer(session, session.directory / host_record.SOCKET)
         self._sources: list[ClaimSource[Any]] = []
-        self._listener = Listener(session, list(process.options.queues), self._on_notification())
+        self._listener = Listener(session, list(worker.options.queues), self._on_notification())
         self._commands = CommandRunner(
             session,
             self._reporter,
-            process.ports,
-            process.detection,
+            worker.ports,
+            worker.detection,
             self._server,
             self._watching,
-            process.drain,
-            process.surroundings,
-            process.liveness.guardian,
+            worker.drain,
+            worker.surroundings,
+            worker.liveness.guardian,
         )
         self.held = self._reporter.held
         """Reports that an open transaction holds up."""
@@ -100,22 +63,22 @@ class Incarnation:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """With all tasks running; they are cancelled at the end."""
-        session, process, control = self._session, self._process, self._process.control
+        worker, control = self._worker, self._worker.control
         control.wait(self._server.start())
         tasks = [
             control.spawn(self._keeper.run(), "lease"),
-            control.spawn(LeaseWatch(session).run(), "lease watch"),
+            control.spawn(watch_lease(self._session), "lease watch"),
             control.spawn(self._listener.run(), "listener"),
             control.spawn(self._maintenance.run(), "tick"),
             control.spawn(self._epochs.run(), "epochs"),
             control.spawn(self._replicas.run(), "replicas"),
-            control.spawn(process.schedules.run(session), "schedules"),
-            control.spawn(process.drain.run(session, self._reporter, process.waiting), "drain"),
+            control.spawn(worker.schedules.run(self._session), "schedules"),
+            control.spawn(worker.drain.run(self._session, self._reporter, worker.waiting), "drain"),
         ]
         try:
             yield
         finally:
-            session.closing.set()
+            self._session.closing.set()
             for task in tasks:
                 task.cancel()
             control.wait(self._server.stop())
@@ -124,24 +87,25 @@ class Incarnation:
 
     def serve(self) -> None:
         """Claim and run jobs until the worker stops. For the main thread."""
-        process = self._process
-        main, slots = process.lanes.main, process.lanes.children
-        intake = Intake(self._session, process.drain, process.sampler)
+        worker = self._worker
+        main, slots = worker.lanes.main, worker.lanes.children
+        intake = Intake(self._session, worker.drain, worker.sampler)
         dispatcher = Dispatcher(
-            process.app,
-            process.target,
-            len(process.detection.devices),
+            worker.app,
+            worker.target,
+            len(worker.detection.devices),
             self._commands,
             self._reporter,
-            process.ports,
+            worker.ports,
+            worker.unreachable,
         )
-        left = NothingLeft(intake, process.lanes.slots > 0) if process.options.once else None
+        left = NothingLeft(intake, worker.lanes.slots > 0) if worker.options.once else None
         children: ChildProcessLoop | None = None
         own = None if main is None else self._source(main, ThreadWakes())
         if slots:
             children = ChildProcessLoop(
                 intake,
-                self._source(process.lanes.of_children, TaskWakes(process.control)),
+                self._source(worker.lanes.of_children, TaskWakes(worker.control)),
                 self._reporter,
                 dispatcher,
                 slots,
@@ -152,7 +116,7 @@ class Incarnation:
             )
         if own is None:
             assert children is not None
-            process.control.wait(children.run())
+            worker.control.wait(children.run())
             return
         if left is not None:
             left.children = children
@@ -163,9 +127,9 @@ class Incarnation:
                 self._reporter,
                 dispatcher,
                 inline,
-                process.signals,
-                process.waiting,
-                prefetch=process.options.prefetch if main == "light" else 1,
+                worker.signals,
+                worker.waiting,
+                prefetch=worker.options.prefetch if main == "light" else 1,
                 left=left,
             ).run()
 
@@ -175,7 +139,7 @@ class Incarnation:
         if children is None:
             yield
             return
-        running = self._process.control.spawn(children.run(), "claims")
+        running = self._worker.control.spawn(children.run(), "claims")
         try:
             yield
         finally:
@@ -185,9 +149,9 @@ class Incarnation:
     @contextlib.contextmanager
     def _inline(self) -> Iterator[InlineRunner]:
         """What runs handlers in the main thread, and watches them."""
-        process, session, reporter = self._process, self._session, self._reporter
-        assert process.deadman is not None
-        hard_exit = HardExit(session, reporter, process.deadman)
+        worker, session, reporter = self._worker, self._session, self._reporter
+        assert worker.deadman is not None
+        hard_exit = HardExit(session, reporter, worker.deadman)
         watch = JobWatch(self._watching, ProcessTrip(self._watching, reporter))
         capture = Capture(session)
         capture.install()
@@ -195,11 +159,11 @@ class Incarnation:
             yield InlineRunner(
                 session,
                 reporter,
-                process.ports,
-                process.deadman,
+                worker.ports,
+                worker.deadman,
                 hard_exit,
                 watch,
-                process.liveness,
+                worker.liveness,
                 capture,
             )
         finally:
@@ -212,7 +176,7 @@ class Incarnation:
         source = ClaimSource(
             self._session,
             self._keeper,
-            self._process.ports,
+            self._worker.ports,
             wakes,
             self._gets_notifications,
             lane=lane,
@@ -227,7 +191,7 @@ class Incarnation:
     def _has_free_light_slot(self) -> bool:
         jobs = self._session.table.snapshot()
         running = sum(job.lane == "light" and not job.reporting for job in jobs)
-        return running < self._process.lanes.light
+        return running < self._worker.lanes.light
 
     def _on_notification(self) -> Mapping[str, Callable[[], None]]:
         return {

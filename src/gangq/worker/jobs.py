@@ -22,7 +22,7 @@ from gangq.worker.results import as_progress
 if TYPE_CHECKING:
     from gangq.client.rows import Claim
     from gangq.context import GangInfo
-    from gangq.worker.lanes import Lane
+    from gangq.worker.options import Lane
     from gangq.worker.replicas import Replica
 
 log = logging.getLogger("gangq.worker.jobs")
@@ -39,14 +39,14 @@ BEAT_BYTES = 16 << 10
 class Work(Protocol):
     """What runs for a job: a handler in this process, or a command."""
 
-    def stop(self, reason: StopReason, grace_s: float) -> None:
+    def stop(self, grace_s: float) -> None:
         """Ask it to end within the grace, and see to it that it does."""
 
-    def lose(self, reason: str) -> None:
+    def lose(self) -> None:
         """The claim is lost: end the work now."""
 
-    def extend(self, kill_at: float, grace_s: float) -> None:
-        """The lease was renewed: from now on it dies at ``kill_at`` (CLOCK_BOOTTIME)."""
+    def set_deadline(self, at: float, grace_s: float) -> None:
+        """The lease was renewed: from now on it dies at that moment (CLOCK_BOOTTIME), asked to end a grace before."""
 
 
 class ActiveJob:
@@ -148,15 +148,16 @@ class ActiveJob:
         log.info("job_told_to_stop", extra={**self.extra, "reason": reason, "started": work is not None})
         self.stopping.set()
         self.wake.set()
-        if work is not None:
-            work.stop(reason, grace_s)
+        # The lease's own deadline is the limit, until it is renewed.
+        if work is not None and reason != "lease":
+            work.stop(grace_s)
 
     def hasten(self) -> None:
         """Whatever is left of its grace is over."""
         with self._lock:
             work, reason = self._work, self.stop_reason
-        if work is not None and reason is not None:
-            work.stop(reason, 0.0)
+        if work is not None and reason not in (None, "lease"):
+            work.stop(0.0)
 
     def lose(self, reason: str) -> None:
         """The claim is lost: kill the work, report nothing."""
@@ -171,14 +172,14 @@ class ActiveJob:
         self.stopping.set()
         self.wake.set()
         if work is not None:
-            work.lose(reason)
+            work.lose()
 
     def extend(self, kill_at: float, grace_s: float) -> None:
         """Pass a renewed lease on to the work."""
         with self._lock:
             work = self._work
         if work is not None:
-            work.extend(kill_at, grace_s)
+            work.set_deadline(kill_at, grace_s)
 
     @property
     def must_end(self) -> bool:

@@ -67,20 +67,42 @@ def launch(
 
 def _end_command(spec: dict[str, Any], begun: set[int], since: int) -> None:
     """Kill what the guardian of a failed start has left: its command may have begun all the same, and have forked."""
-    group: str | None = spec["cgroup"]
-    clean_passes, until = 0, boottime() + killing.DEATH_S
-    while clean_passes < 2:
-        left = killing.strike_command(
-            spec["mark"], group, lambda processes: grouped_or_adopted(processes, begun, since)
-        )
-        empty = group is None or cgroup.remove(group)
-        clean_passes = 0 if left or not empty else clean_passes + 1
+    sweep, until = Sweep(spec, begun, since), boottime() + killing.DEATH_S
+    while (left := sweep.once()) is not None:
         if boottime() > until:
             log.error("command_stuck", extra={"mark": spec["mark"], "stuck": [entry.pid for entry in left]})
             return
 
 
-def grouped_or_adopted(processes: dict[int, procfs.Stat], leaders: set[int], since: int) -> set[int]:
+class Sweep:
+    """Kills what is left of a command whose guardian is dead, in passes.
+
+    Without the subreaper this rests on what can be found: the command's control group where it has one, its process
+    group and session, its mark, and whatever descends from those. Two clean passes in a row, because a reading of
+    ``/proc`` is not a snapshot.
+    """
+
+    def __init__(self, spec: dict[str, Any], leaders: set[int], since: int) -> None:
+        """As :func:`_grouped_or_adopted` says of ``leaders`` and ``since``."""
+        self._mark: str = spec["mark"]
+        self._group: str | None = spec["cgroup"]
+        self._leaders = leaders
+        self._since = since
+        self._clean_passes = 0
+
+    def once(self) -> list[procfs.Stat] | None:
+        """What was found; None once two passes in a row have found nothing."""
+        left = killing.strike_command(
+            self._mark,
+            self._group,
+            lambda processes: _grouped_or_adopted(processes, self._leaders, self._since),
+        )
+        empty = self._group is None or cgroup.remove(self._group)
+        self._clean_passes = 0 if left or not empty else self._clean_passes + 1
+        return None if self._clean_passes >= 2 else left
+
+
+def _grouped_or_adopted(processes: dict[int, procfs.Stat], leaders: set[int], since: int) -> set[int]:
     """What is in the process group or session of a command, and what the supervisor got from its dead guardian:
     whatever the command has detached, without mark or group.
 

@@ -1,7 +1,7 @@
 """Keeping the lease, and acting on what the database answers.
 
 Two tasks of the control loop. :class:`LeaseKeeper` sends heartbeats; such a call may hang as long as a cut
-connection takes to be noticed. :class:`LeaseWatch` therefore makes no calls at all: it asks the work to stop when
+connection takes to be noticed. :func:`watch_lease` therefore makes no calls at all: it asks the work to stop when
 the lease could end before it is renewed. What kills work that does not stop is neither of them but a timer of the
 kernel (see :mod:`gangq.watchdogs.deadman` and the guardian), because both need the interpreter.
 """
@@ -24,7 +24,7 @@ from gangq.worker.session import Session
 
 if TYPE_CHECKING:
     from gangq.worker.claims import ClaimSource
-    from gangq.worker.epochs import EpochWatch
+    from gangq.worker.gangs import EpochWatch
     from gangq.worker.watching import Watching
 
 log = logging.getLogger("gangq.worker.lease")
@@ -163,28 +163,22 @@ class LeaseKeeper:
             del self._strange[job_id, token]
 
 
-class LeaseWatch:
-    """Asks everything to stop one grace before it would be killed for want of a renewal."""
+async def watch_lease(session: Session) -> None:
+    """Ask everything to stop one grace before it would be killed for want of a renewal. Runs until cancelled."""
+    while True:
+        signs.alive()
+        left = session.kill_at - session.terms.grace_s - boottime()
+        if left <= 0:
+            try:
+                tell_lapsing(session)
+            except Exception:
+                log.exception("lease_watch_fault")
+        # In slices: the wait itself stands still while the host sleeps, the lease does not.
+        await asyncio.sleep(min(max(left, _WATCH_S), 1.0))
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
-    async def run(self) -> None:
-        """Look until cancelled."""
-        session = self._session
-        while True:
-            signs.alive()
-            left = session.kill_at - session.terms.grace_s - boottime()
-            if left <= 0:
-                try:
-                    self._tell()
-                except Exception:
-                    log.exception("lease_watch_fault")
-            # In slices: the wait itself stands still while the host sleeps, the lease does not.
-            await asyncio.sleep(min(max(left, _WATCH_S), 1.0))
-
-    def _tell(self) -> None:
-        session = self._session
-        grace_s = max(0.0, session.kill_at - boottime())
-        session.table.each(lambda job: job.tell_stop("lease", grace_s))
-        session.note("lapsed")  # Last: a disk may hang.
+def tell_lapsing(session: Session) -> None:
+    """The lease may end before it is renewed."""
+    grace_s = max(0.0, session.kill_at - boottime())
+    session.table.each(lambda job: job.tell_stop("lease", grace_s))
+    session.note("lapsed")  # Last: a disk may hang.

@@ -59,7 +59,8 @@ class LimitsTable:
         self._known: dict[_Key, tuple[float, Limits]] = {}
         self._used_at: dict[_Key, float] = {}
         self._gaps: dict[tuple[str, str], tuple[float, int]] = {}
-        self._saved: dict[tuple[str, str], float] = {}
+        self._told: dict[tuple[str, str], tuple[float, float]] = {}
+        """The longest gap that the database was told of, and when."""
 
     def ask_for(self, claim: Claim, options: WatchOptions | None, device_class: str) -> Limits:
         """As :meth:`of`, for a job that is about to begin. If its limits are not known the database is asked, which
@@ -91,11 +92,14 @@ class LimitsTable:
 
     def learned(self, task: str, device_class: str, longest_s: float, beats: int) -> None:
         """A job of this task went on after a gap between its beats as long as this: tell the database, later
-        and only where it is news.
+        and only where it is news. After a minute all is: the database may have been told to forget.
         """
         key = (task, device_class)
         with self._lock:
-            if longest_s <= max(self._saved.get(key, 0.0), self._gaps.get(key, (0.0, 0))[0]) * 1.1:
+            told_s, told_at = self._told.get(key, (0.0, 0.0))
+            if told_at < boottime() - self._fresh_s:
+                told_s = 0.0
+            if longest_s <= max(told_s, self._gaps.get(key, (0.0, 0))[0]) * 1.1:
                 return
             self._gaps[key] = (longest_s, beats)
 
@@ -122,7 +126,7 @@ class LimitsTable:
                 log.info("stall_gap_not_saved", extra={"task": task, "error": str(problem)})
                 continue
             with self._lock:
-                self._saved[task, device_class] = longest_s
+                self._told[task, device_class] = (longest_s, boottime())
                 if self._gaps.get((task, device_class)) == (longest_s, beats):
                     del self._gaps[task, device_class]
         now = boottime()

@@ -103,14 +103,14 @@ class Listener:
         """
         channel = f"{self._channel}_probe"
         async with await self._client.connect_listener() as other:
-            other.deadline = Deadline(self._session.terms.answer_s)
+            other.deadline = Deadline(self._session.answer_s)
             await other.execute(f'listen "{channel}"'.encode())
             await self._client.execute(_notify(channel))
             other.deadline = None
             async for _ in other.notifies(timeout=_SELF_TEST_S, stop_after=1):
                 return True
             # The LISTEN would stay on the pooler's server connection.
-            other.deadline = Deadline(self._session.terms.answer_s)
+            other.deadline = Deadline(self._session.answer_s)
             await other.execute(b"unlisten *")
         return False
 

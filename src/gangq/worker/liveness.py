@@ -55,25 +55,19 @@ class Liveness:
 
     @classmethod
     def of_environment(
-        cls,
-        environ: MutableMapping[str, str] | None = None,
-        *,
-        dump_file: IO[str] | None = None,
-        silence_s: float | None = None,
+        cls, environ: MutableMapping[str, str] | None = None, *, dump_file: IO[str] | None = None
     ) -> Liveness:
         """Of this process, whose supervisor, if it has one, is named in ``environ`` [``os.environ``].
 
         That name is taken out of it: no process started from here has the same supervisor. ``dump_file`` (a
-        real file) gets the stacks when there is no supervisor to take them; ``silence_s`` [what
-        ``GANGQ_SILENCE_S`` says, 30] counts when there is none.
+        real file) gets the stacks when there is no supervisor to take them.
         """
         environ = os.environ if environ is None else environ
         handed_secrets(environ)
         named = environ.pop(liveness_memory.VARIABLE, "")
         found = _supervisor(named) if named else None
         if found is None:
-            if silence_s is None:
-                silence_s = number_of(environ, SILENCE_VARIABLE, SILENCE_S)
+            silence_s = number_of(environ, SILENCE_VARIABLE, SILENCE_S)
             return cls(Backstop(silence_s=silence_s, dump_file=dump_file))
         channel, memory = found
         backstop = Backstop(

@@ -40,12 +40,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangq.worker.loops")
 
-_DOUBT_S = 1.0
-"""How long to wait before checking again whether the driver answers."""
-_FULL_S = 1.0
-"""How long to wait before checking again whether a slot is free. A job that ends wakes the loop sooner."""
-_FAULT_S = 1.0
-"""How long to wait after a fault of the loop."""
+_AGAIN_S = 1.0
+"""How long to wait before checking again: whether the driver answers, a slot is free, the loop has no fault. A job
+that ends wakes it sooner.
+"""
 _CLAIM_LOCK_S = 0.01
 """How long to wait before checking again whether a report still claims for the same lane."""
 _DECIDED_S = 3.0
@@ -88,7 +86,7 @@ class Intake:
         because what it took is this worker's.
         """
         if not self.may_begin and not claims.outstanding:
-            claims.wait_s = _DOUBT_S
+            claims.wait_s = _AGAIN_S
             return []
         return self.add(claims, (yield from claims.taking(most)))
 
@@ -230,7 +228,7 @@ class ChildProcessLoop:
             except Exception:
                 # The main thread may be inside a handler for hours, so a fault here must not end this lane.
                 log.exception("claims_fault")
-                await asyncio.sleep(_FAULT_S)
+                await asyncio.sleep(_AGAIN_S)
         while not self._claim_lock.acquire(blocking=False):
             await asyncio.sleep(_CLAIM_LOCK_S)
         # The lock is kept: nothing claims for this lane any more.
@@ -249,7 +247,7 @@ class ChildProcessLoop:
         free = self._free  # Only now: a job that ends claims for the slot that it leaves.
         if free <= 0:
             self._claim_lock.release()
-            await claims.wakes.wait(_FULL_S)
+            await claims.wakes.wait(_AGAIN_S)
             return False
         execute = intake.session.control.client.execute
         this_round, self._idle_round = self._round, None

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,28 +31,27 @@ from gangq.errors import GangqError, IncarnationEnded
 from gangq.gpu import SamplerProcess
 from gangq.proc import procfs
 from gangq.proc.clock import boottime
+from gangq.schema import check_version, resolve_dsn
 from gangq.task_options import declared
 from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
 from gangq.worker import fitness, host_record
 from gangq.worker.child_main import app_target
-from gangq.worker.connections import MainClient
-from gangq.worker.control import Control
+from gangq.worker.control import Control, MainClient
 from gangq.worker.drain import Drain
 from gangq.worker.environment import Surroundings
-from gangq.worker.forks import ForkGuard
-from gangq.worker.held import HeldReports
-from gangq.worker.incarnation import Incarnation, ProcessParts
-from gangq.worker.lanes import choose
+from gangq.worker.gangs import PortHolder
+from gangq.worker.incarnation import Incarnation
+from gangq.worker.jobs import ActiveJob
 from gangq.worker.liveness import Liveness
 from gangq.worker.metrics import MetricsEndpoint, WorkerMetrics
-from gangq.worker.options import WorkerOptions
-from gangq.worker.ports import PortHolder
+from gangq.worker.options import WorkerOptions, choose_lanes
 from gangq.worker.registration import PROCESS_MARK, register
 from gangq.worker.repeating import TRANSIENT, backoff, until_answered
+from gangq.worker.reporter import HeldReports
 from gangq.worker.schedules import ScheduleStore
 from gangq.worker.session import Session
-from gangq.worker.signals import Signals, SignalWatch
+from gangq.worker.signals import ForkGuard, Signals, SignalWatch
 
 log = logging.getLogger("gangq.worker")
 
@@ -62,7 +62,7 @@ _ANSWER_S = 30.0
 
 
 class Worker:
-    """One worker process. :meth:`run` blocks until it has stopped."""
+    """One worker process. :meth:`run` blocks until it has stopped. Its public parts serve all its incarnations."""
 
     def __init__(
         self,
@@ -77,67 +77,60 @@ class Worker:
         before_retire: Callable[[Session], object] = lambda _: None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """``target`` (``module:app``) is where child processes find the app [searched for when needed]. ``pause``
+        """``target`` (``module:app``) is where child processes find the app [searched for]. ``pause``
         waits for a driver that does not answer, and says true once the worker was told to stop.
 
         ``signals`` stop it [SIGTERM and SIGINT]. The other two are told of each incarnation, in the main thread.
         """
         self.app = app
         self.options = options.resolved()
-        self._control = Control(client, self.options.name)
-        self._target = target
+        self.control = Control(client, self.options.name)
+        self.target = target
+        """Where child processes find the app, ``module:app``; None: nowhere."""
+        self.unreachable: str | None = None
+        """Why no child process could find it; None: it can."""
+        if app is not None and target is None:
+            try:
+                self.target = app_target(app)
+            except GangqError as problem:
+                self.unreachable = str(problem)
         self._environ = dict(os.environ) if environ is None else dict(environ)
-        self._drain = Drain(self.options.drain_timeout_s)
-        self._signals = signals or SignalWatch(self._control, self.stop)
+        self.drain = Drain(self.options.drain_timeout_s)
+        self.signals = signals or SignalWatch(self.control, self.stop)
         self._on_registered = on_registered
         self._before_retire = before_retire
-        self._deadman: Deadman | None = None
-        self._liveness = Liveness.of_environment(dump_file=_stderr())
+        self.deadman: Deadman | None = None
+        """Ends the process at a deadline; None where no handler runs in it."""
+        self.surroundings: Surroundings
+        self.schedules = ScheduleStore(app, self.target or self.options.name)
+        self.waiting: deque[ActiveJob] = deque()
+        """Jobs claimed for the main thread and not begun."""
+        self.liveness = Liveness.of_environment(dump_file=_stderr())
         # Not imported for this: most workers have no private server.
         embedded = sys.modules.get("gangq.embedded")
         for pid in [] if embedded is None else embedded.started_here:
-            self._liveness.spare(pid)
-        self._detection = fitness.devices_of(self.options, self._environ, pause=pause)
-        self.lanes = choose(self.options, len(self._detection.devices), app is not None, self._unreachable)
+            self.liveness.spare(pid)
+        self.detection = fitness.devices_of(self.options, self._environ, pause=pause)
+        self.lanes = choose_lanes(
+            self.options, len(self.detection.devices), app is not None, self.unreachable
+        )
         """How many jobs run at once, and where."""
         self.client = client
         if self.options.connections == 1 or self.lanes.main is None:
             client.close()
-            self.client = self._control.for_threads
-        self._ports = PortHolder(min(self.lanes.slots, 16))
-        for warning in self._detection.warnings:
+            self.client = self.control.for_threads
+        self.ports = PortHolder(min(self.lanes.slots, 16))
+        for warning in self.detection.warnings:
             log.warning("devices", extra={"advice": warning})
-        self._sampler = SamplerProcess(self._detection, self._environ)
-        self._metrics = WorkerMetrics(self.lanes, self._detection, self._sampler, self._drain)
+        self.sampler = SamplerProcess(self.detection, self._environ)
+        self.metrics = WorkerMetrics(self.lanes, self.detection, self.sampler, self.drain)
         address = self.options.metrics
-        self._endpoint = None if address is None else MetricsEndpoint(address, self._metrics)
+        self._endpoint = None if address is None else MetricsEndpoint(address, self.metrics)
         self._forks: ForkGuard | None = None
-
-    def _unreachable(self) -> str | None:
-        """Why no child process could find the App; None: it can."""
-        if self._target is None:
-            try:
-                app_target(self.app)
-            except GangqError as problem:
-                return str(problem)
-        return None
-
-    @property
-    def tasks(self) -> list[str]:
-        """The tasks it can run."""
-        own = {} if self.app is None else self.app.tasks
-        names = {name for name, task in own.items() if task.function is not None}
-        return sorted(names | ({COMMAND} if self.options.commands else set()))
-
-    @property
-    def task_options(self) -> dict[str, dict[str, Any]]:
-        """What they are declared with, per task that is declared."""
-        own = {} if self.app is None else self.app.tasks
-        return {name: declared(task.defaults) for name, task in own.items() if task.function is not None}
 
     def stop(self) -> None:
         """Drain; a second call skips the grace. From any thread."""
-        self._drain.request()
+        self.drain.request()
 
     def run(self) -> int:
         """Serve until stopped and return the exit code: 0; 77 when its directory was removed; 87 when a process could
@@ -149,59 +142,59 @@ class Worker:
             WorkerNameTaken: another live worker has this name.
             GangqError: the database is not there or refuses.
         """
-        with self._running() as (directory, surroundings):
-            fitness.check(self.client, self.options, self._detection, self._environ)
+        with self._running() as directory:
+            fitness.check(self.client, self.options, self.detection, self._environ)
             with self._hooks():
-                code = self._incarnations(directory, self._parts(surroundings))
-        return ExitCode.LOST if code == 0 and self._drain.without_directory else code
+                code = self._incarnations(directory)
+        return ExitCode.LOST if code == 0 and self.drain.without_directory else code
 
     @contextlib.contextmanager
-    def _running(self) -> Iterator[tuple[Path, Surroundings]]:
-        """With the threads of this process, its private directory, and what its handlers find around them."""
+    def _running(self) -> Iterator[Path]:
+        """With the threads of this process and its private directory."""
         in_main = threading.current_thread() is threading.main_thread()
         # Light jobs see no device; placed ones in the main thread see all of them.
-        devices = self._detection.devices if self.lanes.main == "placed" else ()
-        shown = self._detection.visible_env(devices, environ=self._environ)
+        devices = self.detection.devices if self.lanes.main == "placed" else ()
+        shown = self.detection.visible_env(devices, environ=self._environ)
         # What was opened is closed, the last first, even if something after it cannot be opened: this process may
         # live on as something else than a worker.
         with contextlib.ExitStack() as closing:
-            closing.callback(self._ports.close)
+            closing.callback(self.ports.close)
             directory = _private_directory()
             closing.callback(shutil.rmtree, directory, ignore_errors=True)
-            self._control.start()
-            closing.callback(self._control.stop)
+            self.control.start()
+            closing.callback(self.control.stop)
             if self._endpoint is not None:
-                closing.callback(self._endpoint.stop, self._control)
-                self._endpoint.start(self._control)
+                closing.callback(self._endpoint.stop, self.control)
+                self._endpoint.start(self.control)
             if in_main:
-                self._signals.install()
-                closing.callback(self._signals.stop)
+                self.signals.install()
+                closing.callback(self.signals.stop)
             closing.callback(
                 _put_back, {name: os.environ.get(name) for name in (procfs.MARK_VARIABLE, *shown)}
             )
             if self.lanes.main is not None:
-                self._deadman = Deadman(dump_file=_stderr())
-                closing.callback(self._deadman.disarm)  # An error right after a handler has left it set.
+                self.deadman = Deadman(dump_file=_stderr())
+                closing.callback(self.deadman.disarm)  # An error right after a handler has left it set.
                 self._forks = ForkGuard()
                 self._forks.install()
                 closing.callback(self._forks.stop)
                 # For handlers in this process, before any of them initialises a GPU runtime.
                 os.environ.update(shown)
-            surroundings = Surroundings.here()
+            self.surroundings = Surroundings.here()
             closing.callback(
                 private.reopen, private.close(procfs.work_name(PROCESS_MARK) if in_main else None)
             )
             # The sampler first: while it stops, which may take seconds, no signs of life are expected any more.
-            self._sampler.start()
-            closing.callback(self._sampler.stop)
-            self._liveness.start()
-            closing.callback(self._liveness.stop)
+            self.sampler.start()
+            closing.callback(self.sampler.stop)
+            self.liveness.start()
+            closing.callback(self.liveness.stop)
             # What was imported stays. To look through all of it for garbage, now and then, would hold the jobs for
             # 20 ms.
             gc.collect()
             gc.freeze()
             closing.callback(gc.unfreeze)
-            yield directory, surroundings
+            yield directory
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
@@ -221,26 +214,7 @@ class Worker:
 
     # -- incarnations ----------------------------------------------------------------------------------------
 
-    def _parts(self, surroundings: Surroundings) -> ProcessParts:
-        return ProcessParts(
-            app=self.app,
-            target=self._target,
-            options=self.options,
-            lanes=self.lanes,
-            detection=self._detection,
-            sampler=self._sampler,
-            ports=self._ports,
-            drain=self._drain,
-            control=self._control,
-            signals=self._signals,
-            liveness=self._liveness,
-            surroundings=surroundings,
-            schedules=ScheduleStore(self.app, self._target, self.options.name),
-            deadman=self._deadman,
-            metrics=self._metrics,
-        )
-
-    def _incarnations(self, directory: Path, process: ProcessParts) -> int:
+    def _incarnations(self, directory: Path) -> int:
         model: str | None = None
         first = True
         while True:
@@ -249,19 +223,20 @@ class Worker:
                 return 0
             first = False
             session.model = model
-            self._metrics.session = session
+            self.metrics.session = session
             self._on_registered(session)
-            self._liveness.registered(
+            self.liveness.registered(
                 worker=session.name,
                 host=session.host,
                 incarnation=session.incarnation,
                 mark=session.mark,
                 directory=directory,
                 dsn=self.client.target.conninfo,
-                lease_s=session.terms.lease_s,
+                lease_s=session.terms.lease_granted_s,
             )
-            self.client.timeout_s = self._control.timeout_s = session.terms.answer_s
-            incarnation = Incarnation(process, session)
+            self.client.timeout_s = session.answer_s
+            self.control.set_timeout(session.answer_s)
+            incarnation = Incarnation(self, session)
             with incarnation.running():
                 incarnation.serve()
                 self._settle(session, incarnation.held)
@@ -272,35 +247,37 @@ class Worker:
                 # Read once: a heartbeat right after our own retirement sets it too, which is no reason to begin anew.
                 ended = session.ended.is_set()
                 if ended or self._retire(session):
-                    self._liveness.ended()
+                    self.liveness.ended()
                 if not ended:
                     log.info("stopped", extra={"worker": session.name, "incarnation": session.incarnation})
                     return 0
-            if self._drain.requested.is_set():
+            if self.drain.requested.is_set():
                 return 0
 
     def _register(self, directory: Path, patient: bool) -> Session | None:
         """A new incarnation. The first one fails at once where there is no database; a worker that has run
         waits for it to come back.
         """
+        own = {} if self.app is None else self.app.tasks
+        options = {name: declared(task.defaults) for name, task in own.items() if task.function is not None}
         pauses = backoff(0.1, 5.0)
         while True:
             try:
                 return register(
                     self.client,
-                    self._control,
+                    self.control,
                     self.options,
                     lanes=self.lanes,
-                    tasks=self.tasks,
-                    task_options=self.task_options,
-                    detection=self._detection,
+                    tasks=sorted({*options, COMMAND} if self.options.commands else options),
+                    task_options=options,
+                    detection=self.detection,
                     directory=directory,
                 )
             except TRANSIENT as problem:
                 if not patient:
                     raise
                 log.warning("registration_failed", extra={"error": str(problem)})
-                if self._drain.requested.wait(next(pauses)):
+                if self.drain.requested.wait(next(pauses)):
                     return None
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -335,7 +312,7 @@ class Worker:
                     True,
                 ),
                 "retire_worker",
-                lambda: session.ended.is_set() or self._drain.urgent.is_set() or boottime() > until,
+                lambda: session.ended.is_set() or self.drain.urgent.is_set() or boottime() > until,
             )
         except IncarnationEnded:
             return True
@@ -372,9 +349,6 @@ def run_worker(
     if client is None:
         conninfo = dsn or (app.given_dsn if app is not None else None) or private.given_dsn()
         if conninfo is None or conninfo == private.EMBEDDED:
-            # Not at the top: most workers have no private server.
-            from gangq.schema import resolve_dsn
-
             conninfo = resolve_dsn(conninfo)
         # A call that waits long for a connection is a heartbeat that comes late: rather ask again.
         client = MainClient(
@@ -384,30 +358,22 @@ def run_worker(
             application_name=f"gangq worker {chosen.name[:36]}: main thread",
         )
     try:
-        _check_schema(client)
+        check_version(client)
         pause = time.sleep if stop_event is None else stop_event.wait
         worker = Worker(app, chosen, client, target=target, pause=pause)
         if stop_event is not None:
             if stop_event.is_set():
                 return 0
-            threading.Thread(
-                target=_stop_when, args=(stop_event, worker), name="gangq-stop", daemon=True
-            ).start()
+
+            def stop_when_set() -> None:
+                stop_event.wait()
+                worker.stop()
+
+            threading.Thread(target=stop_when_set, name="gangq-stop", daemon=True).start()
         return worker.run()
     finally:
         if own:
             client.close()
-
-
-def _stop_when(event: threading.Event, worker: Worker) -> None:
-    event.wait()
-    worker.stop()
-
-
-def _check_schema(client: Client) -> None:
-    from gangq.schema import check_version
-
-    check_version(client)
 
 
 def _put_back(variables: Mapping[str, str | None]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from gangq.client.rows import MetricRow
 from gangq.errors import InvalidInput
 from gangq.proc.clock import boottime
-from gangq.worker.lanes import Lanes
+from gangq.worker.options import Lanes
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -1,14 +1,17 @@
-"""What a worker offers and how it behaves: the options of ``gangq worker`` and ``App.run_worker()``."""
+"""What a worker offers and how it behaves: the options of ``gangq worker`` and ``App.run_worker()``; and what follows
+for how many jobs it runs at once, and where: in its main thread, or in child processes.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -16,6 +19,8 @@ from gangq import names
 from gangq.durations import seconds
 from gangq.errors import InvalidInput
 from gangq.proc import cgroup
+
+log = logging.getLogger("gangq.worker.options")
 
 
 @dataclass(frozen=True)
@@ -143,3 +148,58 @@ def reachable_address(host: str) -> str:
             continue
         return name
     return "127.0.0.1"
+
+
+Lane = Literal["placed", "light"]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The slots for placed work (gangs, and jobs that the decision places) and those for light jobs; neither lane
+    takes a slot of the other. ``main``: the lane that has the main thread; None: all jobs run in children.
+    """
+
+    slots: int
+    light: int
+    main: Lane | None
+
+    @property
+    def children(self) -> int:
+        """How many jobs run in child processes at once."""
+        return self.slots + self.light - (self.main is not None)
+
+    @property
+    def of_children(self) -> Lane | None:
+        """The lane whose jobs run in child processes; None: both."""
+        if self.main is None and self.slots and self.light:
+            return None
+        return "light" if self.main == "placed" or not self.slots else "placed"
+
+
+def choose_lanes(options: WorkerOptions, devices: int, handlers: bool, unreachable: str | None) -> Lanes:
+    """The lanes of a worker with so many devices.
+
+    ``handlers``: it runs Python handlers. The main thread then has the placed lane where the worker offers devices,
+    else the light one, if that lane has exactly one slot. ``unreachable`` says why a child process could not find
+    the handlers; None: it can. If it could not, the main thread's lane is the only one, with one slot.
+    """
+    slots = max(1, devices) if options.slots is None else options.slots
+    own: Lane = "placed" if slots and (devices or not options.light) else "light"
+    one = (slots if own == "placed" else options.light) == 1
+    lanes = Lanes(slots, options.light, own if handlers and one else None)
+    if handlers and lanes.children and unreachable is not None:
+        if (options.slots or 0) > 1 or options.light > 1:
+            raise InvalidInput(
+                f"more than one slot needs the App in a module that can be imported: {unreachable}. Move it there, "
+                "or leave out --slots and --light"
+            )
+        log.warning("one_lane", extra={"lane": own, "reason": unreachable})
+        lanes = Lanes(int(own == "placed"), int(own == "light"), own)
+    if options.prefetch > 1 and lanes.main != "light":
+        log.warning(
+            "prefetch_unused",
+            extra={
+                "advice": "only light jobs in the main thread are prefetched: --devices none or --slots 0"
+            },
+        )
+    return lanes

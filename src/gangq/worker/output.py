@@ -1,4 +1,5 @@
-"""What the handler of an inline job prints, kept for its job as a command's output is.
+"""What a job prints: written to the database as text, in chunks, bounded (:class:`LogShipper`); and how what the
+handler of an inline job prints is kept for its job as a command's output is (:class:`Capture`).
 
 While an inline worker serves, `sys.stdout` and `sys.stderr` are tees: everything goes where it went before, and
 what comes from the running handler goes to its job's log too. A job that writes nothing costs nothing: file and
@@ -7,37 +8,149 @@ thread begin with the first write. What a subprocess or a C library writes goes 
 
 from __future__ import annotations
 
+import codecs
 import io
 import logging
 import os
 import sys
 import threading
+import time
 import weakref
-from typing import Any, TextIO
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
-from gangq.proc import statefile
+from gangq.errors import GangqError
+from gangq.proc import bounded_log, statefile
 from gangq.proc.bounded_log import BoundedLog
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.logship import EVERY_S, LogReader, LogShipper, log_sizes
 from gangq.worker.session import Session
+
+if TYPE_CHECKING:
+    from gangq.client.rows import Registration
 
 log = logging.getLogger("gangq.worker.output")
 
 _OWN_THREADS = "gangq-"
+_EVERY_S = 0.5
+_CHUNK = 128 << 10
+_FINAL_TRIES = 3
+
+
+def log_sizes(terms: Registration) -> tuple[int, int]:
+    """How many bytes to keep of the beginning and of the end, with room for the line between them."""
+    head = terms.log_bytes * 3 // 4
+    return head, max(0, terms.log_bytes - head - 128)
+
+
+class LogReader:
+    """Reads a log while it grows. A log that cannot be read (it was removed, the host has no more files) has nothing
+    new: that is no reason to end its job.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read_new(self, limit: int) -> bytes:
+        """What was written since the last call, at most ``limit`` bytes of it."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read(limit)
+        except OSError:
+            return b""
+        self._offset += len(data)
+        return data
+
+    def last(self, count: int) -> bytes:
+        """The last ``count`` bytes as of now."""
+        try:
+            return bounded_log.last_bytes(str(self._path), count)
+        except OSError:
+            return b""
+
+
+class LogShipper:
+    """Appends what one job prints, at most twice a second, at most ``log_bytes`` in all.
+
+    The log is for people: losing a piece of it to an outage must never hold up the job, and what cannot be
+    decoded is replaced rather than refused.
+    """
+
+    def __init__(self, session: Session, job: ActiveJob, read: Callable[[int], bytes]) -> None:
+        """``read(limit)`` gives what has been printed since its last call, at most ``limit`` bytes of it."""
+        self._session = session
+        self._job = job
+        self._read_new = read
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._left = session.terms.log_bytes
+        self._unsent = ""
+        self._seq = 0
+        self._next = 0.0
+
+    def ship(self) -> None:
+        """Send new output, at most twice a second."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EVERY_S
+        self._read()
+        self._send()
+
+    def finish(self) -> None:
+        """Send the rest, once the job has ended."""
+        # One turn for each chunk, and one for what an earlier call could not send.
+        for _ in range(2 + self._session.terms.log_bytes // _CHUNK):
+            at_end = self._read(final=True)
+            for _ in range(_FINAL_TRIES):
+                if self._send():
+                    break
+            if at_end and not self._unsent:
+                return
+
+    def _read(self, final: bool = False) -> bool:
+        """Whether everything is read that was printed. While something is unsent nothing is read."""
+        if self._unsent:
+            return False
+        data = self._read_new(_CHUNK)
+        at_end = len(data) < _CHUNK
+        text = self._decoder.decode(data, final and at_end)
+        size = len(text.encode())
+        if size > self._left:
+            # Replacement characters are longer than what they replace; the limit is on what is stored.
+            text = text.encode()[: self._left].decode("utf-8", "ignore")
+            size = self._left
+        self._left -= size
+        self._unsent = text
+        return at_end
+
+    def _send(self) -> bool:
+        if not self._unsent:
+            return True
+        try:
+            self._session.thread_client.append_log(
+                job_ids=[self._job.id], tokens=[self._job.token], seqs=[self._seq], chunks=[self._unsent]
+            )
+        except GangqError as problem:
+            log.warning("log_not_stored", extra={**self._job.extra, "error": str(problem)})
+            return False
+        self._seq += 1
+        self._unsent = ""
+        return True
 
 
 class Tee:
-    """A text stream with a listener; everything but writing is passed on to the stream."""
+    """A text stream in place of another: ``write`` is told of its text, everything else is passed on."""
 
-    def __init__(self, stream: TextIO, capture: Capture) -> None:
-        self._stream = stream
-        self._capture = capture
+    def __init__(self, stream: TextIO, write: Callable[[TextIO, str], int]) -> None:
+        """``write(stream, text)`` writes, and returns how much."""
+        self.stream = stream
+        self._write = write
 
     def write(self, text: str) -> int:
-        """Write it, and tell the job."""
-        written = self._stream.write(text)
-        self._capture.take(text)
-        return written
+        """Write it."""
+        return self._write(self.stream, text)
 
     def writelines(self, lines: Any) -> None:
         """Write each of them."""
@@ -45,7 +158,29 @@ class Tee:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
+
+    @classmethod
+    def install(cls, name: str, write: Callable[[TextIO, str], int]) -> Tee:
+        """In place of ``sys.stdout`` or ``sys.stderr``, for log handlers that hold that too."""
+        tee = cls(getattr(sys, name), write)
+        setattr(sys, name, tee)
+        _exchange(tee.stream, tee)
+        return tee
+
+    def remove(self, name: str) -> None:
+        """Put back what was there, unless it has been replaced since."""
+        if getattr(sys, name) is self:
+            setattr(sys, name, self.stream)
+        _exchange(self, self.stream)
+
+
+def _exchange(old: Any, new: Any) -> None:
+    """In all log handlers. Not by setStream, which flushes: what a handler has closed would end the worker here."""
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+                handler.stream = new
 
 
 class Capture:
@@ -62,7 +197,6 @@ class Capture:
         self._lock = threading.RLock()
         self._others: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._tees: dict[str, Tee] = {}
-        self._handlers: list[tuple[logging.StreamHandler[Any], TextIO]] = []
         self._job: ActiveJob | None = None
         self._output: Output | None = None
 
@@ -78,25 +212,18 @@ class Capture:
                 # A pipe (systemd's journal) would get it late, and never where a watchdog ends the process. Standard
                 # error is line-buffered already. To flush it here would wait for the thread that logs.
                 stream.reconfigure(line_buffering=True)
-            tee = self._tees[name] = Tee(stream, self)
-            setattr(sys, name, tee)
-            for handler in stream_handlers():
-                if handler.stream is stream:
-                    # Not setStream, which flushes: what a handler has closed would end the worker here.
-                    handler.stream = tee
-                    self._handlers.append((handler, stream))
+            self._tees[name] = Tee.install(name, self._write)
 
     def remove(self) -> None:
         """Put back what was there, unless it has been replaced since."""
-        tees = list(self._tees.values())
         for name, tee in self._tees.items():
-            if getattr(sys, name) is tee:
-                setattr(sys, name, tee._stream)
-        for handler, stream in self._handlers:
-            if handler.stream in tees:
-                handler.stream = stream
+            tee.remove(name)
         self._tees.clear()
-        self._handlers.clear()
+
+    def _write(self, stream: TextIO, text: str) -> int:
+        written = stream.write(text)
+        self.take(text)
+        return written
 
     def begin(self, job: ActiveJob) -> None:
         """Its handler is about to run."""
@@ -171,17 +298,5 @@ class Output:
         log.warning("output_not_kept", extra={**self._job.extra, "error": error})
 
     def _ship(self) -> None:
-        while not self._ended.wait(EVERY_S):
+        while not self._ended.wait(_EVERY_S):
             self._shipper.ship()
-
-
-def stream_handlers() -> list[logging.StreamHandler[Any]]:
-    """Those of all loggers: each may hold a stream that is replaced."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    return [
-        handler
-        for logger in loggers
-        if isinstance(logger, logging.Logger)
-        for handler in logger.handlers
-        if isinstance(handler, logging.StreamHandler)
-    ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,12 +19,10 @@ from gangq.proc import cgroup, procfs
 from gangq.proc.clock import boottime
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import fitness, host_record
-from gangq.worker.lanes import Lanes
-from gangq.worker.options import WorkerOptions
+from gangq.worker.options import Lanes, WorkerOptions
 from gangq.worker.predecessor import Predecessor
 from gangq.worker.repeating import backoff
-from gangq.worker.service_unit import service_unit
-from gangq.worker.session import Session, Terms
+from gangq.worker.session import Session
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -34,6 +34,11 @@ log = logging.getLogger("gangq.worker.registration")
 PROCESS_MARK = secrets.token_hex(4)
 """Begins the mark of every incarnation of this process."""
 _ASK_AGAIN_S = 30.0
+_CONTAINER = re.compile(r"(?:^|[/\-.:])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+_MANAGER = re.compile(r"^user@\d+\.service$")
+_MOUNTED = re.compile(
+    r"/containers/([0-9a-f]{64})/|/sandboxes/([0-9a-f]{64})/|/overlay-containers/([0-9a-f]{64})/"
+)
 
 
 def register(
@@ -77,13 +82,16 @@ def register(
         if not _report_dead(client, options, detection, directory, holder):
             raise
         sent_at, row = _ask(client, offer)
-    _log_registered(row, name, lanes, tasks)
+    if row.withheld:
+        log.warning("devices_withheld", extra={"devices": row.withheld})
+    about = {"slots": lanes.slots, "light": lanes.light, "main_thread": lanes.main, "tasks": tasks}
+    log.info("registered", extra={"worker": name, "incarnation": row.incarnation, **about})
     # What handlers start carries the mark, so that a successor finds it. Not the worker itself: its own
     # environment was fixed when it started; it is found by pid and start time.
     os.environ[procfs.MARK_VARIABLE] = mark
     return Session(
         client,
-        Terms.of(row),
+        row,
         name=name,
         host=options.host,
         mark=mark,
@@ -92,13 +100,6 @@ def register(
         sent_at=sent_at,
         control=control,
     )
-
-
-def _log_registered(row: Registration, name: str, lanes: Lanes, tasks: list[str]) -> None:
-    if row.withheld:
-        log.warning("devices_withheld", extra={"devices": row.withheld})
-    about = {"slots": lanes.slots, "light": lanes.light, "main_thread": lanes.main, "tasks": tasks}
-    log.info("registered", extra={"worker": name, "incarnation": row.incarnation, **about})
 
 
 def _report_dead(
@@ -147,7 +148,6 @@ def _identity(mark: str, directory: Path, *, has_cgroups: bool) -> dict[str, Any
     """What `register_worker` is told of this process: with it a successor can prove that it is dead."""
     host = HostIdentity.here()
     process = process_identity(os.getpid())
-    unit = {key: value for key, value in asdict(service_unit()).items() if value is not None}
     return {
         "boot_id": host.boot_id,
         "pid": process.pid,
@@ -157,7 +157,7 @@ def _identity(mark: str, directory: Path, *, has_cgroups: bool) -> dict[str, Any
             "process": asdict(process),
             "directory": str(directory),
             "cgroups": has_cgroups,
-            **unit,
+            **service_unit(),
         },
     }
 
@@ -196,3 +196,68 @@ def _is_ours(holder: Mapping[str, Any], mark: str) -> bool:
         and holder.get("boot_id") == HostIdentity.here().boot_id
         and isinstance(holder.get("incarnation"), int)
     )
+
+
+def service_unit(
+    environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc"), pids: tuple[int, ...] = ()
+) -> dict[str, str]:
+    """The systemd unit or the container that this process runs in: what has to be restarted to restart it.
+
+    ``unit`` is a unit of the system's service manager and ``user_unit`` one of a user's (``gangq-worker@0.service``),
+    of which this process is the main one; ``container`` the 64 digits by which docker, podman or a kubelet knows it.
+    What is not so, or not visible from inside, is left out. ``pids`` [this process and its parent] are those that may
+    be the main one of a unit: a supervisor is, its worker is not.
+    """
+    environ = os.environ if environ is None else environ
+    text = _read(proc / "self" / "cgroup")
+    paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
+    container = _first(_CONTAINER, paths) or _mounted(_read(proc / "self" / "mountinfo"))
+    if container is None and (proc.parent / ".dockerenv").exists():
+        # Its own cgroup namespace, and a driver that shows no path: the name of the host is the short id,
+        # unless another one was set.
+        name = socket.gethostname()
+        container = name if re.fullmatch(r"[0-9a-f]{12}", name) else None
+    if container is not None or not _is_main(environ, pids or (os.getpid(), os.getppid())):
+        return {} if container is None else {"container": container}
+    # Version 2, and on hosts with both the tree that systemd keeps for itself, say the same.
+    for path in paths:
+        parts = path.split("/")
+        services = [part for part in parts if part.endswith(".service") and not _MANAGER.match(part)]
+        if services:
+            of_user = any(_MANAGER.match(part) for part in parts)
+            return {"user_unit" if of_user else "unit": services[-1]}
+    return {}
+
+
+def _is_main(environ: Mapping[str, str], pids: tuple[int, ...]) -> bool:
+    """Whether the unit around this process is its own: a terminal, or a program that starts workers, is in a
+    unit as well, and to restart that would end more than a worker.
+    """
+    told = environ.get("SYSTEMD_EXEC_PID")
+    if told is not None:
+        return told.isdigit() and int(told) in pids
+    # systemd before 248 does not say which process it started.
+    return "INVOCATION_ID" in environ
+
+
+def _first(pattern: re.Pattern[str], texts: list[str]) -> str | None:
+    found = [match for text in texts if (match := pattern.search(text))]
+    return found[0].group(1) if found else None
+
+
+def _mounted(mountinfo: str) -> str | None:
+    """The id in the path of a file that the container engine mounts into every container."""
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 4 and fields[4] in ("/etc/hostname", "/etc/hosts", "/etc/resolv.conf"):
+            match = _MOUNTED.search(fields[3])
+            if match:
+                return next(group for group in match.groups() if group)
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

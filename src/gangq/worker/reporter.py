@@ -3,19 +3,19 @@
 Every such call carries the job's token and may be repeated, so each is repeated until it is answered: a reply
 lost on the wire must neither lose a result nor double one. The repeating also stops when the incarnation has ended:
 by then the answer could only be "stale". A job that an open transaction holds is reported later, by
-:class:`gangq.worker.held.HeldReports`; no other report waits for that.
+:class:`HeldReports`; no other report waits for that.
 """
 
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gangq import logqueue
 from gangq.client.encoding import dumps
 from gangq.errors import (
     Busy,
@@ -29,10 +29,9 @@ from gangq.errors import (
 from gangq.retry import AGAIN, NEVER, Again
 from gangq.watchdogs import signs
 from gangq.watchdogs.verdicts import Trip, error_of
-from gangq.worker.held import HeldReports
 from gangq.worker.jobs import ActiveJob, StopReason
-from gangq.worker.repeating import ANSWERS, until_answered
-from gangq.worker.results import note_for
+from gangq.worker.repeating import ANSWERS, backoff, until_answered
+from gangq.worker.results import describe, note_for
 from gangq.worker.session import Session
 
 if TYPE_CHECKING:
@@ -40,30 +39,85 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangq.worker.reporter")
 
+_OVER = (StaleToken, WrongState, NotFound, IncarnationEnded)
+"""What is answered where the claim is over."""
 _FLUSH_S = 0.01
 """Between two looks of the thread. A result that waits at two looks in a row is sent, so none waits over 20 ms."""
-_TEXT_CHARS = 16_000
-
-
-def describe(problem_type: str, message: str, **more: Any) -> dict[str, Any]:
-    """An error as ``gangq.fail`` keeps it, with the host it happened on, cut to a sane length and without
-    NULs (which PostgreSQL refuses to store).
-    """
-    error = {"type": problem_type, "message": message, "host": socket.gethostname(), **more}
-    return {key: clean(value) if isinstance(value, str) else value for key, value in error.items()}
-
-
-def clean(text: str, most: int = _TEXT_CHARS) -> str:
-    """``text`` as PostgreSQL stores it, its middle left out where it is longer than ``most`` characters."""
-    text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-    if len(text) <= most:
-        return text
-    head, tail = text[: most // 4], text[-(most - most // 4) :]
-    return f"{head}\n[... {len(text) - most} characters left out ...]\n{tail}"
+_HELD_FIRST_S = 0.25
+_HELD_MOST_S = 8.0
+"""A try may wait 2 s for a lock on the connection that renews the lease, so tries become rarer."""
 
 
 CompleteAndClaim = Callable[[Sequence[ActiveJob]], "Sequence[Outcome] | None"]
 """Reports these jobs done and claims more, in one call. One try; None: no answer, so they may not be reported."""
+
+
+class HeldReports:
+    """Final reports of jobs that an open transaction holds: repeated in a thread of their own, which starts with the
+    first one, until they are answered. Thread-safe.
+    """
+
+    def __init__(self, freed: Callable[[], object]) -> None:
+        """``freed()`` is called when a job was reported."""
+        self._freed = freed
+        self._reports: dict[ActiveJob, Callable[[], bool]] = {}
+        self._lock = threading.Lock()
+        self._some = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __contains__(self, job: ActiveJob) -> bool:
+        return job in self._reports
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def add(self, job: ActiveJob, report: Callable[[], bool]) -> None:
+        """``report()`` reports the job; False: an open transaction still holds it."""
+        log.warning("report_held", extra={**job.extra, "advice": "a transaction that is open holds this job"})
+        with self._lock:
+            self._reports[job] = report
+            if self._thread is None:
+                self._start()
+        self._some.set()
+
+    def stop(self) -> None:
+        """Make no more tries."""
+        self._stop.set()
+        self._some.set()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="gangq-held", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as problem:  # No more threads. The next job that is held tries again.
+            log.error("held_reports_wait", extra={"error": str(problem)})
+        else:
+            self._thread = thread
+
+    def _run(self) -> None:
+        pauses = backoff(_HELD_FIRST_S, _HELD_MOST_S)
+        while not self._stop.is_set():
+            self._some.wait()
+            signs.alive()
+            if self._stop.wait(next(pauses)):
+                return
+            with self._lock:
+                due = list(self._reports.items())
+            for job, report in due:
+                with logqueue.lines_about(job):
+                    try:
+                        answered = report()
+                    except Exception:
+                        log.exception("report_fault")
+                        answered = True
+                if answered:
+                    self._freed()
+                    with self._lock:
+                        del self._reports[job]
+                        if not self._reports:
+                            self._some.clear()
+                            pauses = backoff(_HELD_FIRST_S, _HELD_MOST_S)
 
 
 class Reporter:
@@ -123,12 +177,9 @@ class Reporter:
     def _flush(self, complete_and_claim: CompleteAndClaim | None) -> None:
         with self._sending:
             self._sent += 1
-            batch = self._take_finished()
+            batch = [self._finished.popleft() for _ in range(len(self._finished))]
             if batch:
                 self._report_done(batch, complete_and_claim)
-
-    def _take_finished(self) -> list[ActiveJob]:
-        return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _report_done(self, batch: Sequence[ActiveJob], complete_and_claim: CompleteAndClaim | None) -> None:
         try:
@@ -141,23 +192,19 @@ class Reporter:
         except GangqError as problem:
             self._complete_each(batch, problem)
         finally:
-            self._forget(batch)
-
-    def _forget(self, batch: Sequence[ActiveJob]) -> None:
-        self._session.table.remove(*(job for job in batch if job not in self.held))
+            self._session.table.remove(*(job for job in batch if job not in self.held))
 
     def _complete(self, batch: Sequence[ActiveJob]) -> None:
-        outcomes = until_answered(
-            lambda: self._session.thread_client.complete(
-                job_ids=[job.id for job in batch],
-                tokens=[job.token for job in batch],
-                results=[job.result for job in batch],
-                strict=False,
-            ),
-            "complete",
-            self._gives_up,
-        )
+        outcomes = until_answered(lambda: self._try_complete(batch), "complete", self._gives_up)
         self._take_outcomes(outcomes or (), batch)
+
+    def _try_complete(self, batch: Sequence[ActiveJob]) -> Sequence[Outcome]:
+        return self._session.thread_client.complete(
+            job_ids=[job.id for job in batch],
+            tokens=[job.token for job in batch],
+            results=[job.result for job in batch],
+            strict=False,
+        )
 
     def _take_outcomes(self, outcomes: Sequence[Outcome], batch: Sequence[ActiveJob]) -> None:
         for outcome in outcomes:
@@ -170,9 +217,7 @@ class Reporter:
                 self.held.add(job, partial(self._report, job, "complete", partial(self._complete_held, job)))
 
     def _complete_held(self, job: ActiveJob) -> None:
-        outcomes = self._session.thread_client.complete(
-            job_ids=[job.id], tokens=[job.token], results=[job.result], strict=False
-        )
+        outcomes = self._try_complete([job])
         if [one.outcome for one in outcomes] == ["busy"]:
             raise Busy(f"somebody's open transaction holds job {job.id}")
         self._take_outcomes(outcomes, [job])
@@ -187,7 +232,7 @@ class Reporter:
                     self._complete_each([one], own)
             return
         job = batch[0]
-        if isinstance(problem, (StaleToken, WrongState, IncarnationEnded, NotFound)):
+        if isinstance(problem, _OVER):
             log.error("result_stale", extra={**job.extra, "error": str(problem)})
             return
         if isinstance(problem, InvalidInput):
@@ -342,7 +387,7 @@ class Reporter:
                 said(answer)
         except Busy:
             held = not self._gives_up()
-        except (StaleToken, WrongState, NotFound, IncarnationEnded) as problem:
+        except _OVER as problem:
             log.error("report_stale", extra={**job.extra, "call": what, "error": str(problem)})
         except GangqError as problem:
             log.error("report_refused", extra={**job.extra, "call": what, "error": str(problem)})

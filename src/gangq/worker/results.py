@@ -6,11 +6,17 @@ The work is done, or goes on, whatever is wrong with what it returned or said of
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from gangq.client.encoding import Encoded, dumps, type_name, walk
 from gangq.errors import NotSerializable, ResultNotStored
+
+_TEXT_CHARS = 16_000
+_HEAD_CHARS, _TAIL_CHARS = 4_000, 11_900
+"""With the line between them not more than that: what was cut is not cut again."""
+_SHOWN_CHARS = 200
 
 
 def dumps_result(value: object, what: str) -> Encoded:
@@ -38,6 +44,23 @@ def note_for(refused: Exception, what: str) -> Encoded:
         return Encoded(
             dumps({ResultNotStored.KEY: f"{what} could not be stored ({type(refused).__name__})"}, what)
         )
+
+
+def describe(problem_type: str, message: str, **more: Any) -> dict[str, Any]:
+    """An error as ``gangq.fail`` keeps it, with the host it happened on, cut to a sane length and without
+    NULs (which PostgreSQL refuses to store).
+    """
+    error = {"type": problem_type, "message": message, "host": socket.gethostname(), **more}
+    return {key: clean(value) if isinstance(value, str) else value for key, value in error.items()}
+
+
+def clean(text: str) -> str:
+    """``text`` as PostgreSQL stores it, its middle left out where it is longer than 16,000 characters."""
+    text = _storable(text)
+    if len(text) <= _TEXT_CHARS:
+        return text
+    left_out = len(text) - _HEAD_CHARS - _TAIL_CHARS
+    return f"{text[:_HEAD_CHARS]}\n[... {left_out} characters left out ...]\n{text[-_TAIL_CHARS:]}"
 
 
 def as_progress(data: Mapping[str, object], most_bytes: int) -> tuple[dict[str, object], list[str]]:
@@ -74,9 +97,6 @@ def as_progress(data: Mapping[str, object], most_bytes: int) -> tuple[dict[str, 
         del texts[largest]
         changed.append(largest[:_SHOWN_CHARS])
     return {_storable(name): json.loads(text) for name, text in texts.items()}, changed
-
-
-_SHOWN_CHARS = 200
 
 
 def _shown(value: object) -> str:

@@ -18,24 +18,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq import tracing
-from gangq.context import Checkpoint, GangInfo
-from gangq.errors import CommandStartError, Stopped
+from gangq.context import Checkpoint
+from gangq.errors import CommandStartError, GangqError, Stopped
 from gangq.gpu import Detection
 from gangq.proc import cgroup, procfs, statefile
 from gangq.proc.proof import HostIdentity
 from gangq.watchdogs import dumps
 from gangq.worker import child_main, handler_info
-from gangq.worker.barrier import wait_for_go
 from gangq.worker.child import Child, Exit
-from gangq.worker.command_report import Done, Ended, how, note_out_of_memory, report, report_not_started
 from gangq.worker.drain import Drain
+from gangq.worker.endings import Done, how, note_out_of_memory, report, report_not_started
 from gangq.worker.environment import Surroundings, for_child, for_shared, scrubbed, visible_devices
 from gangq.worker.forkserver import ForkServer
-from gangq.worker.jobs import ActiveJob, StopReason
-from gangq.worker.logship import LogShipper, log_sizes
-from gangq.worker.ports import PortHolder
+from gangq.worker.gangs import PortHolder, wait_for_go
+from gangq.worker.jobs import ActiveJob
+from gangq.worker.output import LogShipper, log_sizes
 from gangq.worker.repeating import until_answered
-from gangq.worker.reporter import Reporter, clean
+from gangq.worker.reporter import Reporter
+from gangq.worker.results import clean
 from gangq.worker.session import Session
 from gangq.worker.shared import SharedJob, SharedProcess, SharedProcesses, SharedTrip
 from gangq.worker.shared_orders import Begin
@@ -56,6 +56,10 @@ than its guardian waits.
 """
 
 
+class Unrunnable(GangqError):
+    """No attempt can begin: the payload is malformed, or the App is in no module that a child could import."""
+
+
 @dataclass(frozen=True)
 class Command:
     """What to start."""
@@ -74,24 +78,24 @@ class Command:
         """A submitted command: ``{"argv": [...], "shell": false, "env": {}, "cwd": null}``.
 
         Raises:
-            ValueError: it is not of that form; the message says what is wrong.
+            Unrunnable: it is not of that form; the message says what is wrong.
         """
         if not isinstance(payload, dict):
-            raise ValueError(f"a command's payload is an object with argv, not {payload!r}")
+            raise Unrunnable(f"a command's payload is an object with argv, not {payload!r}")
         argv, env, cwd = payload.get("argv"), payload.get("env") or {}, payload.get("cwd")
         if not isinstance(argv, list) or not argv or not all(isinstance(arg, str) for arg in argv):
-            raise ValueError(f"argv is {argv!r}: a list of strings, the program first")
+            raise Unrunnable(f"argv is {argv!r}: a list of strings, the program first")
         if not isinstance(env, dict) or not all(
             isinstance(value, str) and "=" not in name for name, value in env.items()
         ):
-            raise ValueError("env is an object of names and strings")
+            raise Unrunnable("env is an object of names and strings")
         # Who a process is, is said by its worker. `submit` in SQL takes any payload, hence here.
         ours = sorted(name for name in env if name.startswith("GANGQ_"))
         if ours:
             log.warning("variables_dropped", extra={"names": ours})
             env = {name: value for name, value in env.items() if name not in ours}
         if cwd is not None and not isinstance(cwd, str):
-            raise ValueError(f"cwd is {cwd!r}: a path, or null for the worker's own directory")
+            raise Unrunnable(f"cwd is {cwd!r}: a path, or null for the worker's own directory")
         if payload.get("shell"):
             argv = ["/bin/sh", "-c", " ".join(argv)]
         return cls(argv, env, cwd)
@@ -105,31 +109,9 @@ class Command:
         return cls(argv, env, None, target=target, watch=watch, shared=shared)
 
 
-class CommandWork:
-    """The running command, as orders reach it."""
-
-    def __init__(self, child: Child | SharedJob) -> None:
-        self._child = child
-
-    def stop(self, reason: StopReason, grace_s: float) -> None:
-        """SIGTERM to the group now, SIGKILL to the tree after the grace."""
-        if reason != "lease":  # Its guardian keeps that deadline by itself.
-            self._child.stop(grace_s)
-
-    def lose(self, reason: str) -> None:
-        """SIGKILL to the tree, unless other jobs run in it: then it is cancelled."""
-        del reason
-        self._child.stop(0.0)
-
-    def extend(self, kill_at: float, grace_s: float) -> None:
-        """Tell the guardian about the renewed lease."""
-        self._child.set_deadline(kill_at, grace_s)
-
-
 class _Ready(NamedTuple):
     """What a job needs to start."""
 
-    gang: GangInfo | None
     checkpoint: Checkpoint | None
     forks: ForkServer | None
     """What to fork it from; None: it is executed."""
@@ -203,8 +185,7 @@ class CommandRunner:
             return
         spans = tracing.begin(job, self._session.name)
         begun = self._begun(job, command, directory, ready, spans.traceparent)
-        for port in job.ports:
-            self._ports.release(port)
+        self._ports.release(*job.ports)
         started_at = time.monotonic()
         oom_kills = cgroup.oom_kills(cgroup.find("memory"))
         try:
@@ -225,10 +206,17 @@ class CommandRunner:
         )
         spans.end(None if gone.code == 0 or handed_back else how(gone))
         note_out_of_memory(tripped, job, gone, oom_kills)
-        ran_s, is_handler = time.monotonic() - started_at, command.target is not None
-        socket_gone = not self._session.directory.is_dir()
-        ended = Ended(job, gone, tail, ran_s, ready.gang, is_handler, tripped, socket_gone)
-        report(self._reporter, ended, done)
+        report(
+            self._reporter,
+            job,
+            gone,
+            done,
+            tail=tail,
+            ran_s=time.monotonic() - started_at,
+            is_handler=command.target is not None,
+            tripped=tripped,
+            socket_gone=not self._session.directory.is_dir(),
+        )
 
     def _made_ready(self, job: ActiveJob, command: Command, directory: Path) -> _Ready | None:
         """Wait for the fork server, the checkpoint and the gang, and announce the job. None: it is not to start."""
@@ -243,22 +231,11 @@ class CommandRunner:
             checkpoint = None if job.must_end else handler_info.fetch_checkpoint(session, job, directory)
         except Stopped:
             return None
-        gang: GangInfo | None = None
-        if job.claim.gang_id is not None:
-            gang = wait_for_go(session, job, self._ports)
-        if job.must_end or session.ended.is_set() or (job.claim.gang_id is not None and gang is None):
+        may_go = job.claim.gang_id is None or wait_for_go(session, job, self._ports) is not None
+        if job.must_end or session.ended.is_set() or not may_go:
             return None
-        self._server.announce(
-            job,
-            handler_info.as_wire(
-                handler_info.job_info(job),
-                gang,
-                handler_info.device_infos(job),
-                checkpoint,
-                None if job.replica is None else job.replica.service,
-            ),
-        )
-        return _Ready(gang, checkpoint, self._forks if forked else None)
+        self._server.announce(job, checkpoint)
+        return _Ready(checkpoint, self._forks if forked else None)
 
     def _begun(
         self, job: ActiveJob, command: Command, directory: Path, ready: _Ready, trace: str | None
@@ -271,7 +248,6 @@ class CommandRunner:
             base=self._surroundings.environ,
             own=command.env,
             devices=visible_devices(self._detection, job.claim.devices),
-            gang=ready.gang,
             checkpoint=ready.checkpoint,
             socket_path=self._server.path,
             traceparent=trace,
@@ -355,15 +331,16 @@ class CommandRunner:
         reported only then.
         """
         shipper = LogShipper(self._session, job, child.read_new_output)
+        fault: Exception | None = None
         try:
             ended = self._watched(job, child, command, tripped, shipper)
         except Exception as problem:
-            log.error("job_ended_after_fault", extra={**job.extra, "error": repr(problem)})
-            gone = self._tree_gone(job, child, self._killed(job, child))
-            if gone.tree_dead:
-                raise
-            return gone
+            fault = problem
+            log.error("job_ended_after_fault", extra={**job.extra, "error": repr(fault)})
+            ended = self._killed(job, child)
         gone = self._tree_gone(job, child, ended)
+        if gone.tree_dead and fault is not None:
+            raise fault
         if gone.tree_dead:
             shipper.finish()
         return gone
@@ -379,7 +356,7 @@ class CommandRunner:
         session = self._session
         watch = JobWatch(self._watching, tripped, pids=lambda: [child.pid])
         try:
-            if job.start(CommandWork(child)):
+            if job.start(child):
                 # A renewal between the start and this line went past it.
                 child.set_deadline(session.kill_at, session.terms.grace_s)
                 watch.begin(job, command.watch)

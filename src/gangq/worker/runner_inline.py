@@ -14,29 +14,24 @@ import os
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gangq import logqueue, tracing
 from gangq.context import GangInfo, set_current
 from gangq.coroutines import Interrupt, run_to_end
-from gangq.errors import GangqError, Snoozed
-from gangq.hooks import hooks_of
+from gangq.errors import GangqError
 from gangq.proc.clock import boottime
-from gangq.retry import NEVER, Again, after
-from gangq.signatures import misfit, unfinished
-from gangq.tasks import CoroutineTask
 from gangq.watchdogs import ExitCode
 from gangq.watchdogs.deadman import Deadman
-from gangq.worker.barrier import wait_for_go
 from gangq.worker.context_impl import InlineContext
-from gangq.worker.endings import Attempt, Ending, WorkEnd, ending_of
-from gangq.worker.jobs import ActiveJob, StopReason
+from gangq.worker.endings import Ending, Returned, attempt, ending_of, report_as_said, work_end
+from gangq.worker.gangs import PortHolder, wait_for_go
+from gangq.worker.jobs import ActiveJob
 from gangq.worker.liveness import Liveness
 from gangq.worker.output import Capture, Output
-from gangq.worker.ports import PortHolder
-from gangq.worker.reporter import Reporter, clean, describe
+from gangq.worker.reporter import Reporter
 from gangq.worker.results import dumps_result
 from gangq.worker.session import Session
 from gangq.worker.watching import JobWatch
@@ -159,10 +154,8 @@ class InlineWork:
                     return
             time.sleep(_TRIP_S)
 
-    def stop(self, reason: StopReason, grace_s: float) -> None:
+    def stop(self, grace_s: float) -> None:
         """``ctx.stopping`` is up already; see to it that the handler is gone when the grace is over."""
-        if reason == "lease":
-            return  # The lease's own deadline is the limit, until it is renewed.
         with self._lock:
             stop_by = boottime() + grace_s
             if not self._active or (self._stop_by is not None and self._stop_by <= stop_by):
@@ -173,8 +166,9 @@ class InlineWork:
                 self._timer.cancel()
             self._set_timer(grace_s, self._grace_is_over)
 
-    def lose(self, reason: str) -> None:
+    def lose(self) -> None:
         """End this process: nothing else ends the handler."""
+        reason = self._job.lost or ""
         with self._lock:
             if not self._active:
                 return
@@ -187,11 +181,11 @@ class InlineWork:
         except (RuntimeError, MemoryError) as problem:
             self._end_by_timer(reason, problem)
 
-    def extend(self, kill_at: float, grace_s: float) -> None:
+    def set_deadline(self, at: float, grace_s: float) -> None:
         """The lease was renewed."""
         del grace_s
         with self._lock:
-            self._kill_at = max(self._kill_at, kill_at)
+            self._kill_at = max(self._kill_at, at)
             if self._active:
                 self._arm()
 
@@ -275,7 +269,6 @@ class InlineRunner:
         self._watch = watch
         self._liveness = liveness
         self._capture = capture
-        self._pid = os.getpid()
 
     def rest(self) -> None:
         """No handler runs, and what comes next may take its time: this process need not die with its lease.
@@ -318,15 +311,16 @@ class InlineRunner:
             # Where its spans are sent at once, that may wait: it counts as the handler's time.
             spans = tracing.begin(job, self._session.name)
             with spans.active():
-                result, problem, again = self._call(handler, context, job, work)
-            spans.end(problem)
+                run = partial(run_to_end, begun=work.interruptible)
+                returned = attempt(handler, context, job.claim.payload, run)
+            spans.end(returned[1])
         finally:
             set_current(None)
             output = self._switch_off(job, work)
         if output is not None:
             self.rest()
             output.finish()
-        self._report(job, context, result, problem, again, more_follow)
+        self._report(job, context, returned, more_follow)
 
     def _admitted(self, job: ActiveJob) -> InlineWork | None:
         """What orders reach it through from now on, once its gang is complete; None: it must not start any more."""
@@ -336,15 +330,16 @@ class InlineRunner:
         if job.claim.gang_id is not None:
             self.rest()
             gang = wait_for_go(session, job, self._ports)
-            for port in job.ports:
-                self._ports.release(port)
+            self._ports.release(*job.ports)
             if gang is None:
                 return None
         work = InlineWork(session, job, self._deadman, self._hard_exit)
         work.begin()  # First: an order that reached it before would be lost, because none is given twice.
         if not job.start(work):
             return None
-        work.extend(session.kill_at, session.terms.grace_s)  # A renewal since it was made has gone past it.
+        work.set_deadline(
+            session.kill_at, session.terms.grace_s
+        )  # A renewal since it was made has gone past it.
         return work
 
     def _switch_on(self, job: ActiveJob, options: WatchOptions | None) -> None:
@@ -365,122 +360,35 @@ class InlineRunner:
         work.end()
         return output
 
-    def _call(
-        self, handler: Callable[..., Any], context: InlineContext, job: ActiveJob, work: InlineWork
-    ) -> tuple[Any, BaseException | None, Again | None]:
-        """What the handler returned; or what it raised, and what follows from that."""
-        payload = job.claim.payload
-        result: Any = None
-        problem: BaseException | None = None
-        again: Again | None = None
-        hooks = hooks_of(handler)
-        try:
-            if hooks is not None:
-                hooks.started(context)
-            result = handler(context, **payload) if payload else handler(context)
-            if isinstance(handler, CoroutineTask):
-                result = run_to_end(result, work.interruptible)
-        except BaseException as raised:
-            # SystemExit and KeyboardInterrupt too: nothing that a handler raises may end the worker.
-            problem = raised
-        else:
-            if result is not None and (why := unfinished(result)) is not None:
-                result, problem = None, HandlerUnfit(why)
-        if problem is not None:
-            again = what_follows(problem, handler, payload, job.claim.attempt)
-        if os.getpid() != self._pid:
-            # A fork of the handler came back here. It is not a worker and must not become one; no clean-up
-            # either, the connections belong to its parent.
-            os._exit(problem.code if isinstance(problem, SystemExit) and isinstance(problem.code, int) else 1)
-        if hooks is not None:
-            hooks.ended(context, result, problem, again)
-        return result, problem, again
-
-    def _report(
-        self,
-        job: ActiveJob,
-        context: InlineContext,
-        result: Any,
-        problem: BaseException | None,
-        again: Again | None,
-        more_follow: bool,
-    ) -> None:
+    def _report(self, job: ActiveJob, context: InlineContext, returned: Returned, more_follow: bool) -> None:
+        result, problem, _ = returned
         if problem is None and not job.must_end and not job.completed_by_handler:
+            if result is not None:
+                # Encoded here and once: what is sent is what was found to be in order.
+                result = dumps_result(result, f"the result of task {job.claim.task!r}")
             self._done(job, result, more_follow)
             return
         self.rest()
-        told_to_stop = job.stop_reason is not None
-        work_end: WorkEnd = "result"
-        if told_to_stop and (problem is not None or (context.stop_seen and result is None)):
-            work_end = "stopped"
-        elif isinstance(problem, Snoozed):
-            work_end = "snoozed"
-        elif problem is not None:
-            work_end = "error"
-        lost = job.lost is not None
-        ending = ending_of(
-            Attempt(work_end, lost=lost, completed=job.completed_by_handler, told_to_stop=told_to_stop)
+        said = work_end(context, *returned)
+        ending = ending_of(job, said["kind"])
+        if ending is Ending.STOPPED and problem is not None:
+            log.info("stopped_by_raising", extra={**job.extra, "error": repr(problem)[:500]})
+        report_as_said(
+            self._reporter,
+            job,
+            ending,
+            said,
+            lambda job, result: self._done(job, result, more_follow),
+            cause="port_taken" if _port_taken(problem, job.gang) else "error",
         )
-        if ending is Ending.NOTHING:
-            self._reporter.forget(job)
-        elif ending is Ending.COMMITTED_OR_FAILED:
-            self._reporter.completed_by_handler(job, None if problem is None else error_of_exception(problem))
-        elif ending is Ending.STOPPED:
-            if problem is not None:
-                log.info("stopped_by_raising", extra={**job.extra, "error": repr(problem)[:500]})
-            self._reporter.stopped(job)
-        elif isinstance(problem, Snoozed):
-            self._reporter.snoozed(job, problem.for_s)
-        elif problem is not None and again is not None:
-            cause = "port_taken" if _port_taken(problem, job.gang) else "error"
-            self._reporter.failed(job, error_of_exception(problem), again=again, cause=cause)
-        else:
-            self._done(job, result, more_follow)
 
     def _done(self, job: ActiveJob, result: Any, more_follow: bool) -> None:
-        if result is not None:
-            # Encoded here and once: what is sent is what was found to be in order.
-            result = dumps_result(result, f"the result of task {job.claim.task!r}")
         if not more_follow:
             self.rest()
         self._reporter.done(job, result, more_follow=more_follow)
 
 
-class HandlerUnfit(TypeError):
-    """The handler cannot run any job: calling it runs nothing."""
-
-
-def what_follows(
-    problem: BaseException, handler: Any, payload: Mapping[str, Any] | None, attempt: int
-) -> Again:
-    """What follows from what a handler raised: a function, the task that declares one, or None where none was found.
-    No further attempt where the payload does not fit its parameters.
-    """
-    if isinstance(problem, HandlerUnfit):
-        return NEVER
-    if isinstance(problem, TypeError) and handler is not None:
-        function = getattr(handler, "function", handler)
-        if misfit(function, payload or {}) is not None:
-            return NEVER
-    return after(getattr(handler, "retry", None), problem, attempt)
-
-
-def error_of_exception(problem: BaseException) -> dict[str, Any]:
-    """What is kept of an exception. Never raises: a traceback that cannot be formatted is left out."""
-    try:
-        trace = clean("".join(traceback.format_exception(type(problem), problem, problem.__traceback__)))
-    except BaseException:
-        trace = "(the traceback could not be formatted)"
-    try:
-        message = str(problem)
-    except BaseException:
-        message = "(its message could not be formatted)"
-    if isinstance(problem, SystemExit):
-        message = f"the handler called sys.exit({message or 0}): return instead, or raise what is wrong"
-    return describe(type(problem).__qualname__, message, traceback=trace)
-
-
-def _port_taken(problem: BaseException, gang: GangInfo | None) -> bool:
+def _port_taken(problem: BaseException | None, gang: GangInfo | None) -> bool:
     return (
         gang is not None
         and gang.rank == 0

@@ -11,7 +11,6 @@ from gangq import schedules, services
 from gangq.app import App
 from gangq.client.verb import Steps
 from gangq.errors import GangqError, NotAllowed
-from gangq.worker.child_main import app_target
 from gangq.worker.repeating import TRANSIENT, backoff
 from gangq.worker.session import Session
 
@@ -30,10 +29,10 @@ class ScheduleStore:
     what newer code does.
     """
 
-    def __init__(self, app: App | None, target: str | None, worker: str) -> None:
-        """``target`` (``module:app``) is where the App is found; without one it is searched for."""
+    def __init__(self, app: App | None, source: str) -> None:
+        """``source``: what is stored with them, of where they are declared."""
         self._app = app
-        self._source = (target or _found(app) or worker)[-_LONGEST_SOURCE:]
+        self._source = source[-_LONGEST_SOURCE:]
 
     async def run(self, session: Session) -> None:
         """Store them, and return; try again where the database is not there."""
@@ -79,10 +78,3 @@ class ScheduleStore:
                 f"{what}s_undeclared",
                 extra={f"{what}s": undeclared, "source": self._source, "advice": advice},
             )
-
-
-def _found(app: App | None) -> str | None:
-    try:
-        return app_target(app)
-    except GangqError:
-        return None

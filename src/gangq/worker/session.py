@@ -24,7 +24,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -58,48 +57,13 @@ def clean_stop_reason(directory: Path, incarnation: int, uid: int) -> str | None
     return None
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What the database told this incarnation when it registered. Times in seconds."""
-
-    incarnation: int
-    lease_s: float
-    heartbeat_s: float
-    margin_s: float
-    grace_s: float
-    tick_s: float
-    log_bytes: int
-    checkpoint_bytes: int
-
-    @property
-    def answer_s(self) -> float:
-        """How long an answer may take before the connection counts as dead: longer than any verb waits, and short
-        enough to renew the lease over a new connection before any work has to stop.
-        """
-        return max(3.0, min(30.0, (self.lease_s - self.margin_s - self.grace_s) / 2))
-
-    @classmethod
-    def of(cls, row: Registration) -> Terms:
-        """From the answer of ``register_worker``."""
-        return cls(
-            incarnation=row.incarnation,
-            lease_s=row.lease_granted_s,
-            heartbeat_s=row.heartbeat_s,
-            margin_s=row.lease_margin_s,
-            grace_s=row.grace_s,
-            tick_s=row.tick_s,
-            log_bytes=row.log_bytes,
-            checkpoint_bytes=row.checkpoint_bytes,
-        )
-
-
 class Session:
     """An incarnation from its registration until it has ended."""
 
     def __init__(
         self,
         client: Client,
-        terms: Terms,
+        terms: Registration,
         *,
         name: str,
         host: str,
@@ -115,6 +79,7 @@ class Session:
         self._main_thread = threading.get_ident()
         self.control = control
         self.terms = terms
+        """What the database told this incarnation when it registered."""
         self.name = name
         self.host = host
         self.mark = mark
@@ -139,7 +104,7 @@ class Session:
         self._lock = threading.Lock()
         self._loops: list[Callable[[], object]] = []
         self._notes: set[str] = set()
-        self._kill_at = sent_at + terms.lease_s - terms.margin_s
+        self._kill_at = sent_at + terms.lease_granted_s - terms.lease_margin_s
 
     @property
     def thread_client(self) -> Client:
@@ -152,6 +117,14 @@ class Session:
         return self.terms.incarnation
 
     @property
+    def answer_s(self) -> float:
+        """How long an answer may take before the connection counts as dead: longer than any verb waits, and short
+        enough to renew the lease over a new connection before any work has to stop.
+        """
+        terms = self.terms
+        return max(3.0, min(30.0, (terms.lease_granted_s - terms.lease_margin_s - terms.grace_s) / 2))
+
+    @property
     def kill_at(self) -> float:
         """When its work has to be dead unless the lease is renewed, in seconds of CLOCK_BOOTTIME."""
         return self._kill_at
@@ -159,12 +132,13 @@ class Session:
     @property
     def renewed_at(self) -> float:
         """When the last renewal that was accepted was sent, in seconds of CLOCK_BOOTTIME."""
-        return self._kill_at - self.terms.lease_s + self.terms.margin_s
+        return self._kill_at - self.terms.lease_granted_s + self.terms.lease_margin_s
 
     def renewed(self, sent_at: float) -> None:
         """A heartbeat sent at this instant was answered: the lease runs from then, not from the answer."""
         with self._lock:
-            self._kill_at = max(self._kill_at, sent_at + self.terms.lease_s - self.terms.margin_s)
+            lasts_s = self.terms.lease_granted_s - self.terms.lease_margin_s
+            self._kill_at = max(self._kill_at, sent_at + lasts_s)
             kill_at = self._kill_at
         # First what runs: taking the note back may fail on a disk that is full or read-only.
         self.table.each(lambda job: job.extend(kill_at, self.terms.grace_s))

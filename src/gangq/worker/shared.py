@@ -24,7 +24,7 @@ from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode, Trip
 from gangq.worker.child import Exit
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.logship import LogReader
+from gangq.worker.output import LogReader
 from gangq.worker.runner_inline import CANCELLED_S
 from gangq.worker.shared_orders import Begin, Orders, Stop
 from gangq.worker.watching import CommandTrip, Watching
@@ -128,6 +128,10 @@ class SharedJob:
         """Tell it to stop, and cancel it after the grace. A second later the process is killed over it."""
         self.process.orders.give(Stop(self.job.key, grace_s))
         self._kill_at = min(self._kill_at, boottime() + grace_s + CANCELLED_S)
+
+    def lose(self) -> None:
+        """Cancel it: other jobs run in its process."""
+        self.stop(0.0)
 
     def kill(self) -> None:
         """Kill the process over it."""

@@ -19,15 +19,22 @@ from typing import Any
 
 from gangq import logqueue
 from gangq.client.encoding import dumps
+from gangq.context import Checkpoint
 from gangq.durations import seconds
 from gangq.errors import GangqError, InvalidInput, WrongState
 from gangq.worker.context_impl import no_snooze, submit_child
 from gangq.worker.endings import WORK_ENDS
-from gangq.worker.handler_info import checkpoint_as_wire, fetch_checkpoint, fetch_inputs, store_checkpoint
+from gangq.worker.handler_info import (
+    as_wire,
+    checkpoint_as_wire,
+    fetch_checkpoint,
+    fetch_inputs,
+    load_checkpoint,
+    store_checkpoint,
+)
 from gangq.worker.jobs import ActiveJob
-from gangq.worker.repeating import until_answered
 from gangq.worker.replicas import Replica
-from gangq.worker.reporter import clean
+from gangq.worker.results import clean
 from gangq.worker.session import Session
 from gangq.worker.shared import SharedProcess
 
@@ -52,7 +59,8 @@ class SocketServer:
     def __init__(self, session: Session, path: Path) -> None:
         self._session = session
         self.path = path
-        self._facts: dict[int, dict[str, Any]] = {}
+        self._checkpoints: dict[int, dict[str, Any] | None] = {}
+        """By token, what each job that runs resumes from."""
         self._processes: dict[str, SharedProcess] = {}
         self._open: Counter[str] = Counter()
         self._without_key: dict[asyncio.StreamWriter, None] = {}
@@ -89,13 +97,13 @@ class SocketServer:
             self._server.close()
         self.path.unlink(missing_ok=True)
 
-    def announce(self, job: ActiveJob, facts: dict[str, Any]) -> None:
-        """What ``describe`` answers this job's processes. From any thread, as :meth:`withdraw`."""
-        self._facts[job.token] = facts
+    def announce(self, job: ActiveJob, checkpoint: Checkpoint | None) -> None:
+        """Its processes are about to ask what they are to do. From any thread, as :meth:`withdraw`."""
+        self._checkpoints[job.token] = checkpoint_as_wire(checkpoint)
 
     def withdraw(self, job: ActiveJob) -> None:
         """The job has ended."""
-        self._facts.pop(job.token, None)
+        self._checkpoints.pop(job.token, None)
 
     def attach(self, process: SharedProcess) -> Callable[[], object]:
         """It runs many jobs, and has a key of its own; returns what ends that. From any thread."""
@@ -226,8 +234,8 @@ class SocketServer:
         return {}
 
     def _describe(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
-        told = dict(self._facts[job.token])
-        return {**told, **self._gang(job, _request), "request_bytes": self._request_bytes}
+        checkpoint = self._checkpoints[job.token]
+        return {**as_wire(job), "checkpoint": checkpoint, "request_bytes": self._request_bytes}
 
     def _gang(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
         return {"gang": None if job.gang is None else asdict(job.gang)}
@@ -265,7 +273,7 @@ class SocketServer:
             work_end["for_s"] = seconds(request["for_s"], "for_s", most=1e7)
             if job.claim.gang_id is not None:
                 raise no_snooze(job.id, job.claim.gang_id)
-        if kind == "error":
+        if kind == "error" or request.get("error") is not None:
             try:
                 work_end["error"] = _error(request.get("error"))
                 if work_end["retry_in_s"] is not None:
@@ -294,11 +302,7 @@ class SocketServer:
         return {"step": step}
 
     def _load_checkpoint(self, job: ActiveJob, _request: dict[str, Any]) -> dict[str, Any]:
-        saved = until_answered(
-            lambda: self._session.control.for_threads.load_checkpoint(job_id=job.id, token=job.token),
-            "load_checkpoint",
-            lambda: job.lost is not None or self._session.lapsed(),
-        )
+        saved = load_checkpoint(self._session, job)
         if saved is None:
             return {"step": None, "data": None}
         return {"step": saved.step, "data": base64.b64encode(saved.data).decode()}
