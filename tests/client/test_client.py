@@ -28,8 +28,8 @@ from databases import OwnServer
 from gangq.client import AsyncClient, Client, core, rows
 from gangq.client.base import Attempts
 from gangq.client.encoding import dumps
-from gangq.client.options import RegisterOptions, SubmitGangOptions, SubmitOptions
-from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
+from gangq.client.options import SubmitGangOptions, SubmitOptions
+from gangq.client.settings import QueueSettings, TaskSettings
 from gangq.client.sync import Connection
 from gangq.client.verb import InSteps, Query, Steps, Verb, View
 from gangq.client.verbs import Verbs
@@ -117,7 +117,6 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
 @pytest.mark.parametrize(
     ("settings", "table"),
     [
-        (InstallationSettings, "gangq.settings"),
         (QueueSettings, "gangq.queues_table"),
         (TaskSettings, "gangq.task_settings"),
     ],
@@ -237,7 +236,6 @@ def test_numbers_of_other_kinds_are_numbers(client: Client) -> None:
     [
         (SubmitOptions, "gangq.job_options"),
         (SubmitGangOptions, "gangq.gang_options"),
-        (RegisterOptions, "gangq.worker_options"),
     ],
 )
 def test_every_option_is_one_of_the_sql_function(

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 from gangq.client import rows
 from gangq.client.encoding import dumps, dumps_each
-from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
+from gangq.client.settings import QueueSettings, TaskSettings
 from gangq.client.verb import (
     BigInt,
     BigInts,
@@ -76,8 +76,10 @@ class OperatorVerbs:
         """Make a limit key, or change it. Raises `InvalidInput`."""
 
     @verb
-    def configure(self, **settings: Unpack[InstallationSettings]) -> None:
-        """Change what holds for the whole installation. Raises `InvalidInput`, `NotAllowed`, `WrongState`."""
+    def configure(self, /, **settings: Any) -> None:
+        r"""Change what holds for the whole installation: `\d+ gangq.settings` in psql. Lengths of time, whose names
+        end in _s, are seconds, texts such as "90s", or timedeltas. Raises `InvalidInput`, `NotAllowed`, `WrongState`.
+        """
 
     @verb
     def set_task(self, *, task: str, forget: bool = False, **settings: Unpack[TaskSettings]) -> None:

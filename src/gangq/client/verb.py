@@ -30,7 +30,7 @@ from typing import (
 from uuid import UUID
 
 from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each
-from gangq.client.options import as_json, encode_options, texts
+from gangq.client.options import aware, encode_options, encode_settings, texts
 from gangq.client.rows import columns
 from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
@@ -120,36 +120,8 @@ def _results(values: Sequence[object | None], what: str) -> list[str | None] | N
     ]
 
 
-def aware(at: datetime, what: str) -> datetime:
-    """Return `at`. Raises `InvalidInput` if it is no datetime, or has no time zone."""
-    if not isinstance(at, datetime):
-        raise InvalidInput(f"{what} is {at!r}: pass a datetime with a time zone")
-    if at.tzinfo is None:
-        raise InvalidInput(
-            f"{what} is {at.isoformat()} without a time zone, which each machine would read differently: use "
-            "datetime.now(timezone.utc) + timedelta(...)"
-        )
-    return at
-
-
 def _objects(values: Sequence[Mapping[str, Any]], what: str) -> str:
     return dumps([dict(value) for value in values], what)
-
-
-def _settings(given: Mapping[str, object], what: str) -> str:
-    return dumps({key: _setting(key, value) for key, value in given.items()}, what)
-
-
-def _setting(name: str, value: object) -> object:
-    if name.endswith("_s") and isinstance(value, str | timedelta):
-        return seconds(value, name)
-    if isinstance(value, timedelta):
-        return f"{value.total_seconds()} s"
-    return aware(value, name).isoformat() if isinstance(value, datetime) else value
-
-
-def _options(given: Mapping[str, object], _what: str) -> str | None:
-    return as_json(encode_options(given))
 
 
 def _interval(given: Duration, what: str) -> timedelta:
@@ -180,7 +152,7 @@ Results = Annotated[Sequence[object | None], Sql("jsonb[]", _results)]
 BigInts = Annotated[Sequence[int], Sql("bigint[]", integers)]
 State = Annotated[str | Sequence[str], Sql("text", _one_or_several)]
 Integers = Annotated[Sequence[int], Sql("integer[]", integers)]
-Options = Annotated[Mapping[str, Any], Sql("jsonb", _options)]
+Options = Annotated[Mapping[str, Any], Sql("jsonb", encode_options)]
 Interval = Annotated[Duration, Sql("interval", _interval)]
 Texts = Annotated[Sequence[str], Sql("text[]", texts)]
 Chunks = Annotated[Sequence[str], Sql("text[]", _storable)]
@@ -202,7 +174,7 @@ OfBatch = Annotated[
 BatchTag = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "{} = any (b.tags)"))]
 
 _PLAIN = {int: "integer", str: "text", bool: "boolean", bytes: "bytea", UUID: "uuid"}
-_OF_MORE = {"options": Sql("jsonb", _options), "settings": Sql("jsonb", _settings)}
+_OF_MORE = {"options": Sql("jsonb", encode_options), "settings": Sql("jsonb", encode_settings)}
 """What a verb declares as `**name`, by that name. There are no others: a test asks each verb for all its types."""
 
 

@@ -6,11 +6,10 @@ What a declaration means is in `gangq.client.verb`.
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any
 from uuid import UUID
 
 from gangq.client import rows
-from gangq.client.options import RegisterOptions
 from gangq.client.verb import (
     BigInt,
     BigInts,
@@ -33,6 +32,7 @@ class WorkerVerbs:
     @verb
     def register_worker(
         self,
+        /,
         *,
         name: str,
         host: str,
@@ -41,10 +41,11 @@ class WorkerVerbs:
         memory_mb: BigInt = 0,
         cpus: Numeric = 0,
         devices: Objects = (),
-        **options: Unpack[RegisterOptions],
+        **options: Any,
     ) -> rows.Registration:
-        """Register a start of a worker; all its later calls carry the incarnation that this returns. Raises
-        `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
+        r"""Register a start of a worker; all its later calls carry the incarnation that this returns. `options`:
+        `\dT+ gangq.worker_options` in psql. Raises `WorkerNameTaken` (its `holder` is the live incarnation),
+        `InvalidInput`, `NotFound` (queue).
         """
 
     @verb
