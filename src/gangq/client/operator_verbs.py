@@ -28,7 +28,6 @@ from gangq.client.verb import (
     Texts,
     Time,
     Verb,
-    always,
     function_call,
     in_dicts,
     in_tuples,
@@ -42,6 +41,10 @@ _OF_FUNCTION = """
     proretset or prorettype = 'record'::regtype
   from pg_proc where pronamespace = 'gangq'::regnamespace and prokind = 'f' and proname = %(name)s"""
 """The names and types of its arguments, and whether it returns rows."""
+
+
+def _decides(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
+    given.setdefault("decides", True)  # Who calls the SQL function itself does not.
 
 
 def _then_decide(
@@ -205,7 +208,7 @@ class OperatorVerbs:
         `NotFound`.
         """
 
-    @verb(before=always(decides=True), then=_then_decide)
+    @verb(before=_decides, then=_then_decide)
     def tick(
         self, *, force: bool | None = None, turn: BigInt | None = None, decides: bool = True
     ) -> rows.TickReport:

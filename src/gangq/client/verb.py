@@ -195,16 +195,6 @@ Then = Callable[["Verb[..., Any]", Query[Any], Mapping[str, Any]], Steps[Any]]
 """The steps of a verb whose call needs more than one statement: is given the first query and the arguments."""
 
 
-def always(**values: object) -> Before:
-    """Have these sent where nothing else is given: the SQL function has another default, or none."""
-
-    def before(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
-        for name, value in values.items():
-            given.setdefault(name, value)
-
-    return before
-
-
 class Verb(Generic[P, R]):
     """A declared verb. Called on `Verbs`, it builds its `Query`.
 

@@ -21,7 +21,6 @@ from gangq.client.verb import (
     Results,
     Seconds,
     Texts,
-    always,
     verb,
 )
 
@@ -168,12 +167,12 @@ class WorkerVerbs:
     def retire_worker(self, *, incarnation: BigInt, final: bool = True) -> None:
         """Stop as asked: `final` False takes nothing new, True is gone and what it held is released."""
 
-    @verb(before=always(device_class=""))
+    @verb
     def watch_terms(self, *, task: str, device_class: str = "", queue: str | None = None) -> rows.WatchTerms:
         """What the watchdogs allow jobs of this task."""
 
-    @verb(before=always(device_class=""))
-    def learn_gap(self, *, task: str, device_class: str = "", longest_s: Seconds, beats: BigInt) -> None:
+    @verb
+    def learn_gap(self, *, task: str, device_class: str, longest_s: Seconds, beats: BigInt) -> None:
         """Say how long the beats of a task stayed away before they came back. Raises `InvalidInput`."""
 
     @verb
