@@ -17,6 +17,7 @@ import os
 import pickle
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+J = TypeVar("J")
+G = TypeVar("G")
 C = TypeVar("C", bound="Client | AsyncClient")
 S = TypeVar("S", bound=StartHook)
 E = TypeVar("E", bound=EndHook)
@@ -80,7 +83,61 @@ class _Declare(Protocol):
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
 
 
-class App:
+class _OfCommands(ABC, Generic[J, G]):
+    """What submits commands, as jobs (it returns J) and as gangs (G)."""
+
+    @abstractmethod
+    def _command(self) -> Task[..., Any] | AsyncTask[..., Any]:
+        """The task of commands."""
+
+    @overload
+    def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: None = None,
+        **options: Unpack[TaskOptions],
+    ) -> J: ...
+
+    @overload
+    def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: int,
+        **options: Unpack[TaskGangOptions],
+    ) -> G: ...
+
+    def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Submit a command, or with `gang` that many members of it.
+
+        `argv`: the program and its arguments; with `shell` one string for /bin/sh. `env` is added to the
+        worker's environment and is stored in the database: no secrets. `cwd`: default the worker's.
+        `options`: as of `Task.gang`, but no roles.
+        """
+        payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
+        task = self._command()
+        if gang is None:
+            return task.options(**options).submit(**payload)
+        return task.gang(gang, **options).submit(**payload)
+
+
+class App(_OfCommands[Job[Any], Gang[Any]]):
     """One database and the tasks that run in it.
 
     `dsn` None: GANGQ_DSN; "embedded": a private PostgreSQL on this machine, started if need be, with the
@@ -423,51 +480,8 @@ class App:
 
     # Work
 
-    @overload
-    def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: None = None,
-        **options: Unpack[TaskOptions],
-    ) -> Job[Any]: ...
-
-    @overload
-    def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: int,
-        **options: Unpack[TaskGangOptions],
-    ) -> Gang[Any]: ...
-
-    def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: int | None = None,
-        **options: Any,
-    ) -> Job[Any] | Gang[Any]:
-        """Submit a command, or with `gang` that many members of it.
-
-        `argv`: the program and its arguments; with `shell` one string for /bin/sh. `env` is added to the
-        worker's environment and is stored in the database: no secrets. `cwd`: default the worker's.
-        `options`: as of `Task.gang`, but no roles.
-        """
-        payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
-        task: Task[..., Any] = Task(self, COMMAND, None, {})
-        if gang is None:
-            return task.options(**options).submit(**payload)
-        return task.gang(gang, **options).submit(**payload)
+    def _command(self) -> Task[..., Any]:
+        return Task(self, COMMAND, None, {})
 
     def job(self, id: int) -> Job[Any]:
         """Return a handle for the job with this id; nothing is asked yet."""
@@ -499,7 +513,7 @@ class App:
         return run_worker(self, **options)
 
 
-class AsyncApp:
+class AsyncApp(_OfCommands[Coroutine[Any, Any, AsyncJob[Any]], Coroutine[Any, Any, AsyncGang[Any]]]):
     """`App` for asyncio, as `app.aio`: the same tasks and database, awaitable methods. Close it before its
     event loop ends."""
 
@@ -538,46 +552,8 @@ class AsyncApp:
         """Return the task with this name. Raises `UnknownTask`, naming those there are."""
         return self._app.get_task(name).aio
 
-    @overload
-    async def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: None = None,
-        **options: Unpack[TaskOptions],
-    ) -> AsyncJob[Any]: ...
-
-    @overload
-    async def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: int,
-        **options: Unpack[TaskGangOptions],
-    ) -> AsyncGang[Any]: ...
-
-    async def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: int | None = None,
-        **options: Any,
-    ) -> AsyncJob[Any] | AsyncGang[Any]:
-        """Submit a command, or with `gang` that many members of it; see `App.submit_command`."""
-        payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
-        task: AsyncTask[..., Any] = AsyncTask(self._app, COMMAND, None, {})
-        if gang is None:
-            return await task.options(**options).submit(**payload)
-        return await task.gang(gang, **options).submit(**payload)
+    def _command(self) -> AsyncTask[..., Any]:
+        return AsyncTask(self._app, COMMAND, None, {})
 
     def job(self, id: int) -> AsyncJob[Any]:
         """Return a handle for the job with this id; nothing is asked yet."""
