@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from gangq import handle_steps as steps
 from gangq.client import Client
+from gangq.client.rows import BatchRow, GangRow, JobRow
 from gangq.client.verb import Steps, show_answer
 from gangq.durations import Duration
 from gangq.errors import GangqError, InvalidInput
@@ -27,7 +28,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class _OfJob(Handle[R]):
+class _OfJob(Handle[R, JobRow]):
     kind = "job"
 
     def __init__(
@@ -42,7 +43,7 @@ class _OfJob(Handle[R]):
         return [self.id]
 
 
-class _OfGang(Handle[R]):
+class _OfGang(Handle[R, GangRow]):
     kind = "gang"
 
     def __init__(
@@ -58,7 +59,7 @@ class _OfGang(Handle[R]):
         self.note = note
 
 
-class _OfBatch(Handle[R]):
+class _OfBatch(Handle[R, BatchRow]):
     kind = "batch"
 
     def __init__(self, client: Callable[[], Any], job_ids: Sequence[int]) -> None:
@@ -173,12 +174,12 @@ class Gang(_Sync, _OfGang[R]):
     wait = now(steps.wait)
     result = now(steps.gang_result)
     results = now(steps.gang_results)
-    cancel = now(steps.gang_cancel)
-    retry = now(steps.gang_retry)
-    state = now(steps.gang_state)
-    row = now(steps.gang_row)
-    status = now(steps.gang_status)
-    events = now(steps.gang_events)
+    cancel = now(steps.cancel)
+    retry = now(steps.retry)
+    state = now(steps.state)
+    row = now(steps.row)
+    status = now(steps.status)
+    events = now(steps.events)
     timeline = now(steps.gang_timeline)
     logs = now(steps.gang_logs)
 
@@ -194,12 +195,12 @@ class AsyncGang(_Async, _OfGang[R]):
     wait = later(steps.wait)
     result = later(steps.gang_result)
     results = later(steps.gang_results)
-    cancel = later(steps.gang_cancel)
-    retry = later(steps.gang_retry)
-    state = later(steps.gang_state)
-    row = later(steps.gang_row)
-    status = later(steps.gang_status)
-    events = later(steps.gang_events)
+    cancel = later(steps.cancel)
+    retry = later(steps.retry)
+    state = later(steps.state)
+    row = later(steps.row)
+    status = later(steps.status)
+    events = later(steps.events)
     timeline = later(steps.gang_timeline)
     logs = later(steps.gang_logs)
 
@@ -229,9 +230,9 @@ class Batch(_Sync, _OfBatch[R]):
     results = now(steps.batch_results)
     cancel = now(steps.batch_cancel)
     retry_failed = now(steps.batch_retry_failed)
-    state = now(steps.batch_state)
-    progress = now(steps.batch_row)
-    status = now(steps.batch_status)
+    state = now(steps.state)
+    progress = now(steps.row)
+    status = now(steps.status)
 
 
 class AsyncBatch(_Async, _OfBatch[R]):
@@ -253,9 +254,9 @@ class AsyncBatch(_Async, _OfBatch[R]):
     results = later(steps.batch_results)
     cancel = later(steps.batch_cancel)
     retry_failed = later(steps.batch_retry_failed)
-    state = later(steps.batch_state)
-    progress = later(steps.batch_row)
-    status = later(steps.batch_status)
+    state = later(steps.state)
+    progress = later(steps.row)
+    status = later(steps.status)
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self.results().__await__()
