@@ -18,16 +18,15 @@ import pickle
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from gangq.client import Client
-from gangq.client.verb import Steps
 from gangq.commands import COMMAND, command_payload
 from gangq.context import Context, find_current
 from gangq.durations import Duration
-from gangq.errors import GangqError, InvalidInput, UnknownTask
+from gangq.errors import InvalidInput, UnknownTask
 from gangq.handle_steps import batch_job_ids, member_ids
 from gangq.handles import AsyncBatch, AsyncGang, AsyncJob, Batch, Gang, Job
 from gangq.hooks import EndHook, Hooks, StartHook, WorkerHook, require_hook
@@ -38,6 +37,7 @@ from gangq.tasks import AsyncTask, CoroutineTask, Task
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
+    from gangq.declarations import Declared
     from gangq.schedules import Schedule, ScheduleDeclaration
     from gangq.services import Service, ServiceTaskOptions
 
@@ -417,12 +417,12 @@ class App(_OfCommands[Job[Any], Gang[Any]]):
         `source` names this program ("tasks:app"). Returns schedules that it declared before and does not any more:
         they go on until `Client.forget_schedule`. Raises the first refusal, after all others are stored.
         """
-        from gangq import schedules
+        return self._store("schedule", self._schedules.values(), source)
 
-        return self._store(schedules.store(self._schedules.values(), source))
+    def _store(self, kind: str, declared: Iterable[Declared], source: str) -> list[str]:
+        from gangq.declarations import store
 
-    def _store(self, steps: Steps[tuple[dict[str, GangqError], list[str]]]) -> list[str]:
-        refused, undeclared = self.client.execute(steps)
+        refused, undeclared = self.client.execute(store(kind, declared, source))
         for problem in refused.values():
             raise problem
         return undeclared
@@ -474,9 +474,7 @@ class App(_OfCommands[Job[Any], Gang[Any]]):
         `source` names this program ("tasks:app"). Returns services that it declared before and does not any more:
         they go on until `Client.delete_service`. Raises the first refusal, after all others are stored.
         """
-        from gangq import services
-
-        return self._store(services.store(self._services.values(), source))
+        return self._store("service", self._services.values(), source)
 
     # Work
 
