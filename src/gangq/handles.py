@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from gangq import handle_steps as steps
 from gangq.client import Client
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+J = TypeVar("J")
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -43,8 +44,9 @@ class _OfJob(Handle[R, JobRow]):
         return [self.id]
 
 
-class _OfGang(Handle[R, GangRow]):
+class _OfGang(Handle[R, GangRow], Generic[R, J]):
     kind = "gang"
+    _job: Callable[..., J]
 
     def __init__(
         self,
@@ -58,9 +60,15 @@ class _OfGang(Handle[R, GangRow]):
         self.job_ids = job_ids
         self.note = note
 
+    @property
+    def members(self) -> list[J]:
+        """A handle for each member, by rank."""
+        return [self._job(self._client, id) for id in self.job_ids]
 
-class _OfBatch(Handle[R, BatchRow]):
+
+class _OfBatch(Handle[R, BatchRow], Generic[R, J]):
     kind = "batch"
+    _job: Callable[..., J]
 
     def __init__(self, client: Callable[[], Any], job_ids: Sequence[int]) -> None:
         # A batch has the id of its first job.
@@ -69,6 +77,18 @@ class _OfBatch(Handle[R, BatchRow]):
 
     def __len__(self) -> int:
         return len(self.job_ids)
+
+    def __iter__(self) -> Iterator[J]:
+        return (self._job(self._client, id) for id in self.job_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> J: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[J]: ...
+    def __getitem__(self, index: int | slice) -> J | list[J]:
+        if isinstance(index, slice):
+            return [self._job(self._client, id) for id in self.job_ids[index]]
+        return self._job(self._client, self.job_ids[index])
 
 
 class _Sync:
@@ -160,16 +180,13 @@ class AsyncJob(_Async, _OfJob[R]):
         return self.result().__await__()
 
 
-class Gang(_Sync, _OfGang[R]):
+class Gang(_Sync, _OfGang[R, Job[R]]):
     """A submitted gang, of whose members each returns R: `id`, their `job_ids` by rank, `note` (why no registered
     worker set could hold it, else None), `existed` (as of a `Job`), and the methods below. Made by submitting
     `Task.gang`, or by `App.gang(id)`.
     """
 
-    @property
-    def members(self) -> list[Job[R]]:
-        """A handle for each member, by rank."""
-        return [Job(self._client, id) for id in self.job_ids]
+    _job = Job
 
     wait = now(steps.wait)
     result = now(steps.gang_result)
@@ -184,13 +201,10 @@ class Gang(_Sync, _OfGang[R]):
     logs = now(steps.gang_logs)
 
 
-class AsyncGang(_Async, _OfGang[R]):
+class AsyncGang(_Async, _OfGang[R, AsyncJob[R]]):
     """`Gang` for asyncio: the same methods, awaited; awaited itself it is its result."""
 
-    @property
-    def members(self) -> list[AsyncJob[R]]:
-        """A handle for each member, by rank."""
-        return [AsyncJob(self._client, id) for id in self.job_ids]
+    _job = AsyncJob
 
     wait = later(steps.wait)
     result = later(steps.gang_result)
@@ -208,23 +222,13 @@ class AsyncGang(_Async, _OfGang[R]):
         return self.result().__await__()
 
 
-class Batch(_Sync, _OfBatch[R]):
+class Batch(_Sync, _OfBatch[R, Job[R]]):
     """The jobs that one call of `Task.submit_many` has submitted under a name, of which each returns R: `id`, their
     `job_ids` in order, and the methods below. It has a length, and is iterated over as a list of `Job`. Made with the
     option `name`, or by `App.batch(id)`.
     """
 
-    def __iter__(self) -> Iterator[Job[R]]:
-        return (Job(self._client, id) for id in self.job_ids)
-
-    @overload
-    def __getitem__(self, index: int) -> Job[R]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Job[R]]: ...
-    def __getitem__(self, index: int | slice) -> Job[R] | list[Job[R]]:
-        if isinstance(index, slice):
-            return [Job(self._client, id) for id in self.job_ids[index]]
-        return Job(self._client, self.job_ids[index])
+    _job = Job
 
     wait = now(steps.wait)
     results = now(steps.batch_results)
@@ -235,20 +239,10 @@ class Batch(_Sync, _OfBatch[R]):
     status = now(steps.status)
 
 
-class AsyncBatch(_Async, _OfBatch[R]):
+class AsyncBatch(_Async, _OfBatch[R, AsyncJob[R]]):
     """`Batch` for asyncio: the same methods, awaited; awaited itself it is its results."""
 
-    def __iter__(self) -> Iterator[AsyncJob[R]]:
-        return (AsyncJob(self._client, id) for id in self.job_ids)
-
-    @overload
-    def __getitem__(self, index: int) -> AsyncJob[R]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[AsyncJob[R]]: ...
-    def __getitem__(self, index: int | slice) -> AsyncJob[R] | list[AsyncJob[R]]:
-        if isinstance(index, slice):
-            return [AsyncJob(self._client, id) for id in self.job_ids[index]]
-        return AsyncJob(self._client, self.job_ids[index])
+    _job = AsyncJob
 
     wait = later(steps.wait)
     results = later(steps.batch_results)
