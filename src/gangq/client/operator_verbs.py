@@ -7,7 +7,6 @@ What a declaration means is in `gangq.client.verb`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -50,7 +49,7 @@ def _decides(given: dict[str, Any], _options: dict[str, Any], _connection: objec
 def _then_decide(
     _verb: Verb[..., Any], first: Query[rows.TickReport], given: Mapping[str, Any]
 ) -> Steps[rows.TickReport]:
-    report = yield from replace(first, steps=None)
+    report = yield from first
     if report.unplanned and given.get("decides", True):
         from gangq.decider.schedules import plan_schedules
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import (
     TYPE_CHECKING,
@@ -75,11 +75,8 @@ class Query(Generic[R]):
     repeatable: bool = False
     """Carried out once however often it is sent: it has a request_id."""
     steps: Callable[[], Steps[R]] | None = None
-    """Several statements, each a transaction of its own where there is no `connection`: run these instead.
-
-    Where the first of them is this very query, the steps yield ``replace(query, steps=None)``: with its steps it
-    would begin them anew. A verb of several statements without a first one (:class:`InSteps`) makes a query with no
-    text.
+    """Several statements, each a transaction of its own where there is no `connection`: run these instead. A verb of
+    several statements without a first one (:class:`InSteps`) makes a query with no text.
     """
 
     def __iter__(self) -> Steps[R]:
@@ -231,9 +228,9 @@ class Verb(Generic[P, R]):
     def __call__(self, *args: P.args, **given: P.kwargs) -> Query[R]:
         """Build the query. Raises `InvalidInput`, `NotSerializable`; `TypeError` as any function does."""
         query: Query[R] = self.build(*args, **given)
-        if self._then is not None:
-            query.steps = functools.partial(self._then, self, query, given)
-        return query
+        if self._then is None:
+            return query
+        return replace(query, steps=functools.partial(self._then, self, query, given))
 
     @functools.cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
