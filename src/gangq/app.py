@@ -200,7 +200,7 @@ class App(_OfCommands[Job[Any], Gang[Any]]):
         return self._clients.get()
 
     def _client(self) -> Client:
-        """:attr:`client` as the function that a `Job` keeps: a handle alone makes no client."""
+        """:attr:`client` as the function that a `Job` keeps: it makes no client, and is pickled with its App."""
         return self.client
 
     def _job(self) -> Context | None:
