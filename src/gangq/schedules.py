@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from gangq.client.encoding import as_object
 from gangq.client.rows import ScheduleRow
@@ -78,22 +78,20 @@ class ScheduleDeclaration(TypedDict, total=False):
 
 
 def make(
-    app: App,
-    task: Task[..., Any],
-    cron: str | None,
-    *,
-    name: str | None = None,
-    payload: Mapping[str, Any] | None = None,
-    tz: str | None = None,
-    every: Duration | None = None,
-    catch_up: str | None = None,
-    skip_if_running: bool = False,
-    due_as: str | None = None,
-    size: int | None = None,
-    gang: Mapping[str, Any] | None = None,
+    app: App, task: Task[..., Any], cron: str | None, **declared: Unpack[ScheduleDeclaration]
 ) -> Schedule:
     """Return a schedule of this task. Raises `InvalidInput`, `NotSerializable`."""
-    called = name or task.name
+    known = ScheduleDeclaration.__annotations__
+    unknown = sorted(declared.keys() - known.keys())
+    if unknown:
+        raise TypeError(
+            f"a schedule has no option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
+        )
+    called, every, catch_up = (
+        declared.get("name") or task.name,
+        declared.get("every"),
+        declared.get("catch_up"),
+    )
     if (cron is None) == (every is None):
         raise InvalidInput(
             f"schedule {called!r} has either a cron expression or every: @app.schedule('0 3 * * *') or "
@@ -106,26 +104,21 @@ def make(
         "task": task.name,
         "cron": cron,
         "every": None if every is None else seconds(every, "every", least=_SHORTEST_S, most=_LONGEST_S),
-        "tz": tz,
-        **_submission(task, payload, due_as, size, gang or {}),
+        "tz": declared.get("tz"),
+        **_submission(task, declared),
         "catch_up": catch_up,
-        "skip_if_running": skip_if_running,
-        "due_as": due_as,
+        "skip_if_running": declared.get("skip_if_running", False),
+        "due_as": declared.get("due_as"),
     }
     # What cannot be read is said where it is written, not when a worker starts.
     Verbs.set_schedule(**arguments)
     return Schedule(app, called, arguments)
 
 
-def _submission(
-    task: Task[..., Any],
-    payload: Mapping[str, Any] | None,
-    due_as: str | None,
-    size: int | None,
-    gang: Mapping[str, Any],
-) -> dict[str, Any]:
+def _submission(task: Task[..., Any], declared: ScheduleDeclaration) -> dict[str, Any]:
     """The payload, and the other arguments of `submit`, or of `submit_gang`."""
-    given = as_object(payload or {}, "payload")
+    due_as, size, gang = declared.get("due_as"), declared.get("size"), declared.get("gang") or {}
+    given = as_object(declared.get("payload") or {}, "payload")
     # The handler is called with the due time, too.
     called_with = {**given, due_as: ""} if due_as else given
     if size is not None or gang:

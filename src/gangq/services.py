@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from gangq.client.encoding import as_object
 from gangq.client.rows import EndpointRow, ServiceRow
@@ -121,28 +121,17 @@ class ServiceTaskOptions(ServiceDeclaration, TaskOptions, total=False):
 
 
 def make(
-    app: App,
-    task: Task[..., Any],
-    name: str | None = None,
-    *,
-    replicas: int | None = None,
-    gang: int = 1,
-    payload: Mapping[str, Any] | None = None,
-    gang_options: Mapping[str, Any] | None = None,
-    scale: Scale | None = None,
-    surge: int | None = None,
-    ready_within: Duration | None = None,
-    linger: Duration | None = None,
-    health: str | None = None,
-    version: str | None = None,
+    app: App, task: Task[..., Any], name: str | None = None, **declared: Unpack[ServiceDeclaration]
 ) -> Service:
     """Return a service of this task. Raises `InvalidInput`, `NotSerializable`."""
     called = name or task.name
+    replicas, gang, scale = declared.get("replicas"), declared.get("gang", 1), declared.get("scale")
+    ready_within, linger = declared.get("ready_within"), declared.get("linger")
     if replicas is not None and replicas < 1:
         raise InvalidInput(f"service {called!r} has {replicas} replicas: 1 or more; Service.stop wants none")
     require_repeatable("service", task, task.defaults)
-    given = as_object(payload or {}, "payload")
-    of_gang, options = task._gang(gang, gang_options or {}, given, None)
+    given = as_object(declared.get("payload") or {}, "payload")
+    of_gang, options = task._gang(gang, declared.get("gang_options") or {}, given, None)
     work = {**of_gang, **arguments(options)}
     found: dict[str, Any] = {
         "name": called,
@@ -156,11 +145,11 @@ def make(
             for key, value in work.items()
             if value is not None and key not in ("task", "payload", "payloads", "size")
         },
-        "surge": surge,
+        "surge": declared.get("surge"),
         "ready_within_s": None if ready_within is None else seconds(ready_within, "ready_within"),
         "linger_s": None if linger is None else seconds(linger, "linger"),
-        "health": health,
-        "version": version,
+        "health": declared.get("health"),
+        "version": declared.get("version"),
         **({} if scale is None else scale.arguments),
     }
     # What cannot be read is said where it is written, not when a worker starts.
