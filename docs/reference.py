@@ -73,7 +73,9 @@ def _cell(value: object) -> str:
 
 
 def _python() -> Iterator[str]:
-    options = "    options:\n      heading_level: 2\n      show_source: false\n"
+    options = (
+        "    options:\n      heading_level: 2\n      inherited_members: true\n      show_source: false\n"
+    )
     for name in gangq.__all__:
         yield f"::: {getattr(gangq, name).__module__}.{name}\n{options}"
 

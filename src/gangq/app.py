@@ -17,16 +17,16 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from gangq.client import Client
-from gangq.client.verb import Steps
 from gangq.commands import COMMAND, command_payload
 from gangq.context import Context, find_current
 from gangq.durations import Duration
-from gangq.errors import GangqError, InvalidInput, UnknownTask
+from gangq.errors import InvalidInput, UnknownTask
 from gangq.handle_steps import batch_job_ids, member_ids
 from gangq.handles import AsyncBatch, AsyncGang, AsyncJob, Batch, Gang, Job
 from gangq.hooks import EndHook, Hooks, StartHook, WorkerHook, require_hook
@@ -37,11 +37,14 @@ from gangq.tasks import AsyncTask, CoroutineTask, Task
 
 if TYPE_CHECKING:
     from gangq.client.aio import AsyncClient
+    from gangq.declarations import Declared
     from gangq.schedules import Schedule, ScheduleDeclaration
     from gangq.services import Service, ServiceTaskOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
+J = TypeVar("J")
+G = TypeVar("G")
 C = TypeVar("C", bound="Client | AsyncClient")
 S = TypeVar("S", bound=StartHook)
 E = TypeVar("E", bound=EndHook)
@@ -80,7 +83,61 @@ class _Declare(Protocol):
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
 
 
-class App:
+class _OfCommands(ABC, Generic[J, G]):
+    """What submits commands, as jobs (it returns J) and as gangs (G)."""
+
+    @abstractmethod
+    def _command(self) -> Task[..., Any] | AsyncTask[..., Any]:
+        """The task of commands."""
+
+    @overload
+    def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: None = None,
+        **options: Unpack[TaskOptions],
+    ) -> J: ...
+
+    @overload
+    def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: int,
+        **options: Unpack[TaskGangOptions],
+    ) -> G: ...
+
+    def submit_command(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        gang: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Submit a command, or with `gang` that many members of it.
+
+        `argv`: the program and its arguments; with `shell` one string for /bin/sh. `env` is added to the
+        worker's environment and is stored in the database: no secrets. `cwd`: default the worker's.
+        `options`: as of `Task.gang`, but no roles.
+        """
+        payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
+        task = self._command()
+        if gang is None:
+            return task.options(**options).submit(**payload)
+        return task.gang(gang, **options).submit(**payload)
+
+
+class App(_OfCommands[Job[Any], Gang[Any]]):
     """One database and the tasks that run in it.
 
     `dsn` None: GANGQ_DSN; "embedded": a private PostgreSQL on this machine, started if need be, with the
@@ -143,7 +200,7 @@ class App:
         return self._clients.get()
 
     def _client(self) -> Client:
-        """:attr:`client` as the function that a `Job` keeps: a handle alone makes no client."""
+        """:attr:`client` as the function that a `Job` keeps: it makes no client, and is pickled with its App."""
         return self.client
 
     def _job(self) -> Context | None:
@@ -360,12 +417,12 @@ class App:
         `source` names this program ("tasks:app"). Returns schedules that it declared before and does not any more:
         they go on until `Client.forget_schedule`. Raises the first refusal, after all others are stored.
         """
-        from gangq import schedules
+        return self._store("schedule", self._schedules.values(), source)
 
-        return self._store(schedules.store(self._schedules.values(), source))
+    def _store(self, kind: str, declared: Iterable[Declared], source: str) -> list[str]:
+        from gangq.declarations import store
 
-    def _store(self, steps: Steps[tuple[dict[str, GangqError], list[str]]]) -> list[str]:
-        refused, undeclared = self.client.execute(steps)
+        refused, undeclared = self.client.execute(store(kind, declared, source))
         for problem in refused.values():
             raise problem
         return undeclared
@@ -417,57 +474,12 @@ class App:
         `source` names this program ("tasks:app"). Returns services that it declared before and does not any more:
         they go on until `Client.delete_service`. Raises the first refusal, after all others are stored.
         """
-        from gangq import services
-
-        return self._store(services.store(self._services.values(), source))
+        return self._store("service", self._services.values(), source)
 
     # Work
 
-    @overload
-    def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: None = None,
-        **options: Unpack[TaskOptions],
-    ) -> Job[Any]: ...
-
-    @overload
-    def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: int,
-        **options: Unpack[TaskGangOptions],
-    ) -> Gang[Any]: ...
-
-    def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: int | None = None,
-        **options: Any,
-    ) -> Job[Any] | Gang[Any]:
-        """Submit a command, or with `gang` that many members of it.
-
-        `argv`: the program and its arguments; with `shell` one string for /bin/sh. `env` is added to the
-        worker's environment and is stored in the database: no secrets. `cwd`: default the worker's.
-        `options`: as of `Task.gang`, but no roles.
-        """
-        payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
-        task: Task[..., Any] = Task(self, COMMAND, None, {})
-        if gang is None:
-            return task.options(**options).submit(**payload)
-        return task.gang(gang, **options).submit(**payload)
+    def _command(self) -> Task[..., Any]:
+        return Task(self, COMMAND, None, {})
 
     def job(self, id: int) -> Job[Any]:
         """Return a handle for the job with this id; nothing is asked yet."""
@@ -499,7 +511,7 @@ class App:
         return run_worker(self, **options)
 
 
-class AsyncApp:
+class AsyncApp(_OfCommands[Coroutine[Any, Any, AsyncJob[Any]], Coroutine[Any, Any, AsyncGang[Any]]]):
     """`App` for asyncio, as `app.aio`: the same tasks and database, awaitable methods. Close it before its
     event loop ends."""
 
@@ -538,46 +550,8 @@ class AsyncApp:
         """Return the task with this name. Raises `UnknownTask`, naming those there are."""
         return self._app.get_task(name).aio
 
-    @overload
-    async def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: None = None,
-        **options: Unpack[TaskOptions],
-    ) -> AsyncJob[Any]: ...
-
-    @overload
-    async def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: int,
-        **options: Unpack[TaskGangOptions],
-    ) -> AsyncGang[Any]: ...
-
-    async def submit_command(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        shell: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        gang: int | None = None,
-        **options: Any,
-    ) -> AsyncJob[Any] | AsyncGang[Any]:
-        """Submit a command, or with `gang` that many members of it; see `App.submit_command`."""
-        payload = command_payload(argv, shell=shell, env=env, cwd=cwd)
-        task: AsyncTask[..., Any] = AsyncTask(self._app, COMMAND, None, {})
-        if gang is None:
-            return await task.options(**options).submit(**payload)
-        return await task.gang(gang, **options).submit(**payload)
+    def _command(self) -> AsyncTask[..., Any]:
+        return AsyncTask(self._app, COMMAND, None, {})
 
     def job(self, id: int) -> AsyncJob[Any]:
         """Return a handle for the job with this id; nothing is asked yet."""

@@ -41,6 +41,7 @@ logger = logging.getLogger("gangq.handles")
 
 R = TypeVar("R")
 T = TypeVar("T")
+Row = TypeVar("Row", JobRow, GangRow, BatchRow)
 
 # Polling starts fast enough for a job of milliseconds and ends slow enough for a thousand waiters.
 _FIRST_POLL_S = 0.02
@@ -49,8 +50,8 @@ _LAST_POLL_S = 0.5
 _OUTAGE_TOLERATED_S = 300.0
 
 
-class Handle(Generic[R]):
-    """A job, gang or batch by its id; it returns R."""
+class Handle(Generic[R, Row]):
+    """A job, gang or batch by its id; it returns R, and its view shows it as `Row`."""
 
     kind: str
 
@@ -90,11 +91,11 @@ class Limit:
 
 
 def first_ended(
-    handles: Sequence[Handle[Any]], limit: Limit, before_pause: Callable[[], object] = lambda: None
-) -> Steps[dict[Handle[Any], str]]:
+    handles: Sequence[Handle[Any, Any]], limit: Limit, before_pause: Callable[[], object] = lambda: None
+) -> Steps[dict[Handle[Any, Any], str]]:
     """Wait until some of these have ended; return those with their states."""
     delay, lost_at = _FIRST_POLL_S, None
-    states: Mapping[Handle[Any], str] = {}
+    states: Mapping[Handle[Any, Any], str] = {}
     first = handles[0]
     while True:
         try:
@@ -128,13 +129,13 @@ def first_ended(
         delay = min(delay * 1.5, _LAST_POLL_S)
 
 
-def _states(handles: Sequence[Handle[Any]]) -> Steps[dict[Handle[Any], str]]:
+def _states(handles: Sequence[Handle[Any, Any]]) -> Steps[dict[Handle[Any, Any], str]]:
     verbs: Mapping[str, Verb[..., dict[int, str]]] = {
         "job": Verbs.job_states,
         "gang": Verbs.gang_states,
         "batch": Verbs.batch_states,
     }
-    found: dict[Handle[Any], str] = {}
+    found: dict[Handle[Any, Any], str] = {}
     for kind, states in verbs.items():
         asked = {handle.id: handle for handle in handles if handle.kind == kind}
         known = (yield from states(ids=[*asked])) if asked else {}
@@ -178,7 +179,7 @@ def _stored(job: JobRow) -> Any:
 # Steps of a job ---------------------------------------------------------------------------------------------
 
 
-def wait(handle: Handle[Any], timeout: Duration | None = None) -> Steps[str]:
+def wait(handle: Handle[Any, Any], timeout: Duration | None = None) -> Steps[str]:
     """Wait until it has ended; return its state: done, failed or cancelled.
 
     `timeout`: seconds, "90s" or a timedelta, None for ever; then `WaitTimeout`. A database outage of up to five
@@ -189,9 +190,9 @@ def wait(handle: Handle[Any], timeout: Duration | None = None) -> Steps[str]:
 
 
 def _at_its_end(
-    handle: Handle[Any],
+    handle: Handle[Any, Any],
     timeout: Duration | None,
-    read: Callable[[Handle[Any]], Steps[T]],
+    read: Callable[[Handle[Any, Any]], Steps[T]],
     states: Callable[[T], Iterable[str]],
 ) -> Steps[T]:
     """Wait until it has ended; return what `read` finds then. It may have been retried between the two: then it is
@@ -205,7 +206,7 @@ def _at_its_end(
             return found
 
 
-def result(handle: Handle[R], timeout: Duration | None = None) -> Steps[R]:
+def result(handle: Handle[R, Any], timeout: Duration | None = None) -> Steps[R]:
     """Wait, and return what the handler returned (for a command: its exit status, as stored).
 
     Raises `JobFailed` (with the last error), `JobCancelled`, `WaitTimeout`, `NotAllowed` (this login may not read
@@ -243,49 +244,76 @@ def _cancelled_because(ended: JobRow | GangRow, otherwise: str | None) -> Steps[
     return said[-1] if said else otherwise
 
 
-def cancel(handle: Handle[Any], reason: str | None = None) -> Steps[str]:
-    """Cancel the job; return its state now: `preempting` while it is being stopped."""
-    changed = yield from Verbs.cancel(job_ids=[handle.id], reason=reason)
-    return str(changed[0].state)
+def cancel(handle: Handle[Any, Any], reason: str | None = None) -> Steps[str]:
+    """Cancel it; return its state now: while it is being stopped a job is `preempting`, and a gang `draining`."""
+    yield from Verbs.cancel(**_named(handle), reason=reason)
+    return (yield from state(handle))
 
 
-def retry(handle: Handle[Any]) -> Steps[str]:
-    """Run a job that has ended, done ones included, again under the same id; return its state now.
+def retry(handle: Handle[Any, Any]) -> Steps[str]:
+    """Run it again under the same id; return its state now. A job may have ended in any way, done ones included; a
+    gang must have failed or been cancelled.
 
-    `gangq.jobs` then shows the new ending; the old one stays in `gangq.history`.
+    `gangq.jobs` then shows a job's new ending; the old one stays in `gangq.history`.
     """
-    changed = yield from Verbs.retry(job_ids=[handle.id])
-    return str(changed[0].state)
+    yield from Verbs.retry(**_named(handle))
+    return (yield from state(handle))
 
 
-def state(handle: Handle[Any]) -> Steps[str]:
-    """Return the job's state now."""
-    return (yield from row(handle)).state
+def _named(handle: Handle[Any, Any]) -> dict[str, Any]:
+    """As an argument of the verbs that take jobs and gangs."""
+    return {f"{handle.kind}_ids": [handle.id]}
 
 
-def row(handle: Handle[Any]) -> Steps[JobRow]:
-    """Return the job as `gangq.jobs` shows it."""
-    job = yield from Verbs.job(id=handle.id)
-    handle.seen = Status.of_job(job)
-    return job
+def state(handle: Handle[Any, Any]) -> Steps[str]:
+    """Return its state now.
+
+    That of a batch is waiting (no job has started), running, then failed if a job has failed, cancelled if one was
+    cancelled, else done.
+    """
+    return str((yield from row(handle)).state)
 
 
-def status(handle: Handle[Any]) -> Steps[Status]:
-    """Return task and state of the job, and its progress, why it waits, or why it failed."""
-    job = yield from row(handle)
+def row(handle: Handle[Any, Row]) -> Steps[Row]:
+    """Return it as `gangq.jobs`, `gangq.gangs` or `gangq.batches` shows it. A batch says there how many of its jobs
+    are waiting, running, done, failed and cancelled.
+    """
+    found: Row = yield from _ROW[handle.kind](id=handle.id)
+    handle.seen = Status.of(found)
+    return found
+
+
+_ROW: Mapping[str, Verb[..., Any]] = {"job": Verbs.job, "gang": Verbs.gang, "batch": Verbs.batch}
+
+
+def status(handle: Handle[Any, Any]) -> Steps[Status]:
+    """Return its task and state, and its progress (of a gang that of its slowest member, of a batch how many of its
+    jobs are done, failed and running), why it waits, or why it failed.
+    """
+    found = yield from row(handle)
+    if handle.kind == "batch":
+        return Status.of(found)
     why = ""
-    if job.state in WAITS:
-        why = why_it_waits(holding((yield from Verbs.explain_job(job_id=job.id))))
-    handle.seen = Status.of_job(job, why)
+    if found.state in WAITS:
+        asked = (
+            Verbs.explain_job(job_id=found.id)
+            if handle.kind == "job"
+            else Verbs.explain_gang(gang_id=found.id)
+        )
+        why = why_it_waits(holding((yield from asked)))
+    elif handle.kind == "gang" and found.state == "running":
+        why = slowest((yield from _members(found.id)))
+    handle.seen = Status.of(found, why)
     return handle.seen
 
 
-def events(handle: Handle[Any]) -> Steps[list[EventRow]]:
-    """Return what happened to the job out of the ordinary, in order."""
-    return (yield from Verbs.events(job_id=handle.id, limit=None))
+def events(handle: Handle[Any, Any]) -> Steps[list[EventRow]]:
+    """Return what happened to it, in order: to a job only what is out of the ordinary, to a gang everything."""
+    asked: dict[str, Any] = {f"{handle.kind}_id": handle.id}
+    return (yield from Verbs.events(**asked, limit=None))
 
 
-def logs(handle: Handle[Any]) -> Steps[str]:
+def logs(handle: Handle[Any, Any]) -> Steps[str]:
     """Return the output of its latest attempt of which some is kept. Raises `NotAllowed`.
 
     Of a handler inside the worker that is what it printed or logged to `sys.stdout` and `sys.stderr`, and its
@@ -304,13 +332,13 @@ def _logs(job_id: int) -> Steps[str]:
 # Steps of a gang --------------------------------------------------------------------------------------------
 
 
-def gang_results(handle: Handle[R], timeout: Duration | None = None) -> Steps[list[R]]:
+def gang_results(handle: Handle[R, Any], timeout: Duration | None = None) -> Steps[list[R]]:
     """Wait, and return what each member returned, by rank.
 
     Raises `JobFailed` (with the error of a member that failed), `JobCancelled`, `WaitTimeout`, `NotAllowed` or
     `ResultNotStored`, as `result` of a job does.
     """
-    gang = yield from _at_its_end(handle, timeout, gang_row, lambda gang: [gang.state])
+    gang = yield from _at_its_end(handle, timeout, row, lambda gang: [gang.state])
     members = yield from _members(handle.id)
     if gang.state == "done":
         return [_stored(member) for member in members]
@@ -327,58 +355,17 @@ def _because(reason: str | None) -> str:
     return f": {reason}" if reason else ""
 
 
-def gang_result(handle: Handle[R], timeout: Duration | None = None) -> Steps[R]:
+def gang_result(handle: Handle[R, Any], timeout: Duration | None = None) -> Steps[R]:
     """Wait, and return what rank 0 returned; raises as `results` does."""
     return (yield from gang_results(handle, timeout))[0]
 
 
-def gang_cancel(handle: Handle[Any], reason: str | None = None) -> Steps[str]:
-    """Cancel the gang; return its state now: `draining` while its members are being stopped."""
-    yield from Verbs.cancel(gang_ids=[handle.id], reason=reason)
-    return (yield from gang_state(handle))
-
-
-def gang_retry(handle: Handle[Any]) -> Steps[str]:
-    """Run a failed or cancelled gang again under the same id; return its state now."""
-    yield from Verbs.retry(gang_ids=[handle.id])
-    return (yield from gang_state(handle))
-
-
-def gang_state(handle: Handle[Any]) -> Steps[str]:
-    """Return the gang's state now."""
-    return (yield from gang_row(handle)).state
-
-
-def gang_row(handle: Handle[Any]) -> Steps[GangRow]:
-    """Return the gang as `gangq.gangs` shows it."""
-    gang = yield from Verbs.gang(id=handle.id)
-    handle.seen = Status.of_gang(gang)
-    return gang
-
-
-def gang_status(handle: Handle[Any]) -> Steps[Status]:
-    """Return task and state of the gang, and how far its slowest member is, why it waits, or why it ended so."""
-    gang = yield from gang_row(handle)
-    why = ""
-    if gang.state in WAITS:
-        why = why_it_waits(holding((yield from Verbs.explain_gang(gang_id=gang.id))))
-    elif gang.state == "running":
-        why = slowest((yield from _members(gang.id)))
-    handle.seen = Status.of_gang(gang, why)
-    return handle.seen
-
-
-def gang_events(handle: Handle[Any]) -> Steps[list[EventRow]]:
-    """Return every event of the gang, in order."""
-    return (yield from Verbs.events(gang_id=handle.id, limit=None))
-
-
-def gang_timeline(handle: Handle[Any]) -> Steps[list[TimelineRow]]:
+def gang_timeline(handle: Handle[Any, Any]) -> Steps[list[TimelineRow]]:
     """Return the gang's life in order, by epoch."""
     return (yield from Verbs.timeline(gang_id=handle.id))
 
 
-def gang_logs(handle: Handle[Any]) -> Steps[list[str]]:
+def gang_logs(handle: Handle[Any, Any]) -> Steps[list[str]]:
     """Return the output of each member as of a job, by rank."""
     found = []
     for member in (yield from _members(handle.id)):
@@ -405,7 +392,7 @@ def member_ids(gang_id: int) -> Steps[list[int]]:
 
 
 def batch_results(
-    handle: Handle[R], timeout: Duration | None = None, *, return_exceptions: bool = False
+    handle: Handle[R, Any], timeout: Duration | None = None, *, return_exceptions: bool = False
 ) -> Steps[list[R]]:
     """Wait, and return what each job returned, in order.
 
@@ -414,7 +401,7 @@ def batch_results(
     place, as with `asyncio.gather`.
     """
     jobs = yield from _at_its_end(handle, timeout, _batch_jobs, lambda jobs: [job.state for job in jobs])
-    batch = yield from batch_row(handle)
+    batch = yield from row(handle)
     if return_exceptions:
         return [_stored_or_problem(job) for job in jobs]
     culprit = next((job for job in jobs if job.state != "done"), None)
@@ -427,7 +414,7 @@ def batch_results(
     raise _problem(culprit, what, reason)
 
 
-def _batch_jobs(handle: Handle[Any]) -> Steps[list[JobRow]]:
+def _batch_jobs(handle: Handle[Any, Any]) -> Steps[list[JobRow]]:
     return sorted((yield from Verbs.jobs(batch_id=handle.id, limit=None)), key=lambda job: job.id)
 
 
@@ -440,40 +427,19 @@ def _stored_or_problem(job: JobRow) -> Any:
         return problem
 
 
-def batch_cancel(handle: Handle[Any], reason: str | None = None) -> Steps[str]:
+def batch_cancel(handle: Handle[Any, Any], reason: str | None = None) -> Steps[str]:
     """Cancel the jobs that have not ended; return the batch's state now: `running` while some are being stopped."""
     states = yield from Verbs.job_states(batch_id=handle.id)
     live = sorted(id for id, state in states.items() if state not in ENDED)
     if live:
         yield from Verbs.cancel(job_ids=live, reason=reason)
-    return (yield from batch_state(handle))
+    return (yield from state(handle))
 
 
-def batch_retry_failed(handle: Handle[Any]) -> Steps[int]:
+def batch_retry_failed(handle: Handle[Any, Any]) -> Steps[int]:
     """Run the jobs that have failed again, under their ids; return how many."""
     changed = yield from Verbs.retry_failed(batch_id=handle.id)
     return sum(1 for change in changed if change.state != "left")
-
-
-def batch_state(handle: Handle[Any]) -> Steps[str]:
-    """Return the batch's state now: waiting (no job has started), running, then failed if a job has failed, cancelled
-    if one was cancelled, else done.
-    """
-    return (yield from batch_row(handle)).state
-
-
-def batch_row(handle: Handle[Any]) -> Steps[BatchRow]:
-    """Return the batch as `gangq.batches` shows it: how many of its jobs are waiting, running, done, failed and
-    cancelled.
-    """
-    batch = yield from Verbs.batch(id=handle.id)
-    handle.seen = Status.of_batch(batch)
-    return batch
-
-
-def batch_status(handle: Handle[Any]) -> Steps[Status]:
-    """Return task and state of the batch, and how many of its jobs are done, failed and running."""
-    return Status.of_batch((yield from batch_row(handle)))
 
 
 def batch_job_ids(batch_id: int) -> Steps[list[int]]:

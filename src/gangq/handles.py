@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from gangq import handle_steps as steps
 from gangq.client import Client
+from gangq.client.rows import BatchRow, GangRow, JobRow
 from gangq.client.verb import Steps, show_answer
 from gangq.durations import Duration
 from gangq.errors import GangqError, InvalidInput
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+J = TypeVar("J")
 T = TypeVar("T")
 S = TypeVar("S")
 
 
-class _OfJob(Handle[R]):
+class _OfJob(Handle[R, JobRow]):
     kind = "job"
 
     def __init__(
@@ -42,8 +44,9 @@ class _OfJob(Handle[R]):
         return [self.id]
 
 
-class _OfGang(Handle[R]):
+class _OfGang(Handle[R, GangRow], Generic[R, J]):
     kind = "gang"
+    _job: Callable[..., J]
 
     def __init__(
         self,
@@ -57,9 +60,15 @@ class _OfGang(Handle[R]):
         self.job_ids = job_ids
         self.note = note
 
+    @property
+    def members(self) -> list[J]:
+        """A handle for each member, by rank."""
+        return [self._job(self._client, id) for id in self.job_ids]
 
-class _OfBatch(Handle[R]):
+
+class _OfBatch(Handle[R, BatchRow], Generic[R, J]):
     kind = "batch"
+    _job: Callable[..., J]
 
     def __init__(self, client: Callable[[], Any], job_ids: Sequence[int]) -> None:
         # A batch has the id of its first job.
@@ -68,6 +77,18 @@ class _OfBatch(Handle[R]):
 
     def __len__(self) -> int:
         return len(self.job_ids)
+
+    def __iter__(self) -> Iterator[J]:
+        return (self._job(self._client, id) for id in self.job_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> J: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[J]: ...
+    def __getitem__(self, index: int | slice) -> J | list[J]:
+        if isinstance(index, slice):
+            return [self._job(self._client, id) for id in self.job_ids[index]]
+        return self._job(self._client, self.job_ids[index])
 
 
 class _Sync:
@@ -159,47 +180,41 @@ class AsyncJob(_Async, _OfJob[R]):
         return self.result().__await__()
 
 
-class Gang(_Sync, _OfGang[R]):
+class Gang(_Sync, _OfGang[R, Job[R]]):
     """A submitted gang, of whose members each returns R: `id`, their `job_ids` by rank, `note` (why no registered
     worker set could hold it, else None), `existed` (as of a `Job`), and the methods below. Made by submitting
     `Task.gang`, or by `App.gang(id)`.
     """
 
-    @property
-    def members(self) -> list[Job[R]]:
-        """A handle for each member, by rank."""
-        return [Job(self._client, id) for id in self.job_ids]
+    _job = Job
 
     wait = now(steps.wait)
     result = now(steps.gang_result)
     results = now(steps.gang_results)
-    cancel = now(steps.gang_cancel)
-    retry = now(steps.gang_retry)
-    state = now(steps.gang_state)
-    row = now(steps.gang_row)
-    status = now(steps.gang_status)
-    events = now(steps.gang_events)
+    cancel = now(steps.cancel)
+    retry = now(steps.retry)
+    state = now(steps.state)
+    row = now(steps.row)
+    status = now(steps.status)
+    events = now(steps.events)
     timeline = now(steps.gang_timeline)
     logs = now(steps.gang_logs)
 
 
-class AsyncGang(_Async, _OfGang[R]):
+class AsyncGang(_Async, _OfGang[R, AsyncJob[R]]):
     """`Gang` for asyncio: the same methods, awaited; awaited itself it is its result."""
 
-    @property
-    def members(self) -> list[AsyncJob[R]]:
-        """A handle for each member, by rank."""
-        return [AsyncJob(self._client, id) for id in self.job_ids]
+    _job = AsyncJob
 
     wait = later(steps.wait)
     result = later(steps.gang_result)
     results = later(steps.gang_results)
-    cancel = later(steps.gang_cancel)
-    retry = later(steps.gang_retry)
-    state = later(steps.gang_state)
-    row = later(steps.gang_row)
-    status = later(steps.gang_status)
-    events = later(steps.gang_events)
+    cancel = later(steps.cancel)
+    retry = later(steps.retry)
+    state = later(steps.state)
+    row = later(steps.row)
+    status = later(steps.status)
+    events = later(steps.events)
     timeline = later(steps.gang_timeline)
     logs = later(steps.gang_logs)
 
@@ -207,55 +222,35 @@ class AsyncGang(_Async, _OfGang[R]):
         return self.result().__await__()
 
 
-class Batch(_Sync, _OfBatch[R]):
+class Batch(_Sync, _OfBatch[R, Job[R]]):
     """The jobs that one call of `Task.submit_many` has submitted under a name, of which each returns R: `id`, their
     `job_ids` in order, and the methods below. It has a length, and is iterated over as a list of `Job`. Made with the
     option `name`, or by `App.batch(id)`.
     """
 
-    def __iter__(self) -> Iterator[Job[R]]:
-        return (Job(self._client, id) for id in self.job_ids)
-
-    @overload
-    def __getitem__(self, index: int) -> Job[R]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Job[R]]: ...
-    def __getitem__(self, index: int | slice) -> Job[R] | list[Job[R]]:
-        if isinstance(index, slice):
-            return [Job(self._client, id) for id in self.job_ids[index]]
-        return Job(self._client, self.job_ids[index])
+    _job = Job
 
     wait = now(steps.wait)
     results = now(steps.batch_results)
     cancel = now(steps.batch_cancel)
     retry_failed = now(steps.batch_retry_failed)
-    state = now(steps.batch_state)
-    progress = now(steps.batch_row)
-    status = now(steps.batch_status)
+    state = now(steps.state)
+    progress = now(steps.row)
+    status = now(steps.status)
 
 
-class AsyncBatch(_Async, _OfBatch[R]):
+class AsyncBatch(_Async, _OfBatch[R, AsyncJob[R]]):
     """`Batch` for asyncio: the same methods, awaited; awaited itself it is its results."""
 
-    def __iter__(self) -> Iterator[AsyncJob[R]]:
-        return (AsyncJob(self._client, id) for id in self.job_ids)
-
-    @overload
-    def __getitem__(self, index: int) -> AsyncJob[R]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[AsyncJob[R]]: ...
-    def __getitem__(self, index: int | slice) -> AsyncJob[R] | list[AsyncJob[R]]:
-        if isinstance(index, slice):
-            return [AsyncJob(self._client, id) for id in self.job_ids[index]]
-        return AsyncJob(self._client, self.job_ids[index])
+    _job = AsyncJob
 
     wait = later(steps.wait)
     results = later(steps.batch_results)
     cancel = later(steps.batch_cancel)
     retry_failed = later(steps.batch_retry_failed)
-    state = later(steps.batch_state)
-    progress = later(steps.batch_row)
-    status = later(steps.batch_status)
+    state = later(steps.state)
+    progress = later(steps.row)
+    status = later(steps.status)
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self.results().__await__()

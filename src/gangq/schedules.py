@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from gangq import declarations
 from gangq.client.encoding import as_object
 from gangq.client.rows import ScheduleRow
-from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
+from gangq.declarations import Declared, require_repeatable
 from gangq.durations import Duration, seconds
-from gangq.errors import GangqError, InvalidInput, NotFound
+from gangq.errors import InvalidInput
 from gangq.handles import Gang, Job
-from gangq.task_options import ONCE, arguments
+from gangq.task_options import arguments
 
 if TYPE_CHECKING:
     from gangq.app import App
@@ -25,14 +23,10 @@ _SHORTEST_S, _LONGEST_S = 1.0, 1e7
 _CATCH_UP = ("skip", "last", "all")
 
 
-@dataclass(frozen=True, eq=False)
-class Schedule:
+class Schedule(Declared):
     """A schedule that an App declares. Its `name` is unique in the database."""
 
-    app: App
-    name: str
-    arguments: Mapping[str, Any]
-    """Those of `Client.set_schedule`."""
+    kind = "schedule"
 
     def __repr__(self) -> str:
         when = self.arguments["cron"] or f"every {self.arguments['every']:g} s"
@@ -43,12 +37,7 @@ class Schedule:
 
         Raises `NotFound` before a worker, or `App.store_schedules`, has stored it.
         """
-        found = self.app.client.schedules(name=self.name)
-        if not found:
-            raise NotFound(
-                f"schedule {self.name!r} is not stored: workers store it when they start, and App.store_schedules"
-            )
-        return found[0]
+        return self._stored(self.app.client.schedules(name=self.name))
 
     def run_now(self) -> Job[Any] | Gang[Any]:
         """Submit its work now, as it is stored; its due times stay as they are. Raises `NotFound`, `WrongState`
@@ -89,22 +78,20 @@ class ScheduleDeclaration(TypedDict, total=False):
 
 
 def make(
-    app: App,
-    task: Task[..., Any],
-    cron: str | None,
-    *,
-    name: str | None = None,
-    payload: Mapping[str, Any] | None = None,
-    tz: str | None = None,
-    every: Duration | None = None,
-    catch_up: str | None = None,
-    skip_if_running: bool = False,
-    due_as: str | None = None,
-    size: int | None = None,
-    gang: Mapping[str, Any] | None = None,
+    app: App, task: Task[..., Any], cron: str | None, **declared: Unpack[ScheduleDeclaration]
 ) -> Schedule:
     """Return a schedule of this task. Raises `InvalidInput`, `NotSerializable`."""
-    called = name or task.name
+    known = ScheduleDeclaration.__annotations__
+    unknown = sorted(declared.keys() - known.keys())
+    if unknown:
+        raise TypeError(
+            f"a schedule has no option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
+        )
+    called, every, catch_up = (
+        declared.get("name") or task.name,
+        declared.get("every"),
+        declared.get("catch_up"),
+    )
     if (cron is None) == (every is None):
         raise InvalidInput(
             f"schedule {called!r} has either a cron expression or every: @app.schedule('0 3 * * *') or "
@@ -117,26 +104,21 @@ def make(
         "task": task.name,
         "cron": cron,
         "every": None if every is None else seconds(every, "every", least=_SHORTEST_S, most=_LONGEST_S),
-        "tz": tz,
-        **_submission(task, payload, due_as, size, gang or {}),
+        "tz": declared.get("tz"),
+        **_submission(task, declared),
         "catch_up": catch_up,
-        "skip_if_running": skip_if_running,
-        "due_as": due_as,
+        "skip_if_running": declared.get("skip_if_running", False),
+        "due_as": declared.get("due_as"),
     }
     # What cannot be read is said where it is written, not when a worker starts.
     Verbs.set_schedule(**arguments)
     return Schedule(app, called, arguments)
 
 
-def _submission(
-    task: Task[..., Any],
-    payload: Mapping[str, Any] | None,
-    due_as: str | None,
-    size: int | None,
-    gang: Mapping[str, Any],
-) -> dict[str, Any]:
+def _submission(task: Task[..., Any], declared: ScheduleDeclaration) -> dict[str, Any]:
     """The payload, and the other arguments of `submit`, or of `submit_gang`."""
-    given = as_object(payload or {}, "payload")
+    due_as, size, gang = declared.get("due_as"), declared.get("size"), declared.get("gang") or {}
+    given = as_object(declared.get("payload") or {}, "payload")
     # The handler is called with the due time, too.
     called_with = {**given, due_as: ""} if due_as else given
     if size is not None or gang:
@@ -147,11 +129,7 @@ def _submission(
     else:
         task._check(called_with)
         options, work = task.defaults, arguments(task.defaults)
-    wrong = next((name for name in ONCE if options.get(name)), None)
-    if wrong is not None:
-        raise InvalidInput(
-            f"a schedule of task {task.name!r} has the option {wrong}, which is for one submission"
-        )
+    require_repeatable("schedule", task, options)
     if size is not None or gang:
         Verbs.submit_gang(**work)
     left = ("task", "payload")
@@ -159,13 +137,3 @@ def _submission(
         "payload": given,
         "work": {key: value for key, value in work.items() if value is not None and key not in left},
     }
-
-
-def store(schedules: Iterable[Schedule], source: str) -> Steps[tuple[dict[str, GangqError], list[str]]]:
-    """Store the schedules that the program `source` declares: see `gangq.declarations.store`."""
-    return declarations.store(
-        "schedule",
-        schedules,
-        lambda schedule: Verbs.set_schedule(**schedule.arguments),
-        lambda names: Verbs.declare_schedules(source=source, names=names),
-    )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from gangq import declarations
 from gangq.client.encoding import as_object
 from gangq.client.rows import EndpointRow, ServiceRow
-from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
+from gangq.declarations import Declared, require_repeatable
 from gangq.durations import Duration, seconds
-from gangq.errors import GangqError, InvalidInput, NotFound
-from gangq.task_options import ONCE, TaskOptions, arguments
+from gangq.errors import InvalidInput
+from gangq.task_options import TaskOptions, arguments
 
 if TYPE_CHECKING:
     from gangq.app import App
@@ -57,14 +56,10 @@ class Scale:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Service:
+class Service(Declared):
     """A service that an App declares. Its `name` is unique in the database."""
 
-    app: App
-    name: str
-    arguments: Mapping[str, Any]
-    """Those of `Client.set_service`."""
+    kind = "service"
 
     def __repr__(self) -> str:
         return f"<Service {self.name}: {self.arguments['replicas'] or 'scaled'} x {self.arguments['task']}>"
@@ -74,12 +69,7 @@ class Service:
 
         Raises `NotFound` before a worker, or `App.store_services`, has stored it.
         """
-        found = self.app.client.services(name=self.name)
-        if not found:
-            raise NotFound(
-                f"service {self.name!r} is not stored: workers store it when they start, and App.store_services"
-            )
-        return found[0]
+        return self._stored(self.app.client.services(name=self.name))
 
     def endpoints(self) -> list[EndpointRow]:
         """Where its replicas take requests: whole gangs that are ready."""
@@ -131,32 +121,17 @@ class ServiceTaskOptions(ServiceDeclaration, TaskOptions, total=False):
 
 
 def make(
-    app: App,
-    task: Task[..., Any],
-    name: str | None = None,
-    *,
-    replicas: int | None = None,
-    gang: int = 1,
-    payload: Mapping[str, Any] | None = None,
-    gang_options: Mapping[str, Any] | None = None,
-    scale: Scale | None = None,
-    surge: int | None = None,
-    ready_within: Duration | None = None,
-    linger: Duration | None = None,
-    health: str | None = None,
-    version: str | None = None,
+    app: App, task: Task[..., Any], name: str | None = None, **declared: Unpack[ServiceDeclaration]
 ) -> Service:
     """Return a service of this task. Raises `InvalidInput`, `NotSerializable`."""
     called = name or task.name
+    replicas, gang, scale = declared.get("replicas"), declared.get("gang", 1), declared.get("scale")
+    ready_within, linger = declared.get("ready_within"), declared.get("linger")
     if replicas is not None and replicas < 1:
         raise InvalidInput(f"service {called!r} has {replicas} replicas: 1 or more; Service.stop wants none")
-    wrong = next((option for option in ONCE if task.defaults.get(option)), None)
-    if wrong is not None:
-        raise InvalidInput(
-            f"a service of task {task.name!r} has the option {wrong}, which is for one submission"
-        )
-    given = as_object(payload or {}, "payload")
-    of_gang, options = task._gang(gang, gang_options or {}, given, None)
+    require_repeatable("service", task, task.defaults)
+    given = as_object(declared.get("payload") or {}, "payload")
+    of_gang, options = task._gang(gang, declared.get("gang_options") or {}, given, None)
     work = {**of_gang, **arguments(options)}
     found: dict[str, Any] = {
         "name": called,
@@ -170,23 +145,13 @@ def make(
             for key, value in work.items()
             if value is not None and key not in ("task", "payload", "payloads", "size")
         },
-        "surge": surge,
+        "surge": declared.get("surge"),
         "ready_within_s": None if ready_within is None else seconds(ready_within, "ready_within"),
         "linger_s": None if linger is None else seconds(linger, "linger"),
-        "health": health,
-        "version": version,
+        "health": declared.get("health"),
+        "version": declared.get("version"),
         **({} if scale is None else scale.arguments),
     }
     # What cannot be read is said where it is written, not when a worker starts.
     Verbs.set_service(**found)
     return Service(app, called, found)
-
-
-def store(services: Iterable[Service], source: str) -> Steps[tuple[dict[str, GangqError], list[str]]]:
-    """Store the services that the program `source` declares: see `gangq.declarations.store`."""
-    return declarations.store(
-        "service",
-        services,
-        lambda service: Verbs.set_service(**service.arguments, source=source),
-        lambda names: Verbs.declare_services(source=source, names=names),
-    )

@@ -35,19 +35,16 @@ class Status:
     said: str = ""
 
     @classmethod
-    def of_job(cls, job: JobRow, why: str = "") -> Status:
-        """Return that of a job; `why` it waits."""
-        return cls("Job", job.id, job.task, job.state, why or said_of(job))
-
-    @classmethod
-    def of_gang(cls, gang: GangRow, why: str = "") -> Status:
-        """Return that of a gang; `why` it waits, or how far it is."""
-        return cls("Gang", gang.id, gang.task, gang.state, gang.reason or why)
-
-    @classmethod
-    def of_batch(cls, batch: BatchRow) -> Status:
-        """Return that of a batch."""
-        return cls("Batch", batch.id, batch.task, batch.state, f"{batch.name}, {batch_in_words(batch)}")
+    def of(cls, row: JobRow | GangRow | BatchRow, why: str = "") -> Status:
+        """Return that of a job, gang or batch; `why` it waits, or how far a gang is."""
+        match row:
+            case JobRow():
+                kind, said = "Job", why or said_of(row)
+            case GangRow():
+                kind, said = "Gang", row.reason or why
+            case BatchRow():
+                kind, said = "Batch", f"{row.name}, {batch_in_words(row)}"
+        return cls(kind, row.id, row.task, row.state, said)
 
     def __str__(self) -> str:
         # Tasks, reasons, errors and progress come from others, and a terminal would obey what is not printable.

@@ -9,9 +9,8 @@ from typing import Any, cast
 from uuid import UUID
 
 from gangq.client.encoding import AWAITING, Awaited, awaited_ids
-from gangq.client.options import GangOptions, Needs
+from gangq.client.options import GangOptions, Needs, aware
 from gangq.client.selectors import as_selector
-from gangq.client.verb import aware
 from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
 

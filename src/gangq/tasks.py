@@ -8,11 +8,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from gangq.client.encoding import as_object
 from gangq.client.roles import Role, as_role
-from gangq.client.rows import GangSubmitted, UniqueGangSubmitted
 from gangq.client.submitter_verbs import from_now
 from gangq.client.verb import Steps
 from gangq.client.verbs import Verbs
@@ -33,6 +44,7 @@ from gangq.task_options import (
 
 if TYPE_CHECKING:
     from gangq.app import App
+    from gangq.client import AsyncClient, Client
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,6 +73,9 @@ class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
     isolate: bool = False
     watch: WatchOptions | None = None
     retry: Retry | None = None
+    _job: ClassVar[Callable[..., Any]]
+    _batch: ClassVar[Callable[..., Any]]
+    _of_gang: ClassVar[Callable[..., Any]]
 
     def __post_init__(self) -> None:
         if self.function is not None:
@@ -158,9 +173,9 @@ class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
         given = yield from self._arguments(self.defaults)
         if "unique_key" in given:
             made = yield from Verbs.submit_unique(task=self.name, payload=payload, **given)
-            return self._job(*made)
+            return self._job(self._client, *made)
         (id,) = yield from Verbs.submit(task=self.name, payloads=[payload], **given)
-        return self._job(id)
+        return self._job(self._client, id)
 
     def _submit_many(self, payloads: Sequence[dict[str, Any]], of_batch: Mapping[str, Any]) -> Steps[Any]:
         if of_batch and not payloads:
@@ -172,7 +187,9 @@ class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
             raise InvalidInput(f"unique is {given['unique_key']!r}: a key stands for one job, so use submit")
         given |= of_batch
         ids = (yield from Verbs.submit(task=self.name, payloads=payloads, **given)) if payloads else []
-        return self._batch(ids) if of_batch else [self._job(id) for id in ids]
+        if of_batch:
+            return self._batch(self._client, ids)
+        return [self._job(self._client, id) for id in ids]
 
     def _submit_gang(
         self,
@@ -185,10 +202,10 @@ class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
         given = yield from self._arguments(members)
         replaces = given.pop("replaces", False)
         if "unique_key" not in given:
-            return self._made((yield from Verbs.submit_gang(**work, **given)))
+            return self._of_gang(self._client, *(yield from Verbs.submit_gang(**work, **given)))
         if replaces:
             raise InvalidInput("replace is for single jobs: a gang that waits stays as it was submitted")
-        return self._made((yield from Verbs.submit_unique_gang(**work, **given)))
+        return self._of_gang(self._client, *(yield from Verbs.submit_unique_gang(**work, **given)))
 
     def _arguments(self, options: TaskOptions) -> Steps[dict[str, Any]]:
         given = arguments(options)
@@ -242,17 +259,13 @@ class _Task(ABC, Generic[P, R, J, Js, B, G, Gr]):
         }
         return dataclasses.replace(role, **filled)
 
+    @property
     @abstractmethod
-    def _run(self, steps: Steps[Any]) -> Any: ...
+    def _client(self) -> Callable[[], Any]:
+        """What gives the client, for this task and for its handles."""
 
-    @abstractmethod
-    def _job(self, id: int, existed: bool = False, replaced: bool = False) -> Any: ...
-
-    @abstractmethod
-    def _batch(self, ids: Sequence[int]) -> Any: ...
-
-    @abstractmethod
-    def _made(self, made: GangSubmitted | UniqueGangSubmitted) -> Any: ...
+    def _run(self, steps: Steps[Any]) -> Any:
+        return self._client().execute(steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,6 +303,8 @@ class Task(_Task[P, R, Job[R], list[Job[R]], Batch[R], Gang[R], Gang[Any]]):
     awaitable methods. It can be pickled where its App is a variable of a module.
     """
 
+    _job, _batch, _of_gang = Job, Batch, Gang
+
     def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now; no queue is involved."""
         if self.function is None:
@@ -305,17 +320,9 @@ class Task(_Task[P, R, Job[R], list[Job[R]], Batch[R], Gang[R], Gang[Any]]):
             self.app, self.name, self.function, self.defaults, self.isolate, self.watch, self.retry
         )
 
-    def _run(self, steps: Steps[Any]) -> Any:
-        return self.app.client.execute(steps)
-
-    def _job(self, id: int, existed: bool = False, replaced: bool = False) -> Job[R]:
-        return Job(self.app._client, id, existed, replaced)
-
-    def _batch(self, ids: Sequence[int]) -> Batch[R]:
-        return Batch(self.app._client, ids)
-
-    def _made(self, made: GangSubmitted | UniqueGangSubmitted) -> Gang[R]:
-        return Gang(self.app._client, *made)
+    @property
+    def _client(self) -> Callable[[], Client]:
+        return self.app._client
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -341,17 +348,11 @@ class AsyncTask(
 ):
     """`Task` for asyncio: the same methods, awaited."""
 
-    async def _run(self, steps: Steps[Any]) -> Any:
-        return await self.app.aio.client.execute(steps)
+    _job, _batch, _of_gang = AsyncJob, AsyncBatch, AsyncGang
 
-    def _job(self, id: int, existed: bool = False, replaced: bool = False) -> AsyncJob[R]:
-        return AsyncJob(self.app.aio._client, id, existed, replaced)
-
-    def _batch(self, ids: Sequence[int]) -> AsyncBatch[R]:
-        return AsyncBatch(self.app.aio._client, ids)
-
-    def _made(self, made: GangSubmitted | UniqueGangSubmitted) -> AsyncGang[R]:
-        return AsyncGang(self.app.aio._client, *made)
+    @property
+    def _client(self) -> Callable[[], AsyncClient]:
+        return self.app.aio._client
 
 
 def _called_with(

@@ -28,8 +28,8 @@ from databases import OwnServer
 from gangq.client import AsyncClient, Client, core, rows
 from gangq.client.base import Attempts
 from gangq.client.encoding import dumps
-from gangq.client.options import RegisterOptions, SubmitGangOptions, SubmitOptions
-from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
+from gangq.client.options import SubmitGangOptions, SubmitOptions
+from gangq.client.settings import QueueSettings, TaskSettings
 from gangq.client.sync import Connection
 from gangq.client.verb import InSteps, Query, Steps, Verb, View
 from gangq.client.verbs import Verbs
@@ -117,7 +117,6 @@ def test_every_argument_of_a_verb_is_an_argument_of_its_sql_function(db: psycopg
 @pytest.mark.parametrize(
     ("settings", "table"),
     [
-        (InstallationSettings, "gangq.settings"),
         (QueueSettings, "gangq.queues_table"),
         (TaskSettings, "gangq.task_settings"),
     ],
@@ -136,14 +135,9 @@ def test_every_setting_is_a_column_that_is_no_key_and_not_made_by_others(
     }
 
 
-ALWAYS_SENT = {("tick", "decides"), ("watch_terms", "device_class"), ("learn_gap", "device_class")}
-
-
-def test_what_is_to_be_said_always_is_sent() -> None:
+def test_a_tick_from_python_decides_unless_it_is_told_otherwise() -> None:
     assert Verbs.tick().params == {"decides": True}
-    assert Verbs.watch_terms(task="t").params == {"task": "t", "device_class": ""}
-    assert Verbs.watch_terms(task="t", device_class="x").params == {"task": "t", "device_class": "x"}
-    assert Verbs.learn_gap(task="t", longest_s=1, beats=2).params["device_class"] == ""
+    assert Verbs.tick(decides=False).params == {"decides": False}
 
 
 def test_what_a_call_leaves_unsaid_the_database_fills_in_as_its_signature_says(
@@ -164,7 +158,7 @@ def test_what_a_call_leaves_unsaid_the_database_fills_in_as_its_signature_says(
         }
         for argument in [] if isinstance(verb, (InSteps, View)) else verb.types:
             ours = verb.parameters[argument].default
-            if ours is inspect.Parameter.empty or (name, argument) in ALWAYS_SENT:
+            if ours is inspect.Parameter.empty or (name, argument) == ("tick", "decides"):
                 continue
             theirs = defaults[argument.rstrip("_")]
             assert ours is None or (list(ours) if isinstance(ours, tuple) else ours) == theirs, (
@@ -237,7 +231,6 @@ def test_numbers_of_other_kinds_are_numbers(client: Client) -> None:
     [
         (SubmitOptions, "gangq.job_options"),
         (SubmitGangOptions, "gangq.gang_options"),
-        (RegisterOptions, "gangq.worker_options"),
     ],
 )
 def test_every_option_is_one_of_the_sql_function(

@@ -71,7 +71,7 @@ def wait_for(session: Session, named: Sequence[Which], timeout: float | None = N
     return next((codes[which] for which in named if codes[which]), 0)
 
 
-def _handle(client: Client, which: Which) -> Handle[Any]:
+def _handle(client: Client, which: Which) -> Handle[Any, Any]:
     from gangq.handles import Batch, Gang, Job
 
     if which.gang:

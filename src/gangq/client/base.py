@@ -28,6 +28,9 @@ log = logging.getLogger("gangq.client")
 
 R = TypeVar("R")
 
+_MAX_IDLE_S = 10.0
+"""A connection of the pool above `min_size` that nobody used for so long is closed."""
+
 Calls = Generator[Any, Any, R]
 """Yields what each call returned, is sent its result, and returns the result of all."""
 
@@ -84,7 +87,6 @@ class BaseClient:
         max_size: int = 4,
         timeout_s: Duration = 60.0,
         connect_s: Duration = 10.0,
-        max_idle_s: Duration = 10.0,
         prepare: bool | None = None,
         through: Context | None = None,
         **parameters: Any,
@@ -97,7 +99,6 @@ class BaseClient:
         self._connect_s = min(seconds(connect_s, "connect_s"), self.timeout_s)
         self._prepare = self.target.prepare
         self._sizes = (min(min_size, max_size), max_size)
-        self._max_idle_s = seconds(max_idle_s, "max_idle_s")
 
         self._lock = threading.Lock()
         self._busy: set[int] = set()
@@ -126,7 +127,7 @@ class BaseClient:
             "kwargs": kwargs,
             "min_size": self._sizes[0],
             "max_size": self._sizes[1],
-            "max_idle": self._max_idle_s,
+            "max_idle": _MAX_IDLE_S,
             "timeout": self._connect_s,
             # Given up soon, because its delay doubles: the next call then starts a new attempt at once, and a long
             # outage is not followed by a long wait.

@@ -7,13 +7,12 @@ What a declaration means is in `gangq.client.verb`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Unpack
 
 from gangq.client import rows
 from gangq.client.encoding import dumps, dumps_each
-from gangq.client.settings import InstallationSettings, QueueSettings, TaskSettings
+from gangq.client.settings import QueueSettings, TaskSettings
 from gangq.client.verb import (
     BigInt,
     BigInts,
@@ -28,7 +27,6 @@ from gangq.client.verb import (
     Texts,
     Time,
     Verb,
-    always,
     function_call,
     in_dicts,
     in_tuples,
@@ -44,10 +42,14 @@ _OF_FUNCTION = """
 """The names and types of its arguments, and whether it returns rows."""
 
 
+def _decides(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
+    given.setdefault("decides", True)  # Who calls the SQL function itself does not.
+
+
 def _then_decide(
     _verb: Verb[..., Any], first: Query[rows.TickReport], given: Mapping[str, Any]
 ) -> Steps[rows.TickReport]:
-    report = yield from replace(first, steps=None)
+    report = yield from first
     if report.unplanned and given.get("decides", True):
         from gangq.decider.schedules import plan_schedules
 
@@ -76,8 +78,10 @@ class OperatorVerbs:
         """Make a limit key, or change it. Raises `InvalidInput`."""
 
     @verb
-    def configure(self, **settings: Unpack[InstallationSettings]) -> None:
-        """Change what holds for the whole installation. Raises `InvalidInput`, `NotAllowed`, `WrongState`."""
+    def configure(self, /, **settings: Any) -> None:
+        r"""Change what holds for the whole installation: `\d+ gangq.settings` in psql. Lengths of time, whose names
+        end in _s, are seconds, texts such as "90s", or timedeltas. Raises `InvalidInput`, `NotAllowed`, `WrongState`.
+        """
 
     @verb
     def set_task(self, *, task: str, forget: bool = False, **settings: Unpack[TaskSettings]) -> None:
@@ -203,7 +207,7 @@ class OperatorVerbs:
         `NotFound`.
         """
 
-    @verb(before=always(decides=True), then=_then_decide)
+    @verb(before=_decides, then=_then_decide)
     def tick(
         self, *, force: bool | None = None, turn: BigInt | None = None, decides: bool = True
     ) -> rows.TickReport:

@@ -1,12 +1,12 @@
-r"""What `submit`, `submit_gang` and `register_worker` take beside their everyday arguments, by name.
+r"""What `submit`, `submit_gang`, `set_schedule` and `set_service` take beside their everyday arguments, by name.
 
-What each means and its type: `\dT+ gangq.job_options`, `gangq.gang_options` and `gangq.worker_options` in psql.
+The type of each: `\dT+ gangq.job_options` and `gangq.gang_options` in psql.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from json.encoder import encode_basestring_ascii
 from operator import index
@@ -154,40 +154,23 @@ class ServiceOptions(TypedDict, total=False):
     down_after_s: Duration | None
 
 
-class RegisterOptions(TypedDict, total=False):
-    """Of a worker. None is as if it were left out."""
-
-    light: int | None
-    prefetch: int | None
-    labels: Mapping[str, Any] | None
-    taints: Sequence[str] | None
-    tasks: Sequence[str] | None
-    task_options: Mapping[str, Mapping[str, Any]] | None
-    address: str | None
-    boot_id: str | None
-    pid: int | None
-    identity: Mapping[str, Any] | None
-    lease_s: Duration | None
-
-
 _USUAL = {"wait_for_hardware": False, "balanced": False, "preemptible": True}
 
 
-def encode_options(options: Mapping[str, object]) -> dict[str, str]:
-    """Return each option as JSON text, without those that say what is usual. Raises `InvalidInput`,
+def encode_options(options: Mapping[str, object], _what: str = "options") -> str | None:
+    """Return options as one JSON object, without those that say what is usual; None for none. Raises `InvalidInput`,
     `NotSerializable`.
     """
-    return {
-        name: _encode(name, value)
-        for name, value in options.items()
-        if value is not None and _USUAL.get(name) is not value
+    said = {
+        name: value for name, value in options.items() if value is not None and _USUAL.get(name) is not value
     }
+    return encode_settings(said) if said else None
 
 
-def as_json(encoded: Mapping[str, str]) -> str | None:
-    """Return options that are JSON text each as one JSON object; None for none."""
-    members = ",".join(f"{encode_basestring_ascii(name)}:{text}" for name, text in encoded.items())
-    return f"{{{members}}}" if members else None
+def encode_settings(settings: Mapping[str, object], _what: str = "settings") -> str:
+    """Return settings as one JSON object, in which None takes one away. Raises `InvalidInput`, `NotSerializable`."""
+    members = (f"{encode_basestring_ascii(name)}:{_encode(name, value)}" for name, value in settings.items())
+    return f"{{{','.join(members)}}}"
 
 
 def _whole(value: Any, name: str) -> list[int]:
@@ -216,6 +199,10 @@ def _encode(name: str, value: Any) -> str:
         return "[" + ",".join(dumps(one, f"payloads[{n}]") for n, one in enumerate(value)) + "]"
     elif name.endswith("_s") and isinstance(value, (str, timedelta)):
         value = seconds(value, name)
+    elif isinstance(value, timedelta):
+        value = f"{value.total_seconds()} s"
+    elif isinstance(value, datetime):
+        value = aware(value, name).isoformat()
     elif isinstance(value, UUID):
         value = str(value)
     elif isinstance(value, Decimal):
@@ -232,3 +219,15 @@ def texts(values: Sequence[str] | None, what: str) -> list[str] | None:
     if isinstance(values, str):
         raise InvalidInput(f"{what} is {values!r}: pass a list of strings, e.g. [{values!r}]")
     return None if values is None else list(values)
+
+
+def aware(at: datetime, what: str) -> datetime:
+    """Return `at`. Raises `InvalidInput` if it is no datetime, or has no time zone."""
+    if not isinstance(at, datetime):
+        raise InvalidInput(f"{what} is {at!r}: pass a datetime with a time zone")
+    if at.tzinfo is None:
+        raise InvalidInput(
+            f"{what} is {at.isoformat()} without a time zone, which each machine would read differently: use "
+            "datetime.now(timezone.utc) + timedelta(...)"
+        )
+    return at

@@ -1,4 +1,5 @@
-r"""What the database answers, as named tuples: one per SQL function that returns rows, one per view.
+r"""What the database answers, as named tuples: one per SQL function that returns rows, one per view (`gangq.jobs` is
+read as `JobRow`s; `gangq.client.views` says so of each).
 
 What a column means is said with its view or function: `\d+ gangq.jobs`, `\df+ gangq.claim` in psql, or the reference
 of SQL. NULL is None.
@@ -310,8 +311,6 @@ class Unproven(NamedTuple):
 
 
 class JobRow(NamedTuple):
-    """A row of `gangq.jobs`."""
-
     id: int
     queue: str
     task: str
@@ -357,8 +356,6 @@ class JobRow(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """A row of `gangq.batches`."""
-
     id: int
     name: str
     tags: list[str]
@@ -379,8 +376,6 @@ class BatchRow(NamedTuple):
 
 
 class GangRow(NamedTuple):
-    """A row of `gangq.gangs`."""
-
     id: int
     name: str | None
     queue: str
@@ -410,8 +405,6 @@ class GangRow(NamedTuple):
 
 
 class WorkerRow(NamedTuple):
-    """A row of `gangq.workers`."""
-
     name: str
     host: str
     state: str
@@ -449,8 +442,6 @@ class WorkerRow(NamedTuple):
 
 
 class DeviceRow(NamedTuple):
-    """A row of `gangq.devices`."""
-
     uuid: str
     host: str
     index: int  # type: ignore[assignment]  # in place of the method of tuples
@@ -470,8 +461,6 @@ class DeviceRow(NamedTuple):
 
 
 class TripRow(NamedTuple):
-    """A row of `gangq.trips`."""
-
     at: datetime
     code: int | None
     reason: str | None
@@ -492,8 +481,6 @@ class TripRow(NamedTuple):
 
 
 class FlaggedRow(NamedTuple):
-    """A row of `gangq.flagged`."""
-
     worker: str
     host: str
     incarnation: int
@@ -505,8 +492,6 @@ class FlaggedRow(NamedTuple):
 
 
 class CordonRow(NamedTuple):
-    """A row of `gangq.cordoned`."""
-
     kind: str
     name: str
     state: str
@@ -521,8 +506,6 @@ class CordonRow(NamedTuple):
 
 
 class EvidenceRow(NamedTuple):
-    """A row of `gangq.job_evidence`."""
-
     at: datetime
     kind: str
     job_id: int | None
@@ -532,8 +515,6 @@ class EvidenceRow(NamedTuple):
 
 
 class WaitingRow(NamedTuple):
-    """A row of `gangq.waiting`."""
-
     kind: str
     id: int
     queue: str
@@ -548,8 +529,6 @@ class WaitingRow(NamedTuple):
 
 
 class TimelineRow(NamedTuple):
-    """A row of `gangq.timeline`."""
-
     gang_id: int
     epoch: int | None
     at: datetime
@@ -564,8 +543,6 @@ class TimelineRow(NamedTuple):
 
 
 class DrainRow(NamedTuple):
-    """A row of `gangq.drains`."""
-
     gang_id: int
     epoch: int
     cause: str | None
@@ -580,8 +557,6 @@ class DrainRow(NamedTuple):
 
 
 class ScheduleRow(NamedTuple):
-    """A row of `gangq.schedules`."""
-
     name: str
     task: str
     queue: str
@@ -612,8 +587,6 @@ class ScheduleRow(NamedTuple):
 
 
 class ServiceRow(NamedTuple):
-    """A row of `gangq.services`."""
-
     name: str
     task: str
     queue: str
@@ -644,8 +617,6 @@ class ServiceRow(NamedTuple):
 
 
 class ServiceGangRow(NamedTuple):
-    """A row of `gangq.service_gangs`."""
-
     service: str
     gang_id: int
     revision: int
@@ -663,8 +634,6 @@ class ServiceGangRow(NamedTuple):
 
 
 class ScalingRow(NamedTuple):
-    """A row of `gangq.scaling`."""
-
     service: str
     replicas: int
     min_replicas: int
@@ -683,8 +652,6 @@ class ScalingRow(NamedTuple):
 
 
 class EndpointRow(NamedTuple):
-    """A row of `gangq.endpoints`."""
-
     service: str
     gang_id: int
     revision: int
@@ -699,16 +666,12 @@ class EndpointRow(NamedTuple):
 
 
 class ViolationRow(NamedTuple):
-    """A row of `gangq.violations`."""
-
     rule: str
     subject: str
     detail: str | None
 
 
 class RetentionRow(NamedTuple):
-    """A row of `gangq.retention`."""
-
     part_of: str
     keep: timedelta | None
     partitions: int
@@ -721,8 +684,6 @@ class RetentionRow(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """A row of `gangq.attempts`."""
-
     job_id: int
     token: int
     gang_id: int | None
@@ -762,8 +723,6 @@ class MetricRow(NamedTuple):
 
 
 class NotificationRow(NamedTuple):
-    """A row of `gangq.notifications`."""
-
     target: str
     kinds: list[str]
     queue: str | None
@@ -786,8 +745,6 @@ class NotificationRow(NamedTuple):
 
 
 class UndeliveredRow(NamedTuple):
-    """A row of `gangq.undelivered`."""
-
     target: str
     id: int
     kind: str
@@ -814,8 +771,6 @@ class Fetched(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """A row of `gangq.events`."""
-
     id: int
     at: datetime
     kind: str
@@ -831,8 +786,6 @@ class EventRow(NamedTuple):
 
 
 class PassRow(NamedTuple):
-    """A row of `gangq.passes`."""
-
     at: datetime
     pass_: int
     digest: str | None
@@ -841,8 +794,6 @@ class PassRow(NamedTuple):
 
 
 class LogRow(NamedTuple):
-    """A row of `gangq.job_logs`."""
-
     job_id: int
     token: int
     seq: int
@@ -851,8 +802,6 @@ class LogRow(NamedTuple):
 
 
 class QueueRow(NamedTuple):
-    """A row of `gangq.queues`."""
-
     name: str
     paused: bool
     paused_until: datetime | None
@@ -893,8 +842,6 @@ class QueueRow(NamedTuple):
 
 
 class LimitRow(NamedTuple):
-    """A row of `gangq.limits`."""
-
     name: str
     most: int | None
     rate: str | None
@@ -906,8 +853,6 @@ class LimitRow(NamedTuple):
 
 
 class TaskRow(NamedTuple):
-    """A row of `gangq.tasks`."""
-
     task: str
     budget_s: float | None
     stall_timeout_s: float | None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack
 from uuid import UUID
@@ -93,8 +92,7 @@ def _in_batches(
     asked, waiting = first, list[rows.StateChange]()
     give_up = time.monotonic() + _PATIENCE_S
     while True:
-        # Without its steps, which are these.
-        found: list[rows.StateChange] = yield replace(asked, steps=None)
+        found: list[rows.StateChange] = yield asked
         changed = [one for one in found if one.state != "left"]
         done += changed
         waiting += [one for one in found if one.state == "left"]

@@ -74,8 +74,8 @@ class Client(Verbs, BaseClient):
     - `dsn`: a URI or `key=value` string; `parameters` are libpq's (host=..., sslmode=...) and win over it.
       What neither says comes from libpq's environment (PGHOST, ...).
     - `min_size`, `max_size`: connections kept, and at most; with `max_size=1` calls take turns (but a
-      call amid another of its own thread, as a signal's handler makes it, has one for itself).
-    - `max_idle_s`: connections above `min_size` that nobody used for so long are closed.
+      call amid another of its own thread, as a signal's handler makes it, has one for itself). Connections above
+      `min_size` that nobody used for 10 s are closed.
     - `timeout_s`: how long the answer to a call may take; then `DatabaseUnreachable`, the connection is closed, and
       whether the call took effect is unknown. Before it is sent it may wait `connect_s` for a connection, and 3 s
       more to find out why there was none. Verbs with `connection` take as long as that connection allows. A

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import (
     TYPE_CHECKING,
@@ -30,7 +30,7 @@ from typing import (
 from uuid import UUID
 
 from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each
-from gangq.client.options import as_json, encode_options, texts
+from gangq.client.options import aware, encode_options, encode_settings, texts
 from gangq.client.rows import columns
 from gangq.durations import Duration, seconds
 from gangq.errors import InvalidInput
@@ -75,11 +75,8 @@ class Query(Generic[R]):
     repeatable: bool = False
     """Carried out once however often it is sent: it has a request_id."""
     steps: Callable[[], Steps[R]] | None = None
-    """Several statements, each a transaction of its own where there is no `connection`: run these instead.
-
-    Where the first of them is this very query, the steps yield ``replace(query, steps=None)``: with its steps it
-    would begin them anew. A verb of several statements without a first one (:class:`InSteps`) makes a query with no
-    text.
+    """Several statements, each a transaction of its own where there is no `connection`: run these instead. A verb of
+    several statements without a first one (:class:`InSteps`) makes a query with no text.
     """
 
     def __iter__(self) -> Steps[R]:
@@ -120,36 +117,8 @@ def _results(values: Sequence[object | None], what: str) -> list[str | None] | N
     ]
 
 
-def aware(at: datetime, what: str) -> datetime:
-    """Return `at`. Raises `InvalidInput` if it is no datetime, or has no time zone."""
-    if not isinstance(at, datetime):
-        raise InvalidInput(f"{what} is {at!r}: pass a datetime with a time zone")
-    if at.tzinfo is None:
-        raise InvalidInput(
-            f"{what} is {at.isoformat()} without a time zone, which each machine would read differently: use "
-            "datetime.now(timezone.utc) + timedelta(...)"
-        )
-    return at
-
-
 def _objects(values: Sequence[Mapping[str, Any]], what: str) -> str:
     return dumps([dict(value) for value in values], what)
-
-
-def _settings(given: Mapping[str, object], what: str) -> str:
-    return dumps({key: _setting(key, value) for key, value in given.items()}, what)
-
-
-def _setting(name: str, value: object) -> object:
-    if name.endswith("_s") and isinstance(value, str | timedelta):
-        return seconds(value, name)
-    if isinstance(value, timedelta):
-        return f"{value.total_seconds()} s"
-    return aware(value, name).isoformat() if isinstance(value, datetime) else value
-
-
-def _options(given: Mapping[str, object], _what: str) -> str | None:
-    return as_json(encode_options(given))
 
 
 def _interval(given: Duration, what: str) -> timedelta:
@@ -180,7 +149,7 @@ Results = Annotated[Sequence[object | None], Sql("jsonb[]", _results)]
 BigInts = Annotated[Sequence[int], Sql("bigint[]", integers)]
 State = Annotated[str | Sequence[str], Sql("text", _one_or_several)]
 Integers = Annotated[Sequence[int], Sql("integer[]", integers)]
-Options = Annotated[Mapping[str, Any], Sql("jsonb", _options)]
+Options = Annotated[Mapping[str, Any], Sql("jsonb", encode_options)]
 Interval = Annotated[Duration, Sql("interval", _interval)]
 Texts = Annotated[Sequence[str], Sql("text[]", texts)]
 Chunks = Annotated[Sequence[str], Sql("text[]", _storable)]
@@ -202,7 +171,7 @@ OfBatch = Annotated[
 BatchTag = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "{} = any (b.tags)"))]
 
 _PLAIN = {int: "integer", str: "text", bool: "boolean", bytes: "bytea", UUID: "uuid"}
-_OF_MORE = {"options": Sql("jsonb", _options), "settings": Sql("jsonb", _settings)}
+_OF_MORE = {"options": Sql("jsonb", encode_options), "settings": Sql("jsonb", encode_settings)}
 """What a verb declares as `**name`, by that name. There are no others: a test asks each verb for all its types."""
 
 
@@ -221,16 +190,6 @@ Before = Callable[[dict[str, Any], dict[str, Any], object], None]
 """Changes what was given (arguments and options) before it is sent; is told the caller's connection."""
 Then = Callable[["Verb[..., Any]", Query[Any], Mapping[str, Any]], Steps[Any]]
 """The steps of a verb whose call needs more than one statement: is given the first query and the arguments."""
-
-
-def always(**values: object) -> Before:
-    """Have these sent where nothing else is given: the SQL function has another default, or none."""
-
-    def before(given: dict[str, Any], _options: dict[str, Any], _connection: object) -> None:
-        for name, value in values.items():
-            given.setdefault(name, value)
-
-    return before
 
 
 class Verb(Generic[P, R]):
@@ -269,9 +228,9 @@ class Verb(Generic[P, R]):
     def __call__(self, *args: P.args, **given: P.kwargs) -> Query[R]:
         """Build the query. Raises `InvalidInput`, `NotSerializable`; `TypeError` as any function does."""
         query: Query[R] = self.build(*args, **given)
-        if self._then is not None:
-            query.steps = functools.partial(self._then, self, query, given)
-        return query
+        if self._then is None:
+            return query
+        return replace(query, steps=functools.partial(self._then, self, query, given))
 
     @functools.cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:

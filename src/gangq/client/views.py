@@ -43,7 +43,7 @@ def _only(found: list[T], what: str) -> T:
 
 
 class Views:
-    """Verbs that read the views."""
+    """Verbs that read the views. All filters given must hold. `limit`: at most so many rows, None for all."""
 
     @verb(view="jobs", order="id desc")
     def jobs(
@@ -61,9 +61,7 @@ class Views:
         submitter: str | None = None,
         limit: int | None = _LIMIT,
     ) -> list[rows.JobRow]:
-        """Jobs, newest first, live and ended. All filters given must hold; `name` and `tag` are those of a batch.
-        `limit`: at most so many, None for all.
-        """
+        """Jobs, newest first, live and ended; `name` and `tag` are those of a batch."""
 
     @verb(view="batches", order="id desc")
     def batches(
@@ -77,9 +75,7 @@ class Views:
         submitter: str | None = None,
         limit: int | None = _LIMIT,
     ) -> list[rows.BatchRow]:
-        """Batches, newest first, and how far each is. All filters given must hold. `limit`: at most so many, None for
-        all.
-        """
+        """Batches, newest first, and how far each is."""
 
     @verb(view="gangs", order="id desc")
     def gangs(
@@ -90,9 +86,7 @@ class Views:
         queue: str | None = None,
         limit: int | None = _LIMIT,
     ) -> list[rows.GangRow]:
-        """Gangs, newest first, live and ended. All filters given must hold. `limit`: at most so many, None for
-        all.
-        """
+        """Gangs, newest first, live and ended."""
 
     @verb
     def job(self, *, id: int) -> Steps[rows.JobRow]:
@@ -156,9 +150,7 @@ class Views:
         after_id: AfterId | None = None,
         limit: int | None = _LIMIT,
     ) -> list[rows.EventRow]:
-        """Events in order of writing; `after_id` for following them, `batch_id`: of its jobs. `limit`: at most so
-        many, None for all.
-        """
+        """Events in order of writing; `after_id` for following them, `batch_id`: of its jobs."""
 
     @verb(view="passes", order="at")
     def passes(self, *, since: Since | None = None, until: Until | None = None) -> list[rows.PassRow]:

@@ -6,11 +6,10 @@ What a declaration means is in `gangq.client.verb`.
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any
 from uuid import UUID
 
 from gangq.client import rows
-from gangq.client.options import RegisterOptions
 from gangq.client.verb import (
     BigInt,
     BigInts,
@@ -22,7 +21,6 @@ from gangq.client.verb import (
     Results,
     Seconds,
     Texts,
-    always,
     verb,
 )
 
@@ -33,6 +31,7 @@ class WorkerVerbs:
     @verb
     def register_worker(
         self,
+        /,
         *,
         name: str,
         host: str,
@@ -41,10 +40,11 @@ class WorkerVerbs:
         memory_mb: BigInt = 0,
         cpus: Numeric = 0,
         devices: Objects = (),
-        **options: Unpack[RegisterOptions],
+        **options: Any,
     ) -> rows.Registration:
-        """Register a start of a worker; all its later calls carry the incarnation that this returns. Raises
-        `WorkerNameTaken` (its `holder` is the live incarnation), `InvalidInput`, `NotFound` (queue).
+        r"""Register a start of a worker; all its later calls carry the incarnation that this returns. `options`:
+        `\dT+ gangq.worker_options` in psql. Raises `WorkerNameTaken` (its `holder` is the live incarnation),
+        `InvalidInput`, `NotFound` (queue).
         """
 
     @verb
@@ -167,12 +167,12 @@ class WorkerVerbs:
     def retire_worker(self, *, incarnation: BigInt, final: bool = True) -> None:
         """Stop as asked: `final` False takes nothing new, True is gone and what it held is released."""
 
-    @verb(before=always(device_class=""))
+    @verb
     def watch_terms(self, *, task: str, device_class: str = "", queue: str | None = None) -> rows.WatchTerms:
         """What the watchdogs allow jobs of this task."""
 
-    @verb(before=always(device_class=""))
-    def learn_gap(self, *, task: str, device_class: str = "", longest_s: Seconds, beats: BigInt) -> None:
+    @verb
+    def learn_gap(self, *, task: str, device_class: str, longest_s: Seconds, beats: BigInt) -> None:
         """Say how long the beats of a task stayed away before they came back. Raises `InvalidInput`."""
 
     @verb

@@ -11,7 +11,7 @@ import psycopg
 
 from gangq import schema
 from gangq.client import Client
-from gangq.client.verb import aware
+from gangq.client.options import aware
 from gangq.durations import parse_seconds
 from gangq.embedded import Server
 from gangq.errors import InvalidInput

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Mapping
 
-from gangq import schedules, services
 from gangq.app import App
-from gangq.client.verb import Steps
+from gangq.declarations import Declared, store
 from gangq.errors import GangqError, NotAllowed
 from gangq.worker.repeating import TRANSIENT, backoff
 from gangq.worker.session import Session
 
 log = logging.getLogger("gangq.worker.schedules")
-
-Store = Callable[[], Steps[tuple[dict[str, GangqError], list[str]]]]
 
 _LONGEST_SOURCE = 200
 _ENDS = {"schedule": "gangq schedule rm NAME", "service": "gangq service delete NAME"}
@@ -39,18 +35,17 @@ class ScheduleStore:
         app = self._app
         if app is None:
             return
-        for what, declared, store in (
-            ("schedule", app.schedules, partial(schedules.store, app.schedules.values(), self._source)),
-            ("service", app.services, partial(services.store, app.services.values(), self._source)),
-        ):
-            await self._store(session, what, declared, store)
+        await self._store(session, "schedule", app.schedules)
+        await self._store(session, "service", app.services)
         self._app = None
 
-    async def _store(self, session: Session, what: str, declared: Collection[str], store: Store) -> None:
+    async def _store(self, session: Session, what: str, declared: Mapping[str, Declared]) -> None:
         pauses = backoff(0.1, 5.0)
         while True:
             try:
-                refused, undeclared = await session.control.client.execute(store())
+                refused, undeclared = await session.control.client.execute(
+                    store(what, declared.values(), self._source)
+                )
                 break
             except TRANSIENT as problem:
                 log.info(f"{what}s_wait", extra={"error": str(problem)})
