@@ -115,7 +115,7 @@ def test_a_gang_is_one_row_as_far_as_the_slowest_of_its_members(client: Client, 
         of = dict(zip(titles, cells, strict=True))
         rate, left = float(of["STEPS/S"]), of["LEFT"]
         assert rate > 0
-        assert left == output.seconds(remaining_s(80, 200, app._answer[1][0].row["rate"]))
+        assert left == output.seconds(remaining_s(80, 200, app._answer[1][0].row["step_rate"]))
         assert of["HOSTS"] == "alpha,beta"
 
     on_screen(dsn, running, size=(160, 30))

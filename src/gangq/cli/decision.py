@@ -123,11 +123,10 @@ class _Row:
 
 
 _COLUMNS = columns(
-    "ask action where stops:2 why what_would_help:1",
+    "ask action where stops:2 why what_would_help=unblocks:1",
     {
         "where": lambda row: " ".join(f"{worker}:{members}" for worker, members in row.where.items()),
         "stops": lambda row: " ".join(row.stop),
-        "what_would_help": lambda row: row.unblocks,
     },
 )
 

@@ -10,7 +10,6 @@ what is not known by name here is printed all the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from gangq.cli import output
@@ -75,10 +74,9 @@ def history(
         return []
     evidence = by_event(seen or ())
     shown = columns(
-        ">ago at:4 what class:2 code:2 worker host:3 outcome:1 reason",
+        ">ago at:4 what=kind class=data.class:2 code=data.code:2 worker host=data.host:3 "
+        "outcome=data.outcome:1 reason",
         {
-            "what": lambda event: event.kind,
-            **{name: partial(_of, key=name) for name in ("class", "code", "host", "outcome")},
             "reason": lambda event: said(event, evidence.get((event.at, event.kind))),
         },
     )

@@ -45,21 +45,16 @@ def workers(session: Session, host: str | None, name: str | None) -> None:
 
 def _worker_columns(now: datetime | None, held: Mapping[str, Sequence[DeviceRow]]) -> list[Column]:
     return columns(
-        "name state host >slots >light:6 gpus:3 gpu:2 >memory:7 >cpus:8 queues:4 labels:7 >heard >lease_left:6 "
-        ">beat:5 >steps/s:5 model:6 pid:9 why",
+        "name state host >slots >light:6 gpus:3 gpu:2 >memory=memory_mb:7 >cpus:8 queues:4 labels:7 >heard=silent_s "
+        ">lease_left=lease_left_s:6 >beat:5 >steps/s=step_rate:5 model:6 pid:9 why",
         {
             "state": _state,
             "slots": lambda w: f"{w.used_slots}/{w.slots}",
             "light": lambda w: f"{w.used_light}/{w.light}",
             "gpu": lambda w: _busy(held.get(w.name, ()), now),
-            "memory": lambda w: megabytes(w.memory_mb),
             "cpus": lambda w: f"{w.cpus:g}",
-            "queues": lambda w: words(w.queues),
             "labels": lambda w: words([f"{k}={v}" for k, v in w.labels.items()]),
-            "heard": lambda w: seconds(w.silent_s),
-            "lease_left": lambda w: seconds(w.lease_left_s),
             "beat": lambda w: _age(w.last_beat_at, now),
-            "steps/s": lambda w: "" if w.step_rate is None else f"{w.step_rate:.3g}",
             "why": why,
         },
     )
@@ -115,17 +110,13 @@ def devices(session: Session, host: str | None, state: str | None) -> None:
 
 def _device_columns(now: datetime | None, short: Callable[[str], str]) -> list[Column]:
     return columns(
-        "host index state health:2 trips:3 >busy >memory:7 >temp:5 >power:5 throttle:5 >read:4 >vram:6 model:6 "
-        "link:4 source:8 worker:1 job since:6 reason uuid:9",
+        "host index state health:2 trips=trips_day:3 >busy=reading.gpu_pct >memory:7 >temp=reading.temperature_c:5 "
+        ">power=reading.power_w:5 throttle:5 >read:4 >vram=vram_mb:6 model:6 link:4 source:8 worker:1 job since:6 "
+        "reason uuid:9",
         {
-            "trips": lambda d: d.trips_day,
-            "busy": lambda d: known(_of(d, "gpu_pct"), "%"),
             "memory": _memory,
-            "temp": lambda d: known(_of(d, "temperature_c"), "C"),
-            "power": lambda d: known(_of(d, "power_w"), "W"),
             "throttle": _throttle,
             "read": lambda d: _age(d.read_at, now) or "never",
-            "vram": lambda d: megabytes(d.vram_mb),
             "uuid": lambda d: short(d.uuid),
         },
     )

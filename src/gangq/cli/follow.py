@@ -191,8 +191,8 @@ def _columns(session: Session, rows: Sequence[EventRow]) -> list[Column]:
         return said or ""
 
     return columns(
-        ">ago at:4 event >gang epoch:3 job worker reason data:4",
-        {"event": lambda row: row.kind, "data": data},
+        ">ago at:4 event=kind >gang epoch:3 job worker reason data:4",
+        {"data": data},
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import names, options, output, queries, stored
+from gangq.cli import names, options, output, queries, stored, tables
 from gangq.cli.listing import look_options, table_options, wide_option
 from gangq.cli.output import ago, gang, megabytes, moment, seconds, when, words
 from gangq.cli.session import Session, say
@@ -36,37 +36,21 @@ if TYPE_CHECKING:
 
 _JOBS = "id state task queue:3 prio:4 >gang:2 rank:2 worker:1 >tries:4 submitted:5 ended:5 what"
 _MEMBERS = columns(
-    "rank job state host worker:1 >tries:4 crashes:4 what",
-    {"job": lambda job: job.id, "what": lambda job: _what(job)},
+    "rank job=id state host worker:1 >tries:4 crashes:4 what", {"what": lambda job: _what(job)}
 )
 _GANGS = ">id state size:1 epoch:3 task name:2 queue:3 prio:4 hosts:2 submitted:5 ended:5 what"
 _BATCHES = columns(
-    ">id name state >done failed:1 running:2 waiting:2 >at_most:3 task queue:3 tags:3 by:4 submitted:4 ended:5",
-    {
-        "id": lambda row: str(Which(row.id, "batch")),
-        "done": lambda row: f"{row.done}/{row.size}",
-        "tags": lambda row: words(row.tags),
-        "by": lambda row: row.submitter,
-    },
+    ">id name state >done failed:1 running:2 waiting:2 >at_most:3 task queue:3 tags:3 by=submitter:4 submitted:4 "
+    "ended:5",
+    {"id": lambda row: f"b{row.id}", "done": lambda row: f"{row.done}/{row.size}"},
 )
 _DRAINS = columns(
-    ">gang epoch:3 cause trigger_job:3 told:4 acked:4 forced:4 outcome started:3 took:2",
-    {
-        "told": lambda drain: drain.moved,
-        "outcome": lambda drain: drain.outcome or "draining",
-        "started": lambda drain: ago(drain.started_at),
-        "took": lambda drain: _took(drain),
-    },
+    ">gang epoch:3 cause trigger_job:3 told=moved:4 acked:4 forced:4 outcome started=started_at:3 took:2",
+    {"outcome": lambda drain: drain.outcome or "draining", "took": lambda drain: _took(drain)},
 )
-_ATTEMPTS = "started took ended host worker:2 epoch:1 devices"
+_ATTEMPTS = "started=started_at took ended host worker:2 epoch:1 devices"
 _FAILED = columns(
-    "index job host worker:1 >tries:4 ended what",
-    {
-        "index": lambda job: job.array_index,
-        "job": lambda job: job.id,
-        "ended": lambda job: ago(job.finished_at),
-        "what": lambda job: _what(job),
-    },
+    "index=array_index job=id host worker:1 >tries:4 ended what", {"what": lambda job: _what(job)}
 )
 _FAILED_SHOWN = 20
 TIMELINE = columns("at:2 epoch:3 what job rank:2 worker:1 reason")
@@ -152,7 +136,6 @@ def ls(session: Session, what: str, limit: int, **filters: Any) -> None:
     why = {} if session.json else _why_they_wait(client, gangs)
     cells: dict[str, Cell] = {
         "id": lambda row: gang(row.id),
-        "hosts": lambda row: words(row.hosts),
         "what": lambda row: row.reason or row.drain_cause or row.note or why.get(("gang", row.id), ""),
     }
     session.rows(gangs, columns(_GANGS, cells), "no such gangs")
@@ -215,7 +198,7 @@ def _show_job(session: Session, target: Which, whole: bool) -> None:
     if session.json:
         session.answer({"job": job, "attempts": attempts, "events": events, "evidence": evidence})
         return
-    output.pairs(_job_pairs(job, _cancelled_by(client, job)))
+    _job_pairs(job, _cancelled_by(client, job))
     if job.error and job.state not in ("failed", "cancelled"):
         output.write(f"\nlast failed attempt ({_which_failed(job, attempts)}):")
     _error(job.error)
@@ -237,8 +220,7 @@ def _attempt_columns(session: Session, attempts: Sequence[AttemptRow]) -> list[C
     return columns(
         _ATTEMPTS,
         {
-            "started": lambda attempt: ago(attempt.started_at),
-            "took": lambda attempt: _took(attempt),
+            "took": _took,
             "ended": lambda attempt: attempt.cause or "runs",
             "devices": lambda attempt: Listed(words([*map(short, attempt.devices or ())])),
         },
@@ -252,7 +234,7 @@ def _show_batch(session: Session, target: Which) -> None:
     if session.json:
         session.answer({"batch": row, "failed": failed})
         return
-    output.pairs(_batch_pairs(row))
+    _batch_pairs(row)
     if failed:
         output.write()
         session.table(failed, _FAILED)
@@ -260,25 +242,17 @@ def _show_batch(session: Session, target: Which) -> None:
         output.write(f"all that failed: gangq ls --batch {target} --state failed --limit {row.failed}")
 
 
-def _batch_pairs(row: BatchRow) -> list[tuple[str, object]]:
-    return [
-        ("batch", str(Which(row.id, "batch"))),
-        ("name", row.name),
-        ("tags", words(row.tags)),
-        ("state", row.state),
-        ("task", row.task),
-        ("queue", row.queue),
-        ("size", row.size),
-        ("done", row.done),
-        ("failed", row.failed or None),
-        ("cancelled", row.cancelled or None),
-        ("running", row.running or None),
-        ("waiting", row.waiting or None),
-        ("at most", row.at_most),
-        ("jobs", f"{row.id} and on: gangq ls --batch {Which(row.id, 'batch')}"),
-        ("submitted", f"{moment(row.submitted_at)} by {row.submitter}"),
-        ("ended", row.finished_at),
-    ]
+def _batch_pairs(row: BatchRow) -> None:
+    tables.pairs(
+        row,
+        "batch name tags state task queue size done failed? cancelled? running? waiting? at_most jobs submitted "
+        "ended=finished_at",
+        {
+            "batch": lambda _: f"b{row.id}",
+            "jobs": lambda _: f"{row.id} and on: gangq ls --batch b{row.id}",
+            "submitted": _submitted,
+        },
+    )
 
 
 def _show_gang(session: Session, target: Which) -> None:
@@ -288,7 +262,7 @@ def _show_gang(session: Session, target: Which) -> None:
     if session.json:
         session.answer({"gang": row, "members": members, "timeline": timeline, "drains": drains})
         return
-    output.pairs(_gang_pairs(row, _cancelled_by(client, row)))
+    _gang_pairs(row, _cancelled_by(client, row))
     for rows, shown in ((members, _MEMBERS), (timeline, [*columns(">ago"), *TIMELINE]), (drains, _DRAINS)):
         if rows or shown is _MEMBERS:
             output.write()
@@ -477,66 +451,52 @@ def _cancelled_by(client: Client, row: JobRow | GangRow) -> str | None:
     return f"{moment(last.at)} by {last.actor or 'gangq'}" + (f": {last.reason}" if last.reason else "")
 
 
-def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
+def _job_pairs(job: JobRow, cancelled: str | None) -> None:
     result = output.to_json(job.result) if job.result is not None else None
-    return [
-        ("job", job.id),
-        ("state", job.state),
-        ("task", job.task),
-        ("queue", job.queue),
-        ("priority", job.priority),
-        ("gang", f"{gang(job.gang_id)}, rank {job.rank}" if job.gang_id is not None else None),
-        ("batch", f"{Which(job.batch_id, 'batch')}, index {job.array_index}" if job.batch_id else None),
-        ("needs", _needs(job)),
-        ("model", job.model),
-        ("worker", f"{job.worker} on {job.host}" if job.worker else None),
-        ("attempts", f"{job.attempts} of {job.max_attempts}"),
-        ("crashes", job.crashes or None),
-        ("trips", _trips(job)),
-        ("stops", job.stops or None),
-        ("snoozes", f"{job.snoozes} of {job.max_snoozes}" if job.snoozes else None),
-        ("budget", seconds(job.budget_s)),
-        ("submitted", f"{moment(job.submitted_at)} by {job.submitter}"),
-        ("parent", None if job.parent is None else f"job {job.parent}"),
-        ("due", job.due_at),
-        ("claimed", job.claimed_at),
-        ("told to stop", f"{moment(job.told_at)}: {job.stop_reason}" if job.told_at else None),
-        ("ended", job.finished_at),
-        ("cancelled", cancelled),
-        ("token", job.token),
-        ("progress", progress_in_words(job.progress)),
-        ("payload", job.payload if job.readable else _NOT_SHOWN),
-        ("result", result if job.readable or job.state != "done" else _NOT_SHOWN),
-        ("error", _NOT_SHOWN if job.state == "failed" and not job.readable else None),
-    ]
+    tables.pairs(
+        job,
+        "job=id state task queue priority gang batch needs model worker attempts crashes? trips stops? snoozes "
+        "budget=budget_s submitted parent due=due_at claimed=claimed_at told_to_stop ended=finished_at cancelled "
+        "token progress payload result error",
+        {
+            "gang": lambda _: f"{gang(job.gang_id)}, rank {job.rank}" if job.gang_id is not None else None,
+            "batch": lambda _: f"b{job.batch_id}, index {job.array_index}" if job.batch_id else None,
+            "needs": _needs,
+            "worker": lambda _: f"{job.worker} on {job.host}" if job.worker else None,
+            "attempts": lambda _: f"{job.attempts} of {job.max_attempts}",
+            "trips": _trips,
+            "snoozes": lambda _: f"{job.snoozes} of {job.max_snoozes}" if job.snoozes else None,
+            "submitted": _submitted,
+            "parent": lambda _: None if job.parent is None else f"job {job.parent}",
+            "told_to_stop": lambda _: f"{moment(job.told_at)}: {job.stop_reason}" if job.told_at else None,
+            "cancelled": lambda _: cancelled,
+            "progress": lambda _: progress_in_words(job.progress),
+            "payload": lambda _: job.payload if job.readable else _NOT_SHOWN,
+            "result": lambda _: result if job.readable or job.state != "done" else _NOT_SHOWN,
+            "error": lambda _: _NOT_SHOWN if job.state == "failed" and not job.readable else None,
+        },
+    )
 
 
-def _gang_pairs(row: GangRow, cancelled: str | None) -> list[tuple[str, object]]:
-    return [
-        ("gang", gang(row.id)),
-        ("name", row.name),
-        ("service", row.service),
-        ("state", row.state),
-        ("size", row.size),
-        ("epoch", row.epoch),
-        ("task", row.task),
-        ("queue", row.queue),
-        ("priority", row.priority),
-        ("hosts", words(row.hosts)),
-        ("launches lost", f"{row.attempts} of {row.max_attempts}" if row.attempts else None),
-        ("placement misses", row.placement_misses or None),
-        ("never started", row.never_started or None),
-        ("preemptions", row.preemptions or None),
-        ("submitted", f"{moment(row.submitted_at)} by {row.submitter}"),
-        ("not before", row.not_before),
-        ("reserved", row.reserved_at),
-        ("started", row.go_at),
-        ("ended", row.finished_at),
-        ("drains", row.drain_cause if row.state == "draining" else None),
-        ("cancelled", cancelled),
-        ("reason", row.reason if cancelled is None else None),
-        ("note", row.note),
-    ]
+def _submitted(row: JobRow | GangRow | BatchRow) -> str:
+    return f"{moment(row.submitted_at)} by {row.submitter}"
+
+
+def _gang_pairs(row: GangRow, cancelled: str | None) -> None:
+    tables.pairs(
+        row,
+        "gang=id name service state size epoch task queue priority hosts launches_lost placement_misses? "
+        "never_started? preemptions? submitted not_before reserved=reserved_at started=go_at ended=finished_at "
+        "drains cancelled reason note",
+        {
+            "gang": lambda _: gang(row.id),
+            "launches_lost": lambda _: f"{row.attempts} of {row.max_attempts}" if row.attempts else None,
+            "submitted": _submitted,
+            "drains": lambda _: row.drain_cause if row.state == "draining" else None,
+            "cancelled": lambda _: cancelled,
+            "reason": lambda _: row.reason if cancelled is None else None,
+        },
+    )
 
 
 def _error(error: Mapping[str, Any] | None) -> None:

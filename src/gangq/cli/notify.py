@@ -15,7 +15,7 @@ from gangq.cli.group import Subgroup
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
 from gangq.cli.listing import table_options
-from gangq.cli.output import ago, words
+from gangq.cli.output import words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
@@ -32,13 +32,8 @@ _SECRET_LEAST = 16
 _FILE_MOST = 1 << 16
 
 _TARGETS = columns(
-    "target waiting dead dropped:1 delivered:1 last:2 queue:3 user:3 task:3 of problem",
-    {
-        "last": lambda row: ago(row.delivered_at),
-        "user": lambda row: row.submitter,
-        "of": lambda row: words(row.kinds),
-        "problem": lambda row: row.error or row.dead_error,
-    },
+    "target waiting dead dropped:1 delivered:1 last=delivered_at:2 queue:3 user=submitter:3 task:3 of=kinds problem",
+    {"problem": lambda row: row.error or row.dead_error},
 )
 
 

@@ -21,17 +21,12 @@ from gangq.errors import InvalidInput, NotFound
 from gangq.placement.order import POLICIES
 
 _COLUMNS = columns(
-    "name paused policy:2 attempts:3 crashes:5 trips:5 backoff:4 budget:3 payload_bytes:6 keep_done:6 keep_failed:6",
+    "name paused policy:2 attempts=max_attempts:3 crashes=max_crashes:5 trips=max_trips:5 backoff:4 budget:3 "
+    "payload_bytes=max_payload_bytes:6 keep_done=retention_done:6 keep_failed=retention_failed:6",
     {
         "paused": lambda q: _paused(q),
-        "attempts": lambda q: q.max_attempts,
-        "crashes": lambda q: q.max_crashes,
-        "trips": lambda q: q.max_trips,
         "backoff": lambda q: f"{seconds(q.backoff_s)}..{seconds(q.backoff_max_s)}",
         "budget": lambda q: seconds(q.budget_s) or "-",
-        "payload_bytes": lambda q: q.max_payload_bytes,
-        "keep_done": lambda q: q.retention_done,
-        "keep_failed": lambda q: q.retention_failed,
     },
 )
 

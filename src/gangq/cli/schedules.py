@@ -11,29 +11,24 @@ from gangq.cli import output, queries, stored
 from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
 from gangq.cli.options import Sectioned
-from gangq.cli.output import ago, when
+from gangq.cli.output import when
 from gangq.cli.parsing import Due, Seconds, payload_of
 from gangq.cli.session import Session, common_options, say
-from gangq.cli.tables import Column
+from gangq.cli.tables import columns
 from gangq.cli.work import min_option, notes_aloud, recurring_options, submission, tag_option
 from gangq.client.rows import ScheduleRow
 from gangq.commands import COMMAND, command_payload
 from gangq.due import Cron
 from gangq.errors import NotFound
 
-_COLUMNS = [
-    Column("name", lambda s: s.name),
-    Column("when", lambda s: _rhythm(s)),
-    Column("task", lambda s: s.task, rank=1),
-    Column("next due", lambda s: ago(s.next_due)),
-    Column("state", lambda s: _state(s)),
-    Column("last due", lambda s: ago(s.last_due), rank=1),
-    Column("last", lambda s: _last(s), right=True, rank=2),
-    Column("not run", lambda s: ago(s.passed_over), rank=3),
-    Column("why", lambda s: s.why, rank=3),
-    Column("queue", lambda s: s.queue, rank=4),
-    Column("submitter", lambda s: s.submitter, rank=5),
-]
+_COLUMNS = columns(
+    "name when task:1 next_due state last_due:1 >last:2 not_run=passed_over:3 why:3 queue:4 submitter:5",
+    {
+        "when": lambda s: _rhythm(s),
+        "state": lambda s: _state(s),
+        "last": lambda s: output.gang(s.last_gang) or s.last_job or "",
+    },
+)
 
 
 def _rhythm(schedule: ScheduleRow) -> str:
@@ -48,10 +43,6 @@ def _state(schedule: ScheduleRow) -> str:
     if schedule.problem is not None:
         return schedule.problem
     return f"not in {schedule.source} any more" if schedule.undeclared_at else ""
-
-
-def _last(schedule: ScheduleRow) -> object:
-    return output.gang(schedule.last_gang) or schedule.last_job or ""
 
 
 @click.group(cls=Subgroup)

@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from gangq.cli import output, stored
+from gangq.cli import output, stored, tables
 from gangq.cli.group import Subgroup
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
 from gangq.cli.listing import look_options, table_options, wide_option
 from gangq.cli.options import Sectioned
-from gangq.cli.output import ago, moment, words
+from gangq.cli.output import moment
 from gangq.cli.parsing import Seconds, payload_of
 from gangq.cli.session import Session, common_options, say
-from gangq.cli.tables import columns
+from gangq.cli.tables import Cell, columns
 from gangq.cli.work import recurring_options, submission
 from gangq.client.options import ServiceOptions
 from gangq.client.rows import EndpointRow, ScalingRow, ServiceRow
@@ -30,12 +30,10 @@ _COLUMNS = columns(
     {"ready": lambda s: f"{s.ready_replicas} of {s.replicas}"},
 )
 _GANGS = columns(
-    ">gang revision state ready hosts:1 load:2 made:2 why",
+    ">gang revision state ready hosts:1 load:2 made=made_at:2 why",
     {
         "state": lambda g: "leaving" if g.leaves else "serving" if g.serves else g.state or "ended",
         "ready": lambda g: f"{g.ready_members} of {g.members}",
-        "hosts": lambda g: words(g.hosts),
-        "made": lambda g: ago(g.made_at),
     },
 )
 _ENDPOINTS = columns("service >gang rank address port host:2 worker:2 revision:1 load:1")
@@ -148,34 +146,25 @@ def show(session: Session, name: str) -> None:
     if session.json:
         session.answer({"service": found, "gangs": gangs, "scaling": scaling})
         return
-    output.pairs(
-        [
-            ("service", found.name),
-            ("state", found.state),
-            ("why", found.why),
-            ("ready", f"{found.ready_replicas} of {found.replicas}, in gangs of {found.gang}"),
-            *(_scaling_in_words(scaling, found) if scaling is not None else ()),
-            ("revision", found.revision),
-            ("good revision", found.good_revision if found.good_revision != found.revision else None),
-            ("failures", found.failures or None),
-            ("next try", found.next_try_at),
-            ("task", found.task),
-            ("queue", found.queue),
-            ("version", found.version),
-            ("health", found.health),
-            ("load", found.load),
-            ("payload", found.payload),
-            ("work", found.work or None),
-            ("set", f"{moment(found.set_at)} by {found.submitter}"),
-            ("not declared by", found.source if found.undeclared_at else None),
-        ]
+    scaled = _scaling_in_words(scaling, found) if scaling is not None else {}
+    tables.pairs(
+        found,
+        f"service=name state why ready {' '.join(scaled)} revision good_revision failures? next_try=next_try_at task "
+        "queue version health load payload work set not_declared_by",
+        {
+            **scaled,
+            "ready": lambda s: f"{s.ready_replicas} of {s.replicas}, in gangs of {s.gang}",
+            "good_revision": lambda s: s.good_revision if s.good_revision != s.revision else None,
+            "set": lambda s: f"{moment(s.set_at)} by {s.submitter}",
+            "not_declared_by": lambda s: s.source if s.undeclared_at else None,
+        },
     )
     if gangs:
         output.write("")
         session.table(gangs, _GANGS)
 
 
-def _scaling_in_words(scaling: ScalingRow, found: ServiceRow) -> list[tuple[str, str | None]]:
+def _scaling_in_words(scaling: ScalingRow, found: ServiceRow) -> dict[str, Cell]:
     target = (
         f"load {scaling.target_load:g}"
         if scaling.target_load is not None
@@ -186,11 +175,11 @@ def _scaling_in_words(scaling: ScalingRow, found: ServiceRow) -> list[tuple[str,
         wants = f"{scaling.wants} since {moment(scaling.since)}, and has them {moment(scaling.due_at)}: {scaling.why}"
     elif scaling.target_load is not None and found.load is None:
         wants += ": no replica has said within 60 s how busy it is"
-    return [
-        ("scaled", f"from {scaling.min_replicas} to {scaling.max_replicas} replicas, {target}"),
-        ("wants", wants),
-        ("last scaled", f"{moment(scaling.scaled_at)}: {scaling.scaled_why}" if scaling.scaled_at else None),
-    ]
+    return {
+        "scaled": lambda _: f"from {scaling.min_replicas} to {scaling.max_replicas} replicas, {target}",
+        "wants": lambda _: wants,
+        "last_scaled": lambda _: scaling.scaled_at and f"{moment(scaling.scaled_at)}: {scaling.scaled_why}",
+    }
 
 
 @service.command()

@@ -24,7 +24,7 @@ _NOTHING_SET = TaskRow("", *[None] * (len(TaskRow._fields) - 1))
 
 _COLUMNS = columns(
     "task paused:2 declared:1 >budget >stall_timeout >load_grace:3 >health_window:4 >long_phase:5 notify_only:4 "
-    "devices >longest_gap:2 beats:6",
+    "devices >longest_gap=longest_gap_s:2 beats:6",
     {
         "paused": lambda t: _paused(t),
         "declared": lambda t: _declared(t.declared),
@@ -35,7 +35,6 @@ _COLUMNS = columns(
         "long_phase": lambda t: seconds(t.long_phase_s) or "-",
         "notify_only": lambda t: _classes(t.notify_only),
         "devices": lambda t: "none" if t.device_class == "" else t.device_class,
-        "longest_gap": lambda t: seconds(t.longest_gap_s),
     },
 )
 

@@ -43,14 +43,12 @@ def usage(session: Session, by: str, since_s: float) -> None:
         since=timedelta(seconds=since_s), by=[_GROUPS[group] for group in dict.fromkeys(groups)]
     )
     cells: dict[str, Cell] = {
-        "user": lambda row: row.submitter,
-        "service": lambda row: row.service or "",
         "GPU_hours": lambda row: f"{row.gpu_hours:.2f}",
         "wasted": lambda row: _share(row.wasted_hours, row.gpu_hours),
         "displaced": lambda row: _share(row.displaced_hours, row.gpu_hours),
     }
-    names = " ".join([*dict.fromkeys(groups), _HOURS])
-    session.rows(rows, columns(names, cells), "no attempt held a GPU in that time")
+    names = [f"{group}={_GROUPS[group]}" for group in dict.fromkeys(groups)]
+    session.rows(rows, columns(" ".join([*names, _HOURS]), cells), "no attempt held a GPU in that time")
 
 
 def _share(hours: float, of: float) -> str:
