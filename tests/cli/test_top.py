@@ -155,7 +155,7 @@ def test_the_state_of_a_gang_is_that_of_the_members_that_keep_it(states: tuple[s
     ]
     (gang,) = TABS[0].group(rows)  # type: ignore[arg-type]
     assert (gang["what"], gang["state"], gang["members"], gang["hosts"]) == ("g7", shown, 2, ["h"])
-    assert (gang["step"], gang["rate"]) == (None, 3.0), "one that has said nothing is the slowest"
+    assert (gang["step"], gang["step_rate"]) == (None, 3.0), "one that has said nothing is the slowest"
 
 
 def test_devices_show_their_readings_and_trips_what_tripped(client: Client, dsn: str, fleet: int) -> None:

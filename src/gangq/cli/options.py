@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_args, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
 from gangq.cli import stored
-from gangq.cli.parsing import ParamType, Resources, Seconds
+from gangq.cli.parsing import KeyValue, ParamType, Resources, Seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,27 +85,45 @@ THEN = (
 
 
 def settings(of: type, texts: Mapping[str, str | tuple[ParamType, str]]) -> Callable[[F], F]:
-    """Give a command an option for each of these settings of a TypedDict of `gangq.client.settings`: the help, or the
-    type where that is not the setting's, and the help. A setting in seconds is without its `_s`.
+    """Give a command an option for each of these fields of a type: the help, or the type where that is not the
+    field's, and the help. `name=--flag METAVAR` where the flag is not the name, without the `_s` of seconds, or the
+    metavar is not the type's.
+
+    A list may be given again and again. What is true or false is --x or --no-x; where it may be None, the one flag.
+    Names of queues and hosts are completed.
     """
     hints = get_type_hints(of)
     options = []
-    for name, text in texts.items():
-        kind, help = text if isinstance(text, tuple) else (_type(name, hints[name]), text)
-        flag = f"--{name.removeprefix('placement_').removesuffix('_s').replace('_', '-')}"
-        flag += f"/--no-{flag[2:]}" if kind is bool else ""
-        more = {"default": None} if kind is bool else {"type": kind}
-        options.append(click.option(flag, name, help=help, **more))
+    for said, text in texts.items():
+        declared, _, metavar = said.partition(" ")
+        name, _, given = declared.partition("=")
+        flag = given or f"--{name.removesuffix('_s').replace('_', '-')}"
+        hint = hints[name]
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kind, help = text if isinstance(text, tuple) else (_kind(name, parts), text)
+        more: dict[str, Any] = {"type": kind, "shell_complete": _COMPLETED.get(name)}
+        if kind is bool and type(None) in parts:
+            more |= {"flag_value": not flag.startswith("--no-"), "default": None}
+        elif kind is bool:
+            flag, more = f"{flag}/--no-{flag[2:]}", {"default": None}
+        elif isinstance(kind, KeyValue) or any(get_origin(part) is Sequence for part in parts):
+            more["multiple"] = True
+        options.append(click.option(flag, name, metavar=metavar or None, help=help, **more))
     return chained(*options)
+
+
+_COMPLETED = {"queue": stored.queues, "avoid_hosts": stored.hosts}
+
+
+def _kind(name: str, parts: Sequence[Any]) -> Any:
+    """The type of the option of a field."""
+    if name.endswith("_s"):
+        return Seconds()
+    if get_origin(parts[0]) is Mapping:
+        return KeyValue() if Any in get_args(parts[0]) else Resources()
+    return next((part for part in parts if part in (bool, int, float)), str)
 
 
 def resettable(of: type) -> list[str]:
     """The settings of a TypedDict that may be none."""
     return [name for name, hint in get_type_hints(of).items() if type(None) in get_args(hint)]
-
-
-def _type(name: str, hint: Any) -> Any:
-    plain = next((part for part in get_args(hint) if part in (bool, int, float)), hint)
-    if plain in (bool, int, float):
-        return Seconds() if name.endswith("_s") else plain
-    return Resources()

@@ -52,7 +52,7 @@ _settings = options.settings(
         "max_running_jobs": "Jobs placed at once, members included.",
         "rate": (click.STRING, "So many starts in a period, members included: 60/1m; none: no limit."),
         "submitter_maximum": "What one submitter may hold: gpus, jobs, gangs.",
-        "placement_timeout_s": "How long its gangs wait for placement.",
+        "placement_timeout_s=--timeout": "How long its gangs wait for placement.",
         "timeout_style": (options.TIMEOUT_STYLE, f"What happens then: {options.THEN}."),
         "preempts": "Whether it may displace others.",
         "preemptible": "Whether its work may be displaced.",

@@ -10,12 +10,13 @@ import click
 from gangq.cli import output, queries, stored
 from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
-from gangq.cli.options import Sectioned
+from gangq.cli.options import Sectioned, settings
 from gangq.cli.output import when
 from gangq.cli.parsing import Due, Seconds, payload_of
 from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.cli.work import min_option, notes_aloud, recurring_options, submission, tag_option
+from gangq.client.options import ScheduleOptions
 from gangq.client.rows import ScheduleRow
 from gangq.commands import COMMAND, command_payload
 from gangq.due import Cron
@@ -59,13 +60,17 @@ def schedule() -> None:
 @click.argument("words", nargs=-1, metavar="[CRON] TASK [PAYLOAD]")
 @click.option("--every", type=Seconds(), metavar="DURATION", help="An interval, in place of CRON.")
 @click.option("--tz", metavar="ZONE", help="The time zone of CRON, as Europe/Oslo [UTC].")
-@click.option(
-    "--catch-up",
-    type=click.Choice(["skip", "last", "all"]),
-    help="What is run of due times that were missed: none, the last, or the last 100 [last].",
+@settings(
+    ScheduleOptions,
+    {
+        "catch_up": (
+            click.Choice(["skip", "last", "all"]),
+            "What is run of due times that were missed: none, the last, or the last 100 [last].",
+        ),
+        "skip_if_running": "Submit nothing while the last one has not ended.",
+        "due_as KEY": "A key of the payload that is given the due time.",
+    },
 )
-@click.option("--skip-if-running", is_flag=True, help="Submit nothing while the last one has not ended.")
-@click.option("--due-as", metavar="KEY", help="A key of the payload that is given the due time.")
 @click.option("--command", is_flag=True, help="A command: its program and arguments in place of TASK.")
 @min_option
 @tag_option

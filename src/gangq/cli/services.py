@@ -13,9 +13,9 @@ from gangq.cli.group import Subgroup
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listening import Listener
 from gangq.cli.listing import look_options, table_options, wide_option
-from gangq.cli.options import Sectioned
+from gangq.cli.options import Sectioned, settings
 from gangq.cli.output import moment
-from gangq.cli.parsing import Seconds, payload_of
+from gangq.cli.parsing import payload_of
 from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import Cell, columns
 from gangq.cli.work import recurring_options, submission
@@ -56,33 +56,25 @@ def service() -> None:
     "--payload", "payload", multiple=True, metavar="JSON|K=V", help="Its arguments; K=V may be repeated."
 )
 @click.option("--replicas", type=click.IntRange(min=0), metavar="N", help="Rounded up to whole gangs.")
-@click.option("--stopped", is_flag=True, default=None, help="Want none, whatever --replicas says.")
-@click.option(
-    "--surge", type=int, metavar="N", help="So many gangs more while one replaces another; 0: stop first [1]."
+@settings(
+    ServiceOptions,
+    {
+        "stopped": "Want none, whatever --replicas says.",
+        "surge N": "So many gangs more while one replaces another; 0: stop first [1].",
+        "ready_within_s": "Not ready for so long: replaced [10m].",
+        "linger_s": "From leaving the endpoints to being told to stop [5s].",
+        "health PATH|URL": "Polled by its worker: a replica is ready while it answers. A PATH is at GANGQ_PORT; "
+        "none: no more.",
+        "min_replicas=--min N": "Scaled: at least so many replicas [1].",
+        "max_replicas=--max N": "... at most; 0: not scaled any more.",
+        "target_load=--load X": "... each is to say that it is so busy.",
+        "target_depth=--depth N": "... or so many jobs for each replica.",
+        "depth_of QUEUE": "... that wait or run in this queue [named as the service].",
+        "up_after_s": "More were asked for for so long [30s].",
+        "down_after_s": "Fewer were asked for for so long [5m].",
+        "version": "What makes a new revision where nothing else has changed.",
+    },
 )
-@click.option(
-    "--ready-within", "ready_within_s", type=Seconds(), help="Not ready for so long: replaced [10m]."
-)
-@click.option(
-    "--linger", "linger_s", type=Seconds(), help="From leaving the endpoints to being told to stop [5s]."
-)
-@click.option(
-    "--health",
-    metavar="PATH|URL",
-    help="Polled by its worker: a replica is ready while it answers. A PATH is at GANGQ_PORT; none: no more.",
-)
-@click.option("--min", "min_replicas", type=int, metavar="N", help="Scaled: at least so many replicas [1].")
-@click.option("--max", "max_replicas", type=int, metavar="N", help="... at most; 0: not scaled any more.")
-@click.option("--load", "target_load", type=float, metavar="X", help="... each is to say that it is so busy.")
-@click.option(
-    "--depth", "target_depth", type=float, metavar="N", help="... or so many jobs for each replica."
-)
-@click.option(
-    "--depth-of", metavar="QUEUE", help="... that wait or run in this queue [named as the service]."
-)
-@click.option("--up-after", "up_after_s", type=Seconds(), help="More were asked for for so long [30s].")
-@click.option("--down-after", "down_after_s", type=Seconds(), help="Fewer were asked for for so long [5m].")
-@click.option("--version", help="What makes a new revision where nothing else has changed.")
 @recurring_options
 @common_options
 def set_(

@@ -120,16 +120,15 @@ def pairs(row: Any, names: str, cells: Mapping[str, Cell] | None = None) -> None
 def _value(row: Any, field: str) -> Any:
     name, _, key = field.partition(".")
     value = row[name] if isinstance(row, Mapping) else getattr(row, name)
-    return (value or {}).get(key) if key else value
+    value = (value or {}).get(key) if key else value
+    return output.words(value) if isinstance(value, (list, tuple)) else value
 
 
 def _shown(row: Any, field: str) -> object:
-    """A field of a row as a cell: times as how long ago, lists as words."""
+    """A field of a row as a cell: times as how long ago."""
     value = _value(row, field)
     if isinstance(value, datetime):
         return output.ago(value)
-    if isinstance(value, (list, tuple)):
-        return output.words(value)
     show = next((show for suffix, show in _BY_SUFFIX.items() if field.endswith(suffix)), None)
     return show(value) if show else value
 
