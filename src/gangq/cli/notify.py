@@ -13,21 +13,19 @@ from gangq import private
 from gangq.cli import names, stored
 from gangq.cli.group import Subgroup
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.listening import Listener
 from gangq.cli.listing import table_options
+from gangq.cli.loops import until_interrupted
 from gangq.cli.output import words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, say
 from gangq.cli.tables import columns
 from gangq.client.encoding import counted
-from gangq.errors import GangqError, InvalidInput, NotFound
+from gangq.errors import InvalidInput, NotFound
 from gangq.notify import Deliver, Outcome, Post, Program, Runner
 
 _POLL_S = 10.0
 """How often a runner looks that hears no notification."""
 _RETRY_FIRST_S = 0.5
-_RETRY_LAST_S = 30.0
-_PACE_S = 0.05
 _SECRET_LEAST = 16
 _FILE_MOST = 1 << 16
 
@@ -180,12 +178,27 @@ def run(session: Session, target: str, timeout_s: float, once: bool, **where: An
     client = session.client(checked=once)
     runner = Runner(client, target, deliver, timeout_s=timeout_s, tell=tell)
     with Interrupts() as interrupts:
+
+        def deliver_due(_: bool = False) -> float:
+            due_in_s = runner.run(lambda: bool(interrupts.count))
+            return min(_POLL_S * random.uniform(0.9, 1.1), _POLL_S if due_in_s is None else due_in_s)
+
         if once:
-            runner.run(lambda: bool(interrupts.count))
+            deliver_due()
             if runner.failed:
                 click.get_current_context().exit(1)
         else:
-            _Loop(session, runner, interrupts, Listener(client, "gangq_notify")).run()
+            until_interrupted(
+                client,
+                interrupts,
+                deliver_due,
+                channel="gangq_notify",
+                check=session.check_schema,
+                # Also one that will not go by itself, such as a schema that is being migrated: the line about it does
+                # not go unnoticed, a host that tells nobody does.
+                final=lambda problem: isinstance(problem, (NotFound, InvalidInput)),
+                retry_s=_RETRY_FIRST_S,
+            )
 
 
 def _delivery(
@@ -220,46 +233,3 @@ def _read(path: Path, option: str) -> bytes:
     if not found:
         raise InvalidInput(f"{option} {path} is empty")
     return found
-
-
-class _Loop:
-    """Delivers when NOTIFY asks, when something is due, and every few seconds; a lost connection is made again."""
-
-    def __init__(self, session: Session, runner: Runner, interrupts: Interrupts, listener: Listener) -> None:
-        self._session = session
-        self._runner = runner
-        self._interrupts = interrupts
-        self._listener = listener
-        self._checked = False
-        self._retry_s = _RETRY_FIRST_S
-
-    def run(self) -> None:
-        """Until a signal comes."""
-        try:
-            while not self._interrupts.count:
-                self._round()
-        finally:
-            self._listener.close()
-
-    def _round(self) -> None:
-        try:
-            if not self._checked:
-                self._session.check_schema(self._session.client(checked=False))
-                self._checked = True
-            self._listener.listen()
-            due_in_s = self._runner.run(lambda: bool(self._interrupts.count))
-            self._retry_s = _RETRY_FIRST_S
-            wait_s = min(_POLL_S * random.uniform(0.9, 1.1), _POLL_S if due_in_s is None else due_in_s)
-            # Any login may notify: a flood of notifications is no reason to do nothing but look.
-            self._interrupts.wait(min(_PACE_S, wait_s))
-            if not self._interrupts.count:
-                self._listener.wait(self._interrupts, wait_s)
-        except GangqError as problem:
-            if isinstance(problem, (NotFound, InvalidInput)):
-                raise
-            # Also one that will not go by itself, such as a schema that is being migrated: this line does not go
-            # unnoticed, a host that tells nobody does.
-            say(f"{problem}; trying again in {self._retry_s:.1f} s")
-            self._listener.close()
-            self._interrupts.wait(self._retry_s * random.uniform(0.8, 1.2))
-            self._retry_s = min(self._retry_s * 2, _RETRY_LAST_S)

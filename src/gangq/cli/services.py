@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,8 @@ import click
 from gangq.cli import output, stored, tables
 from gangq.cli.group import Subgroup
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.listening import Listener
 from gangq.cli.listing import look_options, table_options, wide_option
+from gangq.cli.loops import until_interrupted
 from gangq.cli.options import Sectioned, settings
 from gangq.cli.output import moment
 from gangq.cli.parsing import payload_of
@@ -22,7 +21,7 @@ from gangq.cli.work import recurring_options, submission
 from gangq.client.options import ServiceOptions
 from gangq.client.rows import EndpointRow, ScalingRow, ServiceRow
 from gangq.commands import COMMAND, command_payload
-from gangq.errors import GangqError, NotFound
+from gangq.errors import NotFound
 
 _LOOK_S = 5.0
 _COLUMNS = columns(
@@ -188,24 +187,19 @@ def endpoints(session: Session, name: str, follow: bool) -> None:
         found = session.client().endpoints(service=name)
         session.rows(found, _ENDPOINTS, f"no gang of service {name} is ready")
         return
-    listener = Listener(session.client(), "gangq_endpoints")
     shown: list[EndpointRow] | None = None
-    with Interrupts() as interrupts, contextlib.closing(listener):
-        while not interrupts.count:
-            try:
-                listener.listen()
-                found = session.client().endpoints(service=name)
-                if shown is None or _places(found) != _places(shown):
-                    shown = found
-                    _print(session, name, found)
-                # A look now and then, for a notification that was lost.
-                listener.wait(interrupts, _LOOK_S)
-            except GangqError as problem:
-                if not problem.retryable:
-                    raise
-                say(f"{problem}; trying again")
-                listener.close()
-                interrupts.wait(1.0)
+
+    def look(_: bool) -> float:
+        nonlocal shown
+        found = session.client().endpoints(service=name)
+        if shown is None or _places(found) != _places(shown):
+            shown = found
+            _print(session, name, found)
+        # A look now and then, for a notification that was lost.
+        return _LOOK_S
+
+    with Interrupts() as interrupts:
+        until_interrupted(session.client(), interrupts, look, channel="gangq_endpoints")
 
 
 def _places(found: list[EndpointRow]) -> list[tuple[int, int, str, int]]:

@@ -1,0 +1,107 @@
+"""Commands that go on until a signal: woken by a notification, and in spite of a database that goes and comes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from gangq.cli.interrupts import Interrupts
+from gangq.cli.session import say
+from gangq.errors import GangqError
+from gangq.worker.repeating import backoff
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from gangq.client import Client
+
+_PACE_S = 0.05
+"""Any login may notify: a flood of notifications is no reason to do nothing but look."""
+_RETRY_LAST_S = 10.0
+
+
+def until_interrupted(
+    client: Client,
+    interrupts: Interrupts,
+    look: Callable[[bool], float],
+    *,
+    channel: str | None = None,
+    check: Callable[[Client], None] = lambda _: None,
+    final: Callable[[GangqError], bool] = lambda problem: not problem.retryable,
+    retry_s: float = 1.0,
+) -> None:
+    """Call `look` until a signal comes: it returns in how many seconds at the latest it is to be called again, and
+    is told whether a notification of `channel` came before that. `check` is called first, once it succeeds.
+
+    After an error of the database both are tried again, later and later. One that is `final` is raised.
+    """
+    listener = _Listener(client, channel)
+    retries = backoff(retry_s, _RETRY_LAST_S)
+    notified, checked, paced_at = False, False, 0.0
+    with contextlib.closing(listener):
+        while not interrupts.count:
+            try:
+                if not checked:
+                    check(client)
+                    checked = True
+                listener.listen()
+                interrupts.wait(paced_at - time.monotonic())
+                paced_at = time.monotonic() + _PACE_S
+                wait_s = look(notified)
+                retries = backoff(retry_s, _RETRY_LAST_S)
+                notified = not interrupts.count and listener.wait(interrupts, wait_s)
+            except GangqError as problem:
+                if final(problem):
+                    raise
+                wait_s, notified = next(retries), False
+                say(f"{problem}; trying again in {wait_s:.1f} s")
+                listener.close()
+                interrupts.wait(wait_s)
+
+
+class _Listener:
+    """Listens on a channel, if there is one. After `close` the next `listen` makes a connection again."""
+
+    def __init__(self, client: Client, channel: str | None) -> None:
+        self._client = client
+        self._channel = channel
+        self._connection: psycopg.Connection[object] | None = None
+
+    def listen(self) -> None:
+        """Make the connection unless there is one. Raises `DatabaseUnreachable`, `Busy`."""
+        if self._connection is None and self._channel is not None:
+            self._connection = self._client.connect_listener()
+            with self._translated():
+                self._connection.execute(f"listen {self._channel}".encode())
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def wait(self, interrupts: Interrupts, seconds: float) -> bool:
+        """Wait for a notification, a signal, or the end of the time; whether there was a notification. Raises
+        `DatabaseUnreachable`.
+        """
+        if self._connection is None:
+            return interrupts.wait(seconds)
+        with self._translated():
+            # What came meanwhile lies in the connection's buffer, where select does not see it.
+            if any(True for _ in self._connection.notifies(timeout=0)):
+                return True
+            if not interrupts.wait(seconds, [self._connection.fileno()]):
+                return False
+            return any(True for _ in self._connection.notifies(timeout=0))
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        # Not at the top: completion asks the commands for options, without a database.
+        import psycopg
+
+        try:
+            yield
+        except psycopg.Error as e:
+            raise self._client.target.failed(e, "") from e
