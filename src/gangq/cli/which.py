@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -136,51 +135,31 @@ class WhichType(Parsed):
         return stored.IDS[letter](ctx, param, incomplete)
 
 
-_gang = functools.partial(
-    click.option, "--gang", type=click.IntRange(min=1), metavar="N", help="The same as gN."
-)
-
-
 def takes_one(*, optional: bool = False, gangs_only: bool = False, batches: bool = False) -> Callable[[F], F]:
-    """Give a command `target`, the one job or gang that ID or --gang N names, or with `batches` the batch.
+    """Give a command `target`, the one job or gang that ID names, or with `batches` the batch.
 
     `optional`: it may be None.
     """
 
-    def decorate(command: F) -> F:
-        @functools.wraps(command)
-        def with_target(*args: Any, which: Which | None, gang: int | None, **more: Any) -> Any:
-            named = [which] if which else []
-            named += [] if gang is None else [Which(gang, "gang")]
-            if len(named) > 1 or not (named or optional):
-                kinds = "gang (g12)" if gangs_only else "job (12), gang (g12) or batch (b12)"
-                raise click.UsageError(f"name one {kinds}")
-            return command(*args, target=named[0] if named else None, **more)
+    def found(_: click.Context, __: click.Parameter, which: Which | None) -> Which | None:
+        if which is None and not optional:
+            raise click.UsageError("name one job (12), gang (g12) or batch (b12)")
+        return which
 
-        metavar = ("[gN]" if optional else "gN") if gangs_only else "ID"
-        argument = click.argument(
-            "which",
-            type=WhichType("gang" if gangs_only else "job", batches),
-            required=False,
-            metavar=metavar,
-        )
-        return argument(_gang()(with_target))  # type: ignore[return-value]
-
-    return decorate
+    kind = WhichType("gang" if gangs_only else "job", batches)
+    metavar = ("[gN]" if optional else "gN") if gangs_only else "ID"
+    return click.argument("target", type=kind, required=False, callback=found, metavar=metavar)
 
 
-def takes_several(command: F) -> F:
-    """Give a command `named`: the jobs, gangs and batches that ID... and --gang N name; none with --failed."""
+def takes_several(*, optional: bool = False) -> Callable[[F], F]:
+    """Give a command `named`: the jobs, gangs and batches that ID... names. `optional`: there may be none."""
 
-    @functools.wraps(command)
-    def with_named(*args: Any, which: tuple[Which, ...], gang: tuple[int, ...], **more: Any) -> Any:
-        named = [*which, *(Which(id, "gang") for id in gang)]
-        if not (named or more.get("failed")):
+    def found(_: click.Context, __: click.Parameter, named: tuple[Which, ...]) -> tuple[Which, ...]:
+        if not (named or optional):
             raise click.UsageError("name at least one job (12), gang (g12) or batch (b12)")
-        return command(*args, named=named, **more)
+        return named
 
-    argument = click.argument("which", type=WhichType(batches=True), nargs=-1, metavar="ID...")
-    return argument(_gang(multiple=True)(with_named))  # type: ignore[return-value]
+    return click.argument("named", type=WhichType(batches=True), nargs=-1, callback=found, metavar="ID...")
 
 
 def ids_of(client: Client, named: Sequence[Which]) -> dict[str, list[int]]:

@@ -437,7 +437,7 @@ def _no_object(line: str) -> dict[str, Any]:
 
 
 @click.command()
-@takes_several
+@takes_several()
 @click.option("--reason", help="Why; kept in the events.")
 @common_options
 def cancel(session: Session, named: Sequence[Which], reason: str | None) -> None:
@@ -447,7 +447,7 @@ def cancel(session: Session, named: Sequence[Which], reason: str | None) -> None
 
 
 @click.command()
-@takes_several
+@takes_several(optional=True)
 @click.option(
     "--failed", is_flag=True, help="Without an ID: all single jobs that have failed, of those that:"
 )
@@ -485,6 +485,8 @@ def retry(
         return
     if dry_run or since_s is not None or any(filters.values()):
         raise click.UsageError("these options select among what has failed: add --failed")
+    if not named:
+        raise click.UsageError("name at least one job (12), gang (g12) or batch (b12), or add --failed")
     changes = [change for which in named if which.batch for change in client.retry_failed(batch_id=which.id)]
     others = [which for which in named if not which.batch]
     if others:
@@ -495,7 +497,7 @@ def retry(
 # A priority may be negative, and -5 would be an option.
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("priority", type=int)
-@takes_several
+@takes_several()
 @common_options
 def priority(session: Session, priority: int, named: Sequence[Which]) -> None:
     """Change the priority of what waits.
