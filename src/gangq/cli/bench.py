@@ -17,7 +17,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.output import say
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns
 from gangq.errors import GangqError, NotAllowed
 from gangq.proc import killing

@@ -13,8 +13,9 @@ from gangq import names, private
 from gangq.cli import output, stored
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.loops import until_interrupted
+from gangq.cli.output import say
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.errors import GangqError
 from gangq.host.bouncer import Action, Bouncer
 from gangq.host.choice import Choice, WorkerMap, choose

@@ -11,9 +11,9 @@ import click
 from gangq.cli import options, queries, stored
 from gangq.cli.group import EXIT_INTERRUPTED, EXIT_REFUSED
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.output import when
+from gangq.cli.output import say, when
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.client.encoding import counted
 from gangq.client.rows import CordonRow
 

@@ -11,8 +11,9 @@ import click
 
 from gangq.cli import output
 from gangq.cli.listing import columns_option, wide_option
+from gangq.cli.output import say
 from gangq.cli.parsing import from_json, read_file
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns
 from gangq.client.encoding import counted
 from gangq.errors import GangqError

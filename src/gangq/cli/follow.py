@@ -11,9 +11,9 @@ import click
 
 from gangq.cli import output, queries
 from gangq.cli.listing import table_options
-from gangq.cli.output import gang
+from gangq.cli.output import gang, say
 from gangq.cli.queries import Position
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import Column, columns
 from gangq.cli.which import Which, device_ids, takes_one
 from gangq.client.rows import EventRow, LogRow

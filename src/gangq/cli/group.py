@@ -141,7 +141,7 @@ class LazyGroup(click.Group):
             problem = _as_ours(e)
             if problem is None or os.environ.get("GANGQ_DEBUG", "0") not in ("", "0"):
                 raise
-            output.comment(f"{problem}{_alternatives(ctx, problem)}")
+            output.say(f"{problem}{_alternatives(ctx, problem)}")
             ctx.exit(exit_code(problem))
 
 

@@ -14,7 +14,7 @@ import click
 
 from gangq.cli import output
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options
+from gangq.cli.session import Session, common_options, sets
 
 LEAST_S = 0.5
 """No look is repeated sooner: each asks the database."""
@@ -92,8 +92,7 @@ def columns_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "-o",
         "--columns",
         metavar="LIST",
-        expose_value=False,
-        callback=_set_columns,
+        **sets("columns", lambda given: [name for name in given.split(",") if name.strip()]),
         help="Only these columns, in this order: those of the table, or of --json.",
     )(command)
 
@@ -101,11 +100,6 @@ def columns_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a look that answers with one table the common options, --watch, --wide and -o."""
     return columns_option(wide_option(look_options(command)))
-
-
-def _set_columns(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        ctx.ensure_object(Session).columns = [name for name in value.split(",") if name.strip()]
 
 
 def _set_wide(ctx: click.Context, _: click.Parameter, value: bool) -> None:

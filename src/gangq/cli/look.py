@@ -12,8 +12,8 @@ import click
 from gangq.cli import evidence as seen
 from gangq.cli import names, options, output, queries, stored, tables
 from gangq.cli.listing import look_options, table_options, wide_option
-from gangq.cli.output import ago, gang, megabytes, moment, seconds, when, words
-from gangq.cli.session import Session, say
+from gangq.cli.output import ago, gang, megabytes, moment, say, seconds, when, words
+from gangq.cli.session import Session
 from gangq.cli.tables import Cell, Column, Listed, columns
 from gangq.cli.wait import culprit
 from gangq.cli.which import Which, WhichType, device_ids, takes_one

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.session import say
+from gangq.cli.output import say
 from gangq.errors import GangqError
 from gangq.worker.repeating import backoff
 

@@ -9,7 +9,8 @@ import click
 from gangq import private
 from gangq.cli import output
 from gangq.cli.interrupts import Interrupts
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.output import say
+from gangq.cli.session import Session, common_options
 from gangq.errors import DatabaseUnreachable, InvalidInput
 from gangq.metrics import Collector, MetricsServer, exposition
 from gangq.metrics.address import Address

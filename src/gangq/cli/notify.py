@@ -15,9 +15,9 @@ from gangq.cli.group import Subgroup
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.listing import table_options
 from gangq.cli.loops import until_interrupted
-from gangq.cli.output import words
+from gangq.cli.output import say, words
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns
 from gangq.client.encoding import counted
 from gangq.errors import InvalidInput, NotFound

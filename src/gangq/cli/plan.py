@@ -11,9 +11,9 @@ import click
 from gangq.cli import queries
 from gangq.cli.group import EXIT_REFUSED
 from gangq.cli.listing import table_options
-from gangq.cli.output import gang, seconds
+from gangq.cli.output import gang, say, seconds
 from gangq.cli.parsing import Due, NewWorkers, from_json, read_file, typed
-from gangq.cli.session import Session, say
+from gangq.cli.session import Session
 from gangq.cli.tables import columns
 from gangq.cli.which import WhichType
 from gangq.client.encoding import counted

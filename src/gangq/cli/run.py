@@ -16,10 +16,10 @@ from gangq.cli import output
 from gangq.cli.follow import LogReader, Tagger
 from gangq.cli.interrupts import Interrupts
 from gangq.cli.options import Sectioned
-from gangq.cli.output import seconds
+from gangq.cli.output import say, seconds
 from gangq.cli.parsing import ArrayType, KeyValue
 from gangq.cli.progress import Bars
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.wait import EXIT_CANCELLED, ending
 from gangq.cli.which import Which
 from gangq.cli.work import is_gang, notes_aloud, submission, work_options

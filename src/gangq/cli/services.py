@@ -13,9 +13,9 @@ from gangq.cli.interrupts import Interrupts
 from gangq.cli.listing import look_options, table_options, wide_option
 from gangq.cli.loops import until_interrupted
 from gangq.cli.options import Sectioned, settings
-from gangq.cli.output import moment
+from gangq.cli.output import moment, say
 from gangq.cli.parsing import payload_of
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import Cell, columns
 from gangq.cli.work import recurring_options, submission
 from gangq.client.options import ServiceOptions

@@ -77,7 +77,7 @@ class Session:
 
         server = embedded.Server()
         if not server.status().running:
-            say(f"starting {server.binaries} in {server.data_dir} (gangq db stop ends it)")
+            output.say(f"starting {server.binaries} in {server.data_dir} (gangq db stop ends it)")
         return server.start().dsn()
 
     def client(self, *, checked: bool = True) -> Client:
@@ -115,7 +115,7 @@ class Session:
         except SchemaMismatch:
             if not self.private:
                 raise
-            schema.migrate(self.dsn(), log=lambda step: say(f"private server: {step}"))
+            schema.migrate(self.dsn(), log=lambda step: output.say(f"private server: {step}"))
             schema.check_version(client)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Session:
         elif rows:
             self.table(rows, columns)
         else:
-            say(nothing)
+            output.say(nothing)
 
     def table(self, rows: Sequence[Any], columns: Sequence[Column]) -> None:
         """Print rows, of which there is at least one, as a table: --wide and -o say how."""
@@ -147,11 +147,6 @@ class Session:
             output.write(*text)
 
 
-def say(text: str) -> None:
-    """Comment on standard error."""
-    output.comment(text)
-
-
 def require_extra(extra: str, *modules: str) -> None:
     """Raise `GangqError` where a library of this extra is not installed; none is loaded."""
     for module in modules:
@@ -159,19 +154,14 @@ def require_extra(extra: str, *modules: str) -> None:
             raise GangqError(f"there is no {module}: pip install 'gangq[{extra}]'")
 
 
-def _set_dsn(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        ctx.ensure_object(Session).flag_dsn = value
+def sets(name: str, value: Callable[[Any], object] = lambda given: given) -> dict[str, Any]:
+    """What makes an option set a field of the session, before or after the name of the command."""
 
+    def callback(ctx: click.Context, _: click.Parameter, given: Any) -> None:
+        if given:
+            setattr(ctx.ensure_object(Session), name, value(given))
 
-def _set_embedded(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.ensure_object(Session).flag_dsn = private.EMBEDDED
-
-
-def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.ensure_object(Session).json = True
+    return {"expose_value": False, "callback": callback}
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)
@@ -182,8 +172,7 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--json",
         is_flag=True,
-        expose_value=False,
-        callback=_set_json,
+        **sets("json"),
         help="Answer in JSON, one object a line.",
     )(pass_session(command))
 
@@ -193,16 +182,14 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     dsn_option = click.option(
         "--dsn",
         metavar="DSN",
-        expose_value=False,
-        callback=_set_dsn,
+        **sets("flag_dsn"),
         help='The database: a URI or key=value pairs, or "embedded" [GANGQ_DSN]. Others on this machine can '
         "read command lines: keep passwords in GANGQ_DSN or ~/.pgpass.",
     )
     embedded_option = click.option(
         "--embedded",
         is_flag=True,
-        expose_value=False,
-        callback=_set_embedded,
+        **sets("flag_dsn", lambda _: private.EMBEDDED),
         help="Use a private PostgreSQL on this machine, started if need be; GANGQ_DSN=embedded says the same.",
     )
     return json_option(embedded_option(dsn_option(command)))

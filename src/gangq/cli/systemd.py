@@ -11,8 +11,9 @@ import click
 
 from gangq import names, private
 from gangq.cli.group import Subgroup
+from gangq.cli.output import say
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, json_option, say
+from gangq.cli.session import Session, common_options, json_option
 from gangq.errors import DatabaseUnreachable
 from gangq.host import units
 from gangq.proc import procfs

@@ -15,7 +15,6 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from datetime import datetime
-from operator import attrgetter
 from typing import Any
 
 import click
@@ -140,7 +139,10 @@ def choose(columns: Sequence[Column], names: Sequence[str], row: Any) -> list[Co
         click.UsageError: there is no such column.
     """
     known = {column.title.casefold().replace(" ", "_"): column for column in columns}
-    fields = {field: Column(field, attrgetter(field)) for field in _fields(row)}
+    fields = {
+        field: Column(field, lambda row, field=field: _fields(row)[field])  # type: ignore[misc]
+        for field in _fields(row)
+    }
     wanted = [name.strip().casefold().replace(" ", "_") for name in names]
     for name in wanted:
         if name not in known and name not in fields:
@@ -160,7 +162,7 @@ def pick(row: Any, names: Sequence[str]) -> dict[str, Any]:
 def _fields(row: Any) -> Mapping[str, Any]:
     if is_dataclass(row) and not isinstance(row, type):
         return asdict(row)
-    return row if isinstance(row, dict) else row._asdict()
+    return row if isinstance(row, dict) else {key.rstrip("_"): value for key, value in row._asdict().items()}
 
 
 def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool | None = None) -> None:

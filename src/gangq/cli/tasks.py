@@ -11,9 +11,9 @@ import click
 from gangq.cli import names, options, stored
 from gangq.cli.group import Subgroup
 from gangq.cli.listing import table_options
-from gangq.cli.output import seconds, when
+from gangq.cli.output import say, seconds, when
 from gangq.cli.parsing import Due
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns
 from gangq.client.rows import TaskRow
 from gangq.client.settings import TaskSettings

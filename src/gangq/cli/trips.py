@@ -11,9 +11,9 @@ import click
 from gangq.cli import evidence as seen
 from gangq.cli import names, options, output, queries, stored
 from gangq.cli.listing import table_options
-from gangq.cli.output import words
+from gangq.cli.output import say, words
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, say
+from gangq.cli.session import Session
 from gangq.cli.tables import Column, columns
 from gangq.cli.which import device_ids, device_named
 from gangq.client.rows import TripRow
@@ -65,7 +65,7 @@ def trips(session: Session, device: str | None, within_s: float, evidence: bool,
             raise click.UsageError(f"no trip has the code {filters['code']}: {codes}")
         names.must_exist(client, device=held, **filters)
     if session.json:
-        session.rows([as_view(trip) for trip in found], [], "")
+        session.rows(found, [], "")
         return
     if not evidence or not found:
         session.rows(found, _columns(session, found), f"no such trips within {output.seconds(within_s)}")
@@ -101,8 +101,3 @@ def headline(trip: TripRow) -> str:
         f"job {trip.job_id} at {output.instant(trip.at)}{where}: {code_and_word(trip.code, trip.class_)}, "
         f"{trip.reason} -> {trip.outcome}"
     )
-
-
-def as_view(trip: TripRow) -> dict[str, object]:
-    """A trip with the names of the view: class is no name in Python."""
-    return {name.rstrip("_"): value for name, value in trip._asdict().items()}

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gangq.cli.output import say
 from gangq.cli.parsing import Seconds
 from gangq.cli.progress import Bars
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.which import Which, takes_several
 from gangq.errors import WaitTimeout
 from gangq.status import error_in_words

@@ -14,8 +14,9 @@ import click
 
 from gangq.cli import names, parsing, stored
 from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, chained, section, settings
+from gangq.cli.output import say
 from gangq.cli.parsing import Due, ParamType, RoleType, Seconds
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns
 from gangq.cli.wait import refuse_in_job, wait_for
 from gangq.cli.which import Which, WhichType, ids_of, takes_several
