@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from gangq.cli.interrupts import Interrupts
+from gangq.cli.loops import Interrupts
 from gangq.cli.output import say
 from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns

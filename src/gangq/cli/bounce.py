@@ -11,8 +11,7 @@ import click
 
 from gangq import names, private
 from gangq.cli import output, stored
-from gangq.cli.interrupts import Interrupts
-from gangq.cli.loops import until_interrupted
+from gangq.cli.loops import Interrupts, until_interrupted
 from gangq.cli.output import say
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options

@@ -10,7 +10,7 @@ import click
 
 from gangq.cli import output
 from gangq.cli.group import Subgroup
-from gangq.cli.listing import watch_option
+from gangq.cli.options import watch_option
 from gangq.cli.session import Session, common_options, json_option, pass_session
 from gangq.errors import EmbeddedError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gangq.cli import output, queries
-from gangq.cli.listing import table_options
+from gangq.cli.options import table_options
 from gangq.cli.output import gang, say
 from gangq.cli.queries import Position
 from gangq.cli.session import Session, common_options

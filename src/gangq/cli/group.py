@@ -194,7 +194,7 @@ def _alternatives(ctx: click.Context, problem: GangqError) -> str:
     session = ctx.find_object(Session)
     if session is None or not session.has_client or not isinstance(problem, NotFound):
         return ""
-    from gangq.cli.names import alike
+    from gangq.cli.stored import alike
 
     found = alike(session.client(), problem)
     return found and ("" if str(problem).endswith(".") else ".") + f" {found}"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import names, options, output, queries, stored, tables
-from gangq.cli.listing import look_options, table_options, wide_option
+from gangq.cli import options, output, queries, stored, tables
+from gangq.cli.options import look_options, table_options, wide_option
 from gangq.cli.output import ago, gang, megabytes, moment, say, seconds, when, words
 from gangq.cli.session import Session
 from gangq.cli.tables import Cell, Column, Listed, columns
@@ -149,7 +149,7 @@ def _must_exist(client: Client, found: Sequence[object], of: Mapping[str, Any]) 
         client.gang(id=of["gang_id"])
     if "batch_id" in of:
         client.batch(id=of["batch_id"])
-    names.must_exist(client, **of)
+    stored.must_exist(client, **of)
 
 
 @click.command()

@@ -8,7 +8,7 @@ import click
 
 from gangq import private
 from gangq.cli import output
-from gangq.cli.interrupts import Interrupts
+from gangq.cli.loops import Interrupts
 from gangq.cli.output import say
 from gangq.cli.session import Session, common_options
 from gangq.errors import DatabaseUnreachable, InvalidInput

@@ -10,11 +10,10 @@ from typing import Any
 import click
 
 from gangq import private
-from gangq.cli import names, stored
+from gangq.cli import stored
 from gangq.cli.group import Subgroup
-from gangq.cli.interrupts import Interrupts
-from gangq.cli.listing import table_options
-from gangq.cli.loops import until_interrupted
+from gangq.cli.loops import Interrupts, until_interrupted
+from gangq.cli.options import chained, table_options
 from gangq.cli.output import say, words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options
@@ -35,6 +34,9 @@ _TARGETS = columns(
 )
 
 
+_named = chained(click.argument("target", shell_complete=stored.targets), common_options)
+
+
 @click.group(cls=Subgroup)
 def notify() -> None:
     """Tell people and programs of failures, trips and quarantines.
@@ -45,7 +47,6 @@ def notify() -> None:
 
 
 @notify.command()
-@click.argument("target", shell_complete=stored.targets)
 @click.option(
     "--on", "kinds", multiple=True, metavar="KIND", help="What it is told of; may be repeated [everything]."
 )
@@ -61,7 +62,7 @@ def notify() -> None:
     type=click.IntRange(1, 1000),
     help="Deliveries of one notification before it is given up [20, which takes some eight hours].",
 )
-@common_options
+@_named
 def add(session: Session, target: str, kinds: tuple[str, ...], **of: Any) -> None:
     """Add a target, or change what the one of this name is told of.
 
@@ -70,7 +71,7 @@ def add(session: Session, target: str, kinds: tuple[str, ...], **of: Any) -> Non
     """
     client = session.client()
     client.add_notification(target=target, kinds=kinds or None, **of)
-    for sentence in names.unknown(client, **{**of, "queue": None}):
+    for sentence in stored.unknown(client, **{**of, "queue": None}):
         say(sentence)
     (row,) = client.notifications(target=target)
     session.answer(row, f"{target} is told of {words(row.kinds)}; to deliver it: gangq notify run {target}")
@@ -87,8 +88,7 @@ def list_(session: Session) -> None:
 
 
 @notify.command()
-@click.argument("target", shell_complete=stored.targets)
-@common_options
+@_named
 def rm(session: Session, target: str) -> None:
     """Remove a target, with what it was not told yet. For admins. With --json: {"target"}."""
     session.client().remove_notification(target=target)
@@ -96,11 +96,10 @@ def rm(session: Session, target: str) -> None:
 
 
 @notify.command()
-@click.argument("target", shell_complete=stored.targets)
 @click.option(
     "--wait", "wait_s", type=Seconds(), default=0, help="Wait so long for its delivery; exit code 1 if none."
 )
-@common_options
+@_named
 def test(session: Session, target: str, wait_s: float) -> None:
     """Have a target told that this is a test. For admins.
 
@@ -124,8 +123,7 @@ def test(session: Session, target: str, wait_s: float) -> None:
 
 
 @notify.command()
-@click.argument("target", shell_complete=stored.targets)
-@common_options
+@_named
 def retry(session: Session, target: str) -> None:
     """Deliver what was given up for a target after all. For admins. With --json: {"target", "retried"}."""
     retried = session.client().retry_notifications(target=target)
@@ -136,7 +134,6 @@ def retry(session: Session, target: str) -> None:
 
 
 @notify.command()
-@click.argument("target", shell_complete=stored.targets)
 @click.option("--url", help="POST there. Others on this machine can read command lines: see --url-file.")
 @click.option("--url-file", type=click.Path(path_type=Path), help="The same, with the address in a file.")
 @click.option("--exec", "program", metavar="PROGRAM", help="Run this program, which reads standard input.")
@@ -154,7 +151,7 @@ def retry(session: Session, target: str) -> None:
     help="How long one delivery may take.",
 )
 @click.option("--once", is_flag=True, help="Deliver what is due, and end: for cron.")
-@common_options
+@_named
 def run(session: Session, target: str, timeout_s: float, once: bool, **where: Any) -> None:
     """Deliver the notifications of a target from this host, as JSON.
 

@@ -1,4 +1,4 @@
-"""gangq queue: the tree of queues, what they hold and may hold; make, list and change them."""
+"""gangq queue, the tree of queues; gangq limit, keys of which only so many jobs are placed at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from gangq.cli import options, stored
 from gangq.cli.group import Subgroup
-from gangq.cli.listing import table_options
+from gangq.cli.options import chained, table_options
 from gangq.cli.output import seconds, when
 from gangq.cli.parsing import Ceilings, Due
 from gangq.cli.session import Session, common_options
@@ -131,6 +131,9 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
     )
 
 
+_named = chained(click.argument("name", shell_complete=stored.queues), common_options)
+
+
 @click.group(cls=Subgroup, invoke_without_command=True)
 @table_options
 @click.pass_context
@@ -145,9 +148,8 @@ def queue(ctx: click.Context, session: Session) -> None:
 
 
 @queue.command()
-@click.argument("name", shell_complete=stored.queues)
 @_settings
-@common_options
+@_named
 def create(session: Session, /, name: str, **settings: Any) -> None:
     """Make a queue, and its parents: those of a.b.c are a.b and a. What is not given has its default."""
     if session.client().queues(name=name):
@@ -157,7 +159,6 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
 
 
 @queue.command(name="set")
-@click.argument("name", shell_complete=stored.queues)
 @_settings
 @click.option(
     "--reset",
@@ -165,7 +166,7 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
     multiple=True,
     help="Put a setting back to none; may be repeated.",
 )
-@common_options
+@_named
 def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any) -> None:
     """Change what is given of a queue. Jobs already submitted keep what they inherited."""
     _existing(session, name)
@@ -181,9 +182,8 @@ def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any
 
 
 @queue.command()
-@click.argument("name", shell_complete=stored.queues)
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq queue resume].")
-@common_options
+@_named
 def pause(session: Session, name: str, until: datetime | timedelta | None) -> None:
     """Start nothing new from a queue and its children; what runs goes on."""
     _existing(session, name)
@@ -197,8 +197,7 @@ def pause(session: Session, name: str, until: datetime | timedelta | None) -> No
 
 
 @queue.command()
-@click.argument("name", shell_complete=stored.queues)
-@common_options
+@_named
 def resume(session: Session, name: str) -> None:
     """Open a paused or draining queue."""
     _existing(session, name)
@@ -206,8 +205,7 @@ def resume(session: Session, name: str) -> None:
 
 
 @queue.command()
-@click.argument("name", shell_complete=stored.queues)
-@common_options
+@_named
 def drain(session: Session, name: str) -> None:
     """Take no new submissions for a queue and its children; what they have is worked off."""
     _existing(session, name)
@@ -231,3 +229,47 @@ def _existing(session: Session, name: str) -> QueueRow:
 def _set(session: Session, name: str, settings: dict[str, Any], what: str) -> None:
     session.client().set_queue(name=name, **settings)
     session.answer(_existing(session, name), f"queue {name}: {what}")
+
+
+_LIMITS = columns(
+    "name >used >most rate opens:1 set_by:1",
+    {
+        "opens": lambda k: when(k.opens_at),
+        "set_by": lambda k: "an administrator" if k.pinned else k.login,
+    },
+)
+
+
+@click.group(cls=Subgroup)
+def limit() -> None:
+    """See and set how many jobs of a limit key run at once.
+
+    Or how many of them start in a period; whatever their queue. A key is made by the first job that names it:
+    gangq submit --limit-key licence --limit 2.
+    """
+
+
+@limit.command(name="list")
+@click.argument("name", required=False, shell_complete=stored.limits)
+@table_options
+def list_limits(session: Session, name: str | None) -> None:
+    """List the limit keys: how many jobs of each run, and how many may."""
+    found = session.client().limits(name=name)
+    if not found:
+        stored.must_exist(session.client(), key=name)
+    session.rows(found, _LIMITS, "no limit keys")
+
+
+@limit.command(name="set")
+@click.argument("name", shell_complete=stored.limits)
+@click.argument("most", type=int, required=False)
+@click.option("--rate", metavar="N/PERIOD", help="So many start in a period: 10/1m; none: no limit.")
+@common_options
+def set_limit(session: Session, name: str, most: int | None, rate: str | None) -> None:
+    """Change how many jobs of a key may be placed at once, its rate, or both; or make one. What runs goes on; with 0
+    nothing more starts.
+    """
+    session.client().set_limit(key=name, most=most, rate=rate)
+    (found,) = session.client().limits(name=name)
+    limits = [f"{found.most} at once"] * (found.most is not None) + [f"rate {found.rate}"] * bool(found.rate)
+    session.answer(found, f"limit key {name}: {', '.join(limits) or 'no limit'}, {found.used} placed now")

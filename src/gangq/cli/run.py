@@ -14,7 +14,7 @@ import click
 
 from gangq.cli import output
 from gangq.cli.follow import LogReader, Tagger
-from gangq.cli.interrupts import Interrupts
+from gangq.cli.loops import Interrupts
 from gangq.cli.options import Sectioned
 from gangq.cli.output import say, seconds
 from gangq.cli.parsing import ArrayType, KeyValue

@@ -9,8 +9,7 @@ import click
 
 from gangq.cli import output, queries, stored
 from gangq.cli.group import Subgroup
-from gangq.cli.listing import table_options
-from gangq.cli.options import Sectioned, settings
+from gangq.cli.options import Sectioned, chained, settings, table_options
 from gangq.cli.output import say, when
 from gangq.cli.parsing import Due, Seconds, payload_of
 from gangq.cli.session import Session, common_options
@@ -44,6 +43,9 @@ def _state(schedule: ScheduleRow) -> str:
     if schedule.problem is not None:
         return schedule.problem
     return f"not in {schedule.source} any more" if schedule.undeclared_at else ""
+
+
+_named = chained(click.argument("name", shell_complete=stored.schedules), common_options)
 
 
 @click.group(cls=Subgroup)
@@ -124,9 +126,8 @@ def list_(session: Session, name: str | None) -> None:
 
 
 @schedule.command()
-@click.argument("name", shell_complete=stored.schedules)
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq schedule resume].")
-@common_options
+@_named
 def pause(session: Session, name: str, until: datetime | timedelta | None) -> None:
     """Submit nothing of a schedule for a while. What comes due meanwhile is not caught up."""
     session.client().pause_schedule(name=name, until=None if until is None else session.moment(until))
@@ -135,8 +136,7 @@ def pause(session: Session, name: str, until: datetime | timedelta | None) -> No
 
 
 @schedule.command()
-@click.argument("name", shell_complete=stored.schedules)
-@common_options
+@_named
 def resume(session: Session, name: str) -> None:
     """End the pause of a schedule."""
     session.client().resume_schedule(name=name)
@@ -144,8 +144,7 @@ def resume(session: Session, name: str) -> None:
 
 
 @schedule.command()
-@click.argument("name", shell_complete=stored.schedules)
-@common_options
+@_named
 def run_now(session: Session, name: str) -> None:
     """Submit the work of a schedule now, and print the id. Its due times stay as they are."""
     with notes_aloud():
@@ -154,8 +153,7 @@ def run_now(session: Session, name: str) -> None:
 
 
 @schedule.command()
-@click.argument("name", shell_complete=stored.schedules)
-@common_options
+@_named
 def rm(session: Session, name: str) -> None:
     """Forget a schedule. What it has submitted goes on.
 

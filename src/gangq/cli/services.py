@@ -9,10 +9,8 @@ import click
 
 from gangq.cli import output, stored, tables
 from gangq.cli.group import Subgroup
-from gangq.cli.interrupts import Interrupts
-from gangq.cli.listing import look_options, table_options, wide_option
-from gangq.cli.loops import until_interrupted
-from gangq.cli.options import Sectioned, settings
+from gangq.cli.loops import Interrupts, until_interrupted
+from gangq.cli.options import Sectioned, chained, look_options, settings, table_options, wide_option
 from gangq.cli.output import moment, say
 from gangq.cli.parsing import payload_of
 from gangq.cli.session import Session, common_options
@@ -36,6 +34,9 @@ _GANGS = columns(
     },
 )
 _ENDPOINTS = columns("service >gang rank address port host:2 worker:2 revision:1 load:1")
+
+
+_named = chained(click.argument("name", shell_complete=stored.services), common_options)
 
 
 @click.group(cls=Subgroup)
@@ -217,8 +218,7 @@ def _print(session: Session, name: str, found: list[EndpointRow]) -> None:
 
 
 @service.command()
-@click.argument("name", shell_complete=stored.services)
-@common_options
+@_named
 def stop(session: Session, name: str) -> None:
     """Want no replica of a service, until gangq service set."""
     session.client().stop_service(name=name)
@@ -226,9 +226,8 @@ def stop(session: Session, name: str) -> None:
 
 
 @service.command()
-@click.argument("name", shell_complete=stored.services)
 @click.option("--to", "to_revision", type=int, metavar="REVISION", help="[the last other one that was ready]")
-@common_options
+@_named
 def rollback(session: Session, name: str, to_revision: int | None) -> None:
     """Let a service be of another revision again; the present one: try an update again that has halted."""
     session.client().roll_back_service(name=name, to_revision=to_revision)
@@ -236,8 +235,7 @@ def rollback(session: Session, name: str, to_revision: int | None) -> None:
 
 
 @service.command()
-@click.argument("name", shell_complete=stored.services)
-@common_options
+@_named
 def delete(session: Session, name: str) -> None:
     """Stop a service, and forget it once its last gang has ended.
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gangq import private
-from gangq.cli.interrupts import Interrupts
-from gangq.cli.loops import until_interrupted
+from gangq.cli.loops import Interrupts, until_interrupted
 from gangq.cli.session import Session, common_options
 from gangq.client.rows import TickReport
 from gangq.errors import Busy

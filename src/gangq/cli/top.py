@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from gangq.cli.listing import LEAST_S
+from gangq.cli.options import LEAST_S
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options, require_extra
 

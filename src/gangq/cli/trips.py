@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import names, options, output, queries, stored
-from gangq.cli.listing import table_options
+from gangq.cli import options, output, queries, stored
+from gangq.cli.options import table_options
 from gangq.cli.output import say, words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session
@@ -63,7 +63,7 @@ def trips(session: Session, device: str | None, within_s: float, evidence: bool,
         if filters["code"] not in (None, *ExitCode):
             codes = ", ".join(str(int(code)) for code in ExitCode)
             raise click.UsageError(f"no trip has the code {filters['code']}: {codes}")
-        names.must_exist(client, device=held, **filters)
+        stored.must_exist(client, device=held, **filters)
     if session.json:
         session.rows(found, [], "")
         return

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import click
 
-from gangq.cli import names, parsing, stored
+from gangq.cli import parsing, stored
 from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, chained, section, settings
 from gangq.cli.output import say
 from gangq.cli.parsing import Due, ParamType, RoleType, Seconds
@@ -216,9 +216,9 @@ def _say_if_unknown(session: Session, avoided: Sequence[str]) -> None:
     if avoided and not session.inside_job:
         client = session.client()
         for host in avoided:
-            for sentence in names.unknown(client, host=host):
+            for sentence in stored.unknown(client, host=host):
                 say(
-                    f"{sentence}: it is avoided if it comes. {names.alike(client, NotFound(sentence))}".rstrip()
+                    f"{sentence}: it is avoided if it comes. {stored.alike(client, NotFound(sentence))}".rstrip()
                 )
 
 
@@ -481,7 +481,7 @@ def retry(
         since = None if since_s is None else session.moment(timedelta(seconds=-since_s))
         changes = client.retry_failed(**filters, since=since, dry_run=dry_run)  # type: ignore[arg-type]
         if not changes:
-            names.must_exist(client, **filters)
+            stored.must_exist(client, **filters)
         _changed(session, changes)
         return
     if dry_run or since_s is not None or any(filters.values()):

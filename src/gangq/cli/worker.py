@@ -16,8 +16,8 @@ import click
 
 from gangq import context, logqueue, names, private
 from gangq.cli import output, stored
-from gangq.cli.cordons import WORKER_VERBS
 from gangq.cli.group import exit_code
+from gangq.cli.operate import WORKER_VERBS
 from gangq.cli.parsing import KeyValue, Seconds
 from gangq.cli.session import Session, common_options
 from gangq.errors import GangqError, InvalidInput
