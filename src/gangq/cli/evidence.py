@@ -18,6 +18,7 @@ from gangq.client.rows import EventRow, EvidenceRow
 
 KINDS = ("suspect", "trip", "notify", "held", "poison", "straggler")
 """Events of a job that come from watchdogs."""
+NOT_SHOWN = "what the watchdogs saw is shown to those who may read the job's payload"
 _CONVICT = ("trip", "notify", "held")
 
 _VERBS = ("waited ", "made no progress ")

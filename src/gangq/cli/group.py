@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -44,14 +43,10 @@ class Subgroup(click.Group):
 class LazyGroup(click.Group):
     """The top-level group. `sections` of its help name for each command the module of this package it is in."""
 
-    def __init__(
-        self, *args: Any, sections: Mapping[str, Mapping[str, str]] | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._sections = sections or {}
-        self._commands_in = {
-            name: module for part in self._sections.values() for name, module in part.items()
-        }
+        self._sections = sections
+        self._commands_in = {name: module for part in sections.values() for name, module in part.items()}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse what no database could store: bytes of the command line that are not UTF-8."""
@@ -112,10 +107,7 @@ class LazyGroup(click.Group):
         """
         docs: dict[tuple[str, str], str | None] = {}
         for module in set(self._commands_in.values()):
-            spec = importlib.util.find_spec(f"gangq.cli.{module}")
-            assert spec is not None
-            assert spec.origin is not None
-            for node in ast.parse(Path(spec.origin).read_bytes()).body:
+            for node in ast.parse(Path(__file__).with_name(f"{module}.py").read_bytes()).body:
                 if isinstance(node, ast.FunctionDef):
                     docs[module, node.name] = ast.get_docstring(node)
         return {

@@ -295,7 +295,7 @@ def _show_trips(
     output.write()
     told = seen.history(events, evidence, session.wide)
     if evidence is None:
-        say("what the watchdogs saw is shown to those who may read the job's payload")
+        say(seen.NOT_SHOWN)
         return
     found = seen.by_event(evidence)
     for event in told:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gangq.cli.output import say
@@ -31,8 +31,8 @@ class Interrupts:
     A SIGHUP that was ignored, as nohup does it, stays ignored.
 
     A KeyboardInterrupt in the middle of a submit would leave a job behind whose id nobody has seen. From the
-    `last`th signal on (0: never) KeyboardInterrupt is raised after all: whoever presses it again wants out
-    now, also when a call to the database hangs.
+    `last`th signal on KeyboardInterrupt is raised after all: whoever presses it again wants out now, also when a
+    call to the database hangs.
     """
 
     def __init__(self, last: int = 2) -> None:
@@ -53,9 +53,7 @@ class Interrupts:
             ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before:
             signal.signal(number, handler)
         os.close(self._read)
@@ -65,13 +63,12 @@ class Interrupts:
         self.count += 1
         with contextlib.suppress(OSError):
             os.write(self._write, b"!")
-        if self._last and self.count >= self._last:
+        if self.count >= self._last:
             raise KeyboardInterrupt
 
     def wait(self, seconds: float, files: Sequence[int] = ()) -> bool:
         """Wait until a signal comes, one of `files` can be read, or the time is up; whether it was a file."""
-        until = time.monotonic() + seconds
-        ready, _, _ = select.select([self._read, *files], [], [], max(0.0, until - time.monotonic()))
+        ready, _, _ = select.select([self._read, *files], [], [], max(0.0, seconds))
         if self._read in ready:
             with contextlib.suppress(OSError):
                 os.read(self._read, 64)

@@ -17,7 +17,7 @@ from gangq.cli.session import Session, common_options
 from gangq.cli.tables import Cell, Column, columns
 from gangq.client.rows import QueueRow
 from gangq.client.settings import QueueSettings
-from gangq.errors import InvalidInput, NotFound
+from gangq.errors import InvalidInput
 from gangq.placement.order import POLICIES
 
 _COLUMNS = columns(
@@ -220,10 +220,8 @@ def ls(session: Session) -> None:
 
 
 def _existing(session: Session, name: str) -> QueueRow:
-    found = session.client().queues(name=name)
-    if not found:
-        raise NotFound(f"queue {name!r} does not exist; make it with: gangq queue create {name}")
-    return found[0]
+    advice = f"make it with: gangq queue create {name}"
+    return stored.existing(session.client().queues(name=name), "queue", name, advice)
 
 
 def _set(session: Session, name: str, settings: dict[str, Any], what: str) -> None:

@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -198,23 +197,21 @@ class Watcher:
         session: Session,
         watched: Watched,
         interrupts: Interrupts | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
         self._client: Client = session.client()
         self._watched = watched
         self._target = watched.target
         self._interrupts = interrupts
-        self._clock = clock
         self._reader = LogReader(self._client, list(watched.ranks))
         self._tagger = Tagger(watched.ranks)
         self._cancelled = False
         self._lost_at: float | None = None
-        self._waits_since = clock() if watched.state in WAITS else None
+        self._waits_since = time.monotonic() if watched.state in WAITS else None
         self._explained = ""
-        self._explain_at = clock() + _EXPLAIN_AFTER_S
+        self._explain_at = time.monotonic() + _EXPLAIN_AFTER_S
         self._hosts: list[str] = []
-        self._bars = Bars(self._client, [self._target], clock)
+        self._bars = Bars(self._client, [self._target])
         self._line_is_open = False
 
     def watch(self) -> int:
@@ -262,7 +259,7 @@ class Watcher:
         say(f"cancelling {self._target.phrase}; Ctrl-C again leaves it to itself")
 
     def _outage(self, problem: GangqError) -> None:
-        now = self._clock()
+        now = time.monotonic()
         if not problem.retryable:
             raise problem
         if self._lost_at is None:
@@ -295,8 +292,8 @@ class Watcher:
         return state in ENDED
 
     def _changed(self, state: str) -> None:
-        self._waits_since = self._clock() if state in WAITS else None
-        self._explain_at = self._clock() + _EXPLAIN_AFTER_S
+        self._waits_since = time.monotonic() if state in WAITS else None
+        self._explain_at = time.monotonic() + _EXPLAIN_AFTER_S
         self._explained = ""
         if state in WAITS or state == "draining":
             # Waiting is said with its reason once it lasts, a drain with its cause as an event.
@@ -348,7 +345,7 @@ class Watcher:
         return error.get("message") or event.reason if error.get("type") == event.reason else event.reason
 
     def _explain(self) -> None:
-        now = self._clock()
+        now = time.monotonic()
         if self._waits_since is None or now < self._explain_at:
             return
         self._explain_at = now + _EXPLAIN_EVERY_S

@@ -19,7 +19,6 @@ from gangq.client.options import ScheduleOptions
 from gangq.client.rows import ScheduleRow
 from gangq.commands import COMMAND, command_payload
 from gangq.due import Cron
-from gangq.errors import NotFound
 
 _COLUMNS = columns(
     "name when task:1 next_due state last_due:1 >last:2 not_run=passed_over:3 why:3 queue:4 submitter:5",
@@ -167,7 +166,5 @@ def rm(session: Session, name: str) -> None:
 
 
 def _existing(session: Session, name: str) -> ScheduleRow:
-    found = session.client().schedules(name=name)
-    if not found:
-        raise NotFound(f"schedule {name!r} does not exist; gangq schedule list names those that do")
-    return found[0]
+    advice = "gangq schedule list names those that do"
+    return stored.existing(session.client().schedules(name=name), "schedule", name, advice)

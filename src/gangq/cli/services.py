@@ -19,7 +19,6 @@ from gangq.cli.work import recurring_options, submission
 from gangq.client.options import ServiceOptions
 from gangq.client.rows import EndpointRow, ScalingRow, ServiceRow
 from gangq.commands import COMMAND, command_payload
-from gangq.errors import NotFound
 
 _LOOK_S = 5.0
 _COLUMNS = columns(
@@ -249,10 +248,8 @@ def delete(session: Session, name: str) -> None:
 
 
 def _existing(session: Session, name: str) -> ServiceRow:
-    found = session.client().services(name=name)
-    if not found:
-        raise NotFound(f"service {name!r} does not exist; gangq service list names those that do")
-    return found[0]
+    advice = "gangq service list names those that do"
+    return stored.existing(session.client().services(name=name), "service", name, advice)
 
 
 def _in_words(found: ServiceRow) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gangq.client import Client
 
 
+T = TypeVar("T")
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 _ANSWER_S = 2.0
@@ -130,6 +131,13 @@ def must_exist(client: Client, **filters: object) -> None:
         raise NotFound(sentence)
 
 
+def existing(found: Sequence[T], kind: str, name: str, advice: str) -> T:
+    """The one row of a thing of this name. Raises `NotFound`, with `advice` behind it, where there is none."""
+    if not found:
+        raise NotFound(f"{kind} {name!r} does not exist; {advice}")
+    return found[0]
+
+
 def alike(client: Client, problem: NotFound) -> str:
     """A sentence that names what there is in place of what the problem says there is not; empty where it cannot."""
     said = str(problem)
@@ -137,7 +145,7 @@ def alike(client: Client, problem: NotFound) -> str:
         return ""
     names: list[str] = []
     with contextlib.suppress(GangqError):
-        names = client.execute(_all_of(found["kind"]))
+        names = client.execute(all_of(found["kind"]))
     if close := difflib.get_close_matches(found["name"], names, 3):
         return f"Did you mean {' or '.join(close)}?"
     if not names or names[0] in said:
@@ -150,8 +158,9 @@ def _is_known(client: Client, kind: str, name: str) -> bool:
     # Any name is a task's: there is one as soon as a job is submitted for it.
     if kind == "task" and (client.tasks(task=name) or client.jobs(task=name, limit=1)):
         return True
-    return name in client.execute(_all_of(kind))
+    return name in client.execute(all_of(kind))
 
 
-def _all_of(kind: str) -> Query[list[str]]:
+def all_of(kind: str) -> Query[list[str]]:
+    """The names of all things of a kind."""
     return Query(kind, NAMES[kind], {}, lambda found: [row["name"] for row in found])

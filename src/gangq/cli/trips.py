@@ -76,7 +76,7 @@ def trips(session: Session, device: str | None, within_s: float, evidence: bool,
             seen.show(trip.evidence, session.wide)
         output.write()
     if all(trip.evidence is None for trip in found):
-        say(NOT_SHOWN)
+        say(seen.NOT_SHOWN)
 
 
 def _columns(session: Session, found: Sequence[TripRow]) -> list[Column]:
@@ -89,9 +89,6 @@ def _columns(session: Session, found: Sequence[TripRow]) -> list[Column]:
             "devices": lambda t: words([*map(short, t.devices or ())]),
         },
     )
-
-
-NOT_SHOWN = "what the watchdogs saw is shown to those who may read the job's payload"
 
 
 def headline(trip: TripRow) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gangq.cli import queries, stored
+from gangq.cli import stored
 from gangq.cli.parsing import Parsed
 from gangq.status import ENDED, LETTERS, WAITS, phrase
 
@@ -194,7 +194,7 @@ def device_ids(session: Session, shown: Iterable[str]) -> Callable[[str], str]:
     """
     if not (sys.stdout.isatty() and shown) or session.json or session.wide:
         return str
-    short = shortest([*session.client().execute(queries.device_ids()), *shown])
+    short = shortest([*session.client().execute(stored.all_of("device")), *shown])
     return lambda id: short.get(id, id)
 
 
