@@ -348,7 +348,7 @@ def _kept(rows: Sequence[RetentionRow]) -> str:
     return f"{rows[0].class_} ({length}): {counted(sum(row.partitions for row in rows), 'partition')}, {size}{since}"
 
 
-def some(texts: Sequence[str], most: int = 3) -> str:
-    """The first few of a list, and how many more there are."""
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return "; ".join(texts[:most]) + more
+def some(texts: Sequence[str]) -> str:
+    """The first three of a list, and how many more there are."""
+    more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
+    return "; ".join(texts[:3]) + more

@@ -9,7 +9,8 @@ what is not known by name here is printed all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gangq.cli import output
@@ -178,18 +179,15 @@ def _table(found: Sequence[Any], wide: bool | None) -> None:
     names.sort(key=lambda name: _in_order(name, _LEFT))
     latest = max((row["at"] for row in found if _is_number(row.get("at"))), default=None)
 
-    def cell(row: Mapping[str, Any], name: str) -> object:
+    def cell(name: str, row: Mapping[str, Any]) -> object:
         value = row.get(name)
         if name == "at" and latest is not None and _is_number(value):
             # Seconds since boot mean nothing to anybody; the order and the distances do.
             return f"{value - latest:.1f}s"
         return "?" if value is None else _value(name, value)
 
-    table(found, [_column(name, cell) for name in names], wide=wide)
-
-
-def _column(name: str, cell: Callable[[Mapping[str, Any], str], object]) -> Column:
-    return Column(_SHORT.get(name, _name(name)), lambda row: cell(row, name))
+    shown = [Column(_SHORT.get(name, _name(name)), partial(cell, name)) for name in names]
+    table(found, shown, wide=wide)
 
 
 def _value(name: str, value: Any) -> object:

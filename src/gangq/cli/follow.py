@@ -124,7 +124,7 @@ def logs(session: Session, target: Which, follow: bool, all_attempts: bool, rank
         for row in reader.read(latest_only):
             nothing_yet = False
             if session.json:
-                output.write(output.to_json({**_fields(row), "rank": ranks[row.job_id]}))
+                output.write(output.to_json({**row._asdict(), "rank": ranks[row.job_id]}))
             else:
                 output.job_output(tagger.add(row))
         latest_only = False
@@ -139,10 +139,6 @@ def logs(session: Session, target: Which, follow: bool, all_attempts: bool, rank
             f"{whose} has no output; what a subprocess or a C library of a handler inside the worker wrote "
             "is in the worker's own output"
         )
-
-
-def _fields(row: LogRow) -> dict[str, object]:
-    return {"job_id": row.job_id, "token": row.token, "seq": row.seq, "at": row.at, "chunk": row.chunk}
 
 
 @click.command()

@@ -80,11 +80,9 @@ def to_json(value: object) -> str:
     What no terminal should see is escaped as JSON does it: a reader gets the same string.
     """
     line = json.dumps(_objects(value), default=_plain, ensure_ascii=False)
-    return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in line)
-
-
-def _escaped(character: str) -> str:
-    return json.dumps(character)[1:-1] if ord(character) != 0x7F else "\\u007f"
+    # json.dumps leaves DEL alone.
+    escaped = (c if c.isprintable() else json.dumps(c)[1:-1].replace("\x7f", "\\u007f") for c in line)
+    return line if line.isprintable() else "".join(escaped)
 
 
 def _objects(value: Any) -> Any:

@@ -21,7 +21,6 @@ from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns
 from gangq.cli.which import WhichType
 from gangq.client.encoding import counted
-from gangq.client.rows import PlanRow
 from gangq.errors import GangqError
 from gangq.placement.board import Board
 from gangq.placement.decide import decide as decide_on
@@ -59,11 +58,6 @@ def _quota(text: str) -> dict[str, Any]:
             raise click.UsageError(f"--quota {text!r}: write --quota research=gpus:8,jobs:20")
         maximum[resource] = number
     return {"quota": {"queue": queue, "maximum": maximum}}
-
-
-def _submission(file: str) -> dict[str, Any]:
-    what = f"--submit {file!r}"
-    return {"submit": from_json(read_file(file, what), what)}
 
 
 def _cell(action: str, starts_at: datetime | None, now: datetime) -> str:
@@ -104,7 +98,10 @@ def plan(
         *({"cancel": {"gang" if which.gang else "job": which.id}} for which in cancel),
         *(_priority(text) for text in priority),
         *(_quota(text) for text in quota),
-        *(_submission(file) for file in submit),
+        *(
+            {"submit": from_json(read_file(file, f"--submit {file!r}"), f"--submit {file!r}")}
+            for file in submit
+        ),
         *({"remove_host": host} for host in remove_host),
         *add_worker,
     ]
@@ -122,16 +119,12 @@ def plan(
             "gang": lambda r: gang(r.gang_id) or "new",
             "now": lambda r: _cell(r.before, r.starts_before, now),
             **dict.fromkeys(("then", "next_pass"), lambda r: _cell(r.after, r.starts_after, now)),
-            "hosts": _hosts,
+            "hosts": lambda r: " ".join(f"{host}:{n}" for host, n in sorted((r.hosts or {}).items())),
         },
     )
     session.rows(shown, table, "nothing changes" if changes else "no gang waits")
     if len(shown) < len(rows):
         say(f"not shown: {counted(len(rows) - len(shown), 'gang')} whose wait is as before; --all lists them")
-
-
-def _hosts(row: PlanRow) -> str:
-    return " ".join(f"{host}:{members}" for host, members in sorted((row.hosts or {}).items()))
 
 
 @click.command()

@@ -88,15 +88,6 @@ def _amounts(used: float, guaranteed: float | None, maximum: float | None) -> st
     return "/".join("-" if n is None else f"{n:.12g}" for n in (used, guaranteed, maximum))
 
 
-def _ceilings(q: QueueRow) -> str:
-    return ", ".join(f"{role} {most}" for role, most in sorted(q.ceilings.items()))
-
-
-def _most_jobs(q: QueueRow) -> float | None:
-    limits = [n for n in (q.maximum.get("jobs"), q.max_running_jobs) if n is not None]
-    return min(limits, default=None)
-
-
 def _tree(queues: Sequence[QueueRow]) -> list[Column]:
     """The columns of the tree: what no queue has, uses or limits is not one."""
 
@@ -111,6 +102,10 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
             f">{name}", lambda q: getattr(q, f"used_{name}") or name in q.guaranteed or name in q.maximum
         )
 
+    def jobs(q: QueueRow) -> str:
+        limits = [n for n in (q.maximum.get("jobs"), q.max_running_jobs) if n is not None]
+        return _amounts(q.running_jobs, q.guaranteed.get("jobs"), min(limits, default=None))
+
     memory, cpus = used_or_limited("memory_mb"), used_or_limited("cpus")
     others, ceilings = (
         if_any("others", lambda q: q.others != "owner"),
@@ -123,10 +118,10 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
             "queue": _name,
             "state": _state,
             **{name: amount(name) for name in ("gpus", "memory_mb", "cpus")},
-            "jobs": lambda q: _amounts(q.running_jobs, q.guaranteed.get("jobs"), _most_jobs(q)),
+            "jobs": jobs,
             "gangs": lambda q: _amounts(q.running_gangs, None, q.max_running_gangs),
             "each_submitter": lambda q: ", ".join(f"{k} {n}" for k, n in q.submitter_maximum.items()),
-            "ceilings": _ceilings,
+            "ceilings": lambda q: ", ".join(f"{role} {most}" for role, most in sorted(q.ceilings.items())),
         },
     )
 

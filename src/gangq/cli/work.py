@@ -428,13 +428,10 @@ def _payloads(words: Sequence[str], count: int) -> list[dict[str, Any]]:
     lines = [line for line in read if line.strip()]
     if not lines:
         raise click.UsageError("standard input has no payload: write one JSON object per line")
-    return [
-        parsing.payload_of([line]) if line.lstrip().startswith("{") else _no_object(line) for line in lines
-    ]
-
-
-def _no_object(line: str) -> dict[str, Any]:
-    raise click.UsageError(f"not a JSON object: {line.strip()[:100]!r}; write one per line")
+    wrong = next((line for line in lines if not line.lstrip().startswith("{")), None)
+    if wrong is not None:
+        raise click.UsageError(f"not a JSON object: {wrong.strip()[:100]!r}; write one per line")
+    return [parsing.payload_of([line]) for line in lines]
 
 
 @click.command()
