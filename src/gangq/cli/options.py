@@ -185,8 +185,9 @@ def settings(of: type, texts: Mapping[str, str | tuple[ParamType, str]]) -> Call
     field's, and the help. `name=--flag METAVAR` where the flag is not the name, without the `_s` of seconds, or the
     metavar is not the type's.
 
-    A list may be given again and again. What is true or false is --x or --no-x; where it may be None, the one flag.
-    Names of queues and hosts are completed.
+    A list may be given again and again. What is true or false is --x or --no-x; where it may be None, or the flag is
+    given, the one flag. Names of queues and hosts are completed. The default of a dataclass is shown where it is a
+    number. What is not given is None or empty.
     """
     hints = get_type_hints(of)
     options = []
@@ -198,17 +199,20 @@ def settings(of: type, texts: Mapping[str, str | tuple[ParamType, str]]) -> Call
         parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         kind, help = text if isinstance(text, tuple) else (_kind(name, parts), text)
         more: dict[str, Any] = {"type": kind, "shell_complete": _COMPLETED.get(name)}
-        if kind is bool and type(None) in parts:
+        if kind is bool and (given or type(None) in parts):
             more |= {"flag_value": not flag.startswith("--no-"), "default": None}
         elif kind is bool:
             flag, more = f"{flag}/--no-{flag[2:]}", {"default": None}
         elif isinstance(kind, KeyValue) or any(get_origin(part) is Sequence for part in parts):
             more["multiple"] = True
+        default = getattr(of, name, None)
+        if isinstance(default, int) and default and kind is not bool:
+            more |= {"default": default, "show_default": True}
         options.append(click.option(flag, name, metavar=metavar or None, help=help, **more))
     return chained(*options)
 
 
-_COMPLETED = {"queue": stored.queues, "avoid_hosts": stored.hosts}
+_COMPLETED = {"queue": stored.queues, "queues": stored.queues, "avoid_hosts": stored.hosts}
 
 
 def _kind(name: str, parts: Sequence[Any]) -> Any:
