@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import click
 
 from gangq.cli import output, stored
-from gangq.cli.parsing import KeyValue, ParamType, Resources, Seconds
+from gangq.cli.parsing import Amounts, KeyValue, ParamType, Seconds
 from gangq.cli.session import Session, common_options, sets
 
 LEAST_S = 0.5
@@ -220,7 +220,7 @@ def _kind(name: str, parts: Sequence[Any]) -> Any:
     if name.endswith("_s"):
         return Seconds()
     if get_origin(parts[0]) is Mapping:
-        return KeyValue() if Any in get_args(parts[0]) else Resources()
+        return KeyValue() if Any in get_args(parts[0]) else Amounts()
     return next((part for part in parts if part in (bool, int, float)), str)
 
 

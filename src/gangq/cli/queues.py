@@ -12,7 +12,7 @@ from gangq.cli import options, stored
 from gangq.cli.group import Subgroup
 from gangq.cli.options import chained, table_options
 from gangq.cli.output import seconds, when
-from gangq.cli.parsing import Ceilings, Due
+from gangq.cli.parsing import Amounts, Due
 from gangq.cli.session import Session, common_options
 from gangq.cli.tables import Cell, Column, columns
 from gangq.client.rows import QueueRow
@@ -61,7 +61,7 @@ _settings = options.settings(
             click.Choice(["owner", "shared"]),
             "Who may act on and read the work of others in it: admins only, or every submitter [owner].",
         ),
-        "ceilings": (Ceilings(), "The highest priority by role, of it and its children."),
+        "ceilings": (Amounts(whole=True), "The highest priority by role, of it and its children."),
     },
 )
 
