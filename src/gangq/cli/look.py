@@ -116,29 +116,23 @@ def ls(session: Session, what: str, limit: int, **filters: Any) -> None:
         raise click.UsageError(f"{flags} select jobs: gangq ls jobs ...")
     client = session.client()
     of |= {name: of[name].id for name in ("gang_id", "batch_id") if name in of}
+    asked: dict[str, Any] = {**of, "limit": limit}
+    if what != "jobs":
+        id = asked.pop("batch_id" if what == "batches" else "gang_id", None)
+        asked["ids"] = None if id is None else [id]
+    found = getattr(client, what)(**asked)
+    _must_exist(client, found, of)
+    why = {} if session.json or what == "batches" else _why_they_wait(client, found)
+    shown = _BATCHES
     if what == "jobs":
-        jobs = client.jobs(**of, limit=limit)
-        _must_exist(client, jobs, of)
-        why = {} if session.json else _why_they_wait(client, jobs)
         shown = columns(_JOBS, {"task": _task, "what": lambda job: _what(job) or why.get(_line(job), "")})
-        session.rows(jobs, shown, "no such jobs")
-        return
-    named = dict(of)
-    id = of.pop("batch_id" if what == "batches" else "gang_id", None)
-    of |= {"ids": None if id is None else [id], "limit": limit}
-    if what == "batches":
-        batches = client.batches(**of)
-        _must_exist(client, batches, named)
-        session.rows(batches, _BATCHES, "no such batches")
-        return
-    gangs = client.gangs(**of)
-    _must_exist(client, gangs, named)
-    why = {} if session.json else _why_they_wait(client, gangs)
-    cells: dict[str, Cell] = {
-        "id": lambda row: gang(row.id),
-        "what": lambda row: row.reason or row.drain_cause or row.note or why.get(("gang", row.id), ""),
-    }
-    session.rows(gangs, columns(_GANGS, cells), "no such gangs")
+    elif what == "gangs":
+        cells: dict[str, Cell] = {
+            "id": lambda row: gang(row.id),
+            "what": lambda row: row.reason or row.drain_cause or row.note or why.get(("gang", row.id), ""),
+        }
+        shown = columns(_GANGS, cells)
+    session.rows(found, shown, f"no such {what}")
 
 
 def _must_exist(client: Client, found: Sequence[object], of: Mapping[str, Any]) -> None:
@@ -183,10 +177,10 @@ def show(session: Session, target: Which, whole: bool, follow: bool) -> None:
 
 
 def _follow(session: Session, target: Which, state: str, after_event: int | None) -> None:
-    from gangq.cli.run import Watched, Watcher
+    from gangq.cli.run import Watcher
 
     ranks = {job.id: job.rank for job in target.jobs(session.client())}
-    Watcher(session, Watched(target, ranks, state, after_event)).watch()
+    Watcher(session, target, ranks, state=state, after_event=after_event).watch()
 
 
 def _show_job(session: Session, target: Which, whole: bool) -> None:
