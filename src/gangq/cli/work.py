@@ -146,11 +146,6 @@ work_options = chained(
     ),
 )
 """The options of submit and run: these, and what holds for one submission."""
-_NOT_GIVEN = {
-    str(option.name): () if option.multiple else None
-    for option in click.command()(work_options(lambda: None)).params
-    if isinstance(option, click.Option)
-}
 
 
 class _Aloud(logging.Handler):
@@ -182,22 +177,21 @@ def submission(session: Session, given: Mapping[str, Any], own: Collection[str] 
 
     `own`: arguments that the command itself gives, and a --spec must not.
     """
-    options = {**_NOT_GIVEN, **given}
-    spec = options.pop("spec")
-    selectors, avoided = options.pop("selector"), options.pop("avoid_hosts")
+    options: dict[str, Any] = {
+        name: [*value] if isinstance(value, tuple) else value for name, value in given.items()
+    }
+    spec, due = options.pop("spec", None), options.get("due_at")
+    selectors, avoided = options.pop("selector", []), options.pop("avoid_hosts", [])
     _say_if_unknown(session, avoided)
-    avoid = [{"key": "host", "op": "notin", "values": list(avoided)}] if avoided else []
+    avoid = [{"key": "host", "op": "notin", "values": avoided}] if avoided else []
     arguments = {
         **options,
-        "labels": dict(options["labels"]) or None,
-        **{name: _awaited(session, name, options[name]) or None for name in AWAITING},
-        "selector": [*selectors, *avoid] or None,
-        "tolerates": list(options["tolerates"]) or None,
-        "roles": list(options["roles"]) or None,
-        "tags": list(options["tags"]) or None,
-        "due_at": None if options["due_at"] is None else session.moment(options["due_at"]),
+        "labels": dict(options.get("labels", [])),
+        **{name: _awaited(session, name, options.get(name, [])) for name in AWAITING},
+        "selector": [*selectors, *avoid],
+        "due_at": None if due is None else session.moment(due),
     }
-    said = {key: value for key, value in arguments.items() if value is not None}
+    said = {key: value for key, value in arguments.items() if value not in (None, [], {})}
     if said.keys() & {"tags", "at_most"} and (spec is not None or said.keys() & {"size", "roles"}):
         raise click.UsageError("--tag and --at-most are for batches of single jobs: a gang is no batch")
     if spec is not None:
