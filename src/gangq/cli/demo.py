@@ -13,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,11 +101,11 @@ def run(console: Console | None = None) -> int:
     was_running = server.status().running
     server.start()
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="gangq-demo-") as logs,
-            _database(server) as dsn,
-            Client(dsn) as client,
-        ):
+        # It is left there to be looked at.
+        server.drop_database(DATABASE)
+        dsn = server.create_database(DATABASE)
+        schema.migrate(dsn, log=lambda _: None)
+        with tempfile.TemporaryDirectory(prefix="gangq-demo-") as logs, Client(dsn) as client:
             version = server.status().version
             console.print(f"[bold]private PostgreSQL[/] {version} in {server.data_dir}, database {DATABASE}")
             return _play(console, client, Fleet(dsn, Path(logs)))
@@ -221,15 +220,6 @@ def _verdict(
         console.print(f"  [{'green' if held else 'bold red'}]{'yes' if held else 'NO '}[/]  {what}")
     console.print(f"\n{took_s:.0f} s. Look around with:  {sys.argv[0]} db psql {DATABASE}")
     return 0 if all(checks.values()) else 1
-
-
-@contextmanager
-def _database(server: Server) -> Iterator[str]:
-    """A fresh demo database with the schema; it is left there to be looked at."""
-    server.drop_database(DATABASE)
-    dsn = server.create_database(DATABASE)
-    schema.migrate(dsn, log=lambda _: None)
-    yield dsn
 
 
 def _until(fleet: Fleet, condition: Callable[[], bool], what: str) -> None:

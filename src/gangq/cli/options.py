@@ -222,8 +222,3 @@ def _kind(name: str, parts: Sequence[Any]) -> Any:
     if get_origin(parts[0]) is Mapping:
         return KeyValue() if Any in get_args(parts[0]) else Amounts()
     return next((part for part in parts if part in (bool, int, float)), str)
-
-
-def resettable(of: type) -> list[str]:
-    """The settings of a TypedDict that may be none."""
-    return [name for name, hint in get_type_hints(of).items() if type(None) in get_args(hint)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import click
 
@@ -157,7 +157,9 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
 @_settings
 @click.option(
     "--reset",
-    type=click.Choice(options.resettable(QueueSettings)),
+    type=click.Choice(
+        [name for name, hint in get_type_hints(QueueSettings).items() if type(None) in get_args(hint)]
+    ),
     multiple=True,
     help="Put a setting back to none; may be repeated.",
 )

@@ -20,7 +20,7 @@ from gangq.cli.parsing import ArrayType, KeyValue
 from gangq.cli.progress import Bars
 from gangq.cli.session import Session, common_options
 from gangq.cli.wait import EXIT_CANCELLED, ending
-from gangq.cli.which import Which
+from gangq.cli.which import Which, ids_of
 from gangq.cli.work import is_gang, notes_aloud, submission, work_options
 from gangq.client.encoding import counted
 from gangq.client.rows import EventRow, LogRow
@@ -251,7 +251,9 @@ class Watcher:
         return self._end()
 
     def _cancel(self) -> None:
-        self._target.cancel(self._client, "interrupted in gangq run")
+        ids = ids_of(self._client, [self._target])
+        if any(ids.values()):
+            self._client.cancel(**ids, reason="interrupted in gangq run")
         self._cancelled = True
         self._bars.clear()
         say(f"cancelling {self._target.phrase}; Ctrl-C again leaves it to itself")

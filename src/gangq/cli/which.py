@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gangq.cli.session import Session
     from gangq.client import Client
-    from gangq.client.rows import EventRow, JobRow, Reason, StateChange
+    from gangq.client.rows import EventRow, JobRow, Reason
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,14 +89,6 @@ class Which:
     def explain(self, client: Client) -> list[Reason]:
         """Why it does or does not run. Raises `NotFound`."""
         return client.explain_gang(gang_id=self.id) if self.gang else client.explain_job(job_id=self.id)
-
-    def cancel(self, client: Client, reason: str) -> list[StateChange]:
-        """Cancel it. Raises `NotFound`, `Busy`."""
-        if self.batch:
-            live = live_jobs(client, self.id)
-            return client.cancel(job_ids=live, reason=reason) if live else []
-        ids: dict[str, Any] = {"gang_ids" if self.gang else "job_ids": [self.id]}
-        return client.cancel(**ids, reason=reason)
 
 
 def live_jobs(client: Client, batch_id: int) -> list[int]:
