@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -199,8 +199,11 @@ def settings(of: type, texts: Mapping[str, str | tuple[ParamType, str]]) -> Call
         parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         kind, help = text if isinstance(text, tuple) else (_kind(name, parts), text)
         more: dict[str, Any] = {"type": kind, "shell_complete": _COMPLETED.get(name)}
-        if kind is bool and (given or type(None) in parts):
-            more |= {"flag_value": not flag.startswith("--no-"), "default": None}
+        if kind is bool and (given or NoneType in parts):
+            more |= {
+                "flag_value": not flag.startswith("--no-"),
+                "default": None if NoneType in parts else False,
+            }
         elif kind is bool:
             flag, more = f"{flag}/--no-{flag[2:]}", {"default": None}
         elif isinstance(kind, KeyValue) or any(get_origin(part) is Sequence for part in parts):

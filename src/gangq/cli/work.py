@@ -41,6 +41,10 @@ class _Work(SubmitOptions, SubmitGangOptions, total=False):
     due_at: str | None
     after: Sequence[int]
     spec: str | None
+    unique_key: str | None
+    keep_s: float | None
+    waits: bool
+    replaces: bool
 
 
 def _sections(sections: Mapping[str, Mapping[str, str | tuple[ParamType, str]]]) -> Callable[[Any], Any]:
@@ -277,37 +281,20 @@ def _over(spec: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     show_default=True,
     help="This many jobs, all alike.",
 )
-@click.option(
-    "--request-id",
-    type=click.UUID,
-    metavar="UUID",
-    help="A new one for each submission, e.g. of uuidgen: the same command run again within an hour prints the same "
-    "ids and submits nothing.",
-)
-@click.option(
-    "--unique",
-    "unique_key",
-    metavar="KEY",
-    help="Submit nothing where KEY stands for a live job or gang of this task in this queue already; say which.",
-)
-@click.option(
-    "--unique-for",
-    "keep_s",
-    type=Seconds(),
-    metavar="DURATION",
-    help="KEY stands for it at least so long, also when it has ended.",
-)
-@click.option(
-    "--wait",
-    "waits",
-    is_flag=True,
-    help="Wait until it has ended, with bars on a terminal, and exit as gangq wait does.",
-)
-@click.option(
-    "--replace",
-    "replaces",
-    is_flag=True,
-    help="Where that job still waits, it gets this PAYLOAD, --due and --priority.",
+@settings(
+    _Work,
+    {
+        "request_id UUID": (
+            click.UUID,
+            "A new one for each submission, e.g. of uuidgen: the same command run again within an hour prints the "
+            "same ids and submits nothing.",
+        ),
+        "unique_key=--unique KEY": "Submit nothing where KEY stands for a live job or gang of this task in this "
+        "queue already; say which.",
+        "keep_s=--unique-for DURATION": "KEY stands for it at least so long, also when it has ended.",
+        "waits=--wait": "Wait until it has ended, with bars on a terminal, and exit as gangq wait does.",
+        "replaces=--replace": "Where that job still waits, it gets this PAYLOAD, --due and --priority.",
+    },
 )
 @work_options
 @common_options
