@@ -13,10 +13,10 @@ from gangq import private
 from gangq.cli import stored
 from gangq.cli.group import Subgroup
 from gangq.cli.loops import Interrupts, until_interrupted
-from gangq.cli.options import chained, table_options
+from gangq.cli.options import table_options
 from gangq.cli.output import say, words
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options
+from gangq.cli.session import Session, chained, common_options
 from gangq.cli.tables import columns
 from gangq.client.encoding import counted
 from gangq.errors import InvalidInput, NotFound

@@ -13,7 +13,7 @@ from gangq.cli.group import EXIT_INTERRUPTED, EXIT_REFUSED
 from gangq.cli.loops import Interrupts
 from gangq.cli.output import say, when
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, json_option
+from gangq.cli.session import Session, chained, common_options, json_option
 from gangq.cli.which import device_named
 from gangq.client.encoding import counted
 from gangq.client.rows import CordonRow
@@ -33,10 +33,10 @@ def _whose(given: dict[str, Any]) -> str:
     return f"device {given['device_uuid']}" if given["device_uuid"] else f"worker {given['worker']}"
 
 
-_host = options.chained(click.argument("host", shell_complete=stored.hosts), common_options)
+_host = chained(click.argument("host", shell_complete=stored.hosts), common_options)
 
 
-_worker = options.chained(click.argument("name", shell_complete=stored.workers), common_options)
+_worker = chained(click.argument("name", shell_complete=stored.workers), common_options)
 
 
 @click.command()
@@ -103,7 +103,7 @@ def demo(session: Session) -> None:
 _POLL_S = 0.5
 _PRESENT = ("live", "draining", "silent")
 
-_draining = options.chained(
+_draining = chained(
     click.option(
         "--deadline",
         type=Seconds(),

@@ -15,7 +15,7 @@ import click
 
 from gangq.cli import output, stored
 from gangq.cli.parsing import Amounts, KeyValue, ParamType, Seconds
-from gangq.cli.session import Session, common_options, sets
+from gangq.cli.session import chained, common_options, sets
 
 LEAST_S = 0.5
 """No look is repeated sooner: each asks the database."""
@@ -71,54 +71,27 @@ def _on_a_cleared_screen(look: Callable[[], Any]) -> None:
             output.write(_CLEAR, output.Coloured(held.getvalue()), nl=False)
 
 
-def look_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a look the common options and --watch."""
-    return watch_option(common_options(command))
-
-
-def wide_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that prints tables --wide."""
-    return click.option(
-        "--wide",
-        is_flag=True,
-        expose_value=False,
-        callback=_set_wide,
-        help="All columns, in full, however narrow the terminal is.",
-    )(command)
-
-
-def columns_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that answers with one table -o."""
-    return click.option(
-        "-o",
-        "--columns",
-        metavar="LIST",
-        **sets("columns", lambda given: [name for name in given.split(",") if name.strip()]),
-        help="Only these columns, in this order: those of the table, or of --json.",
-    )(command)
-
-
-def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a look that answers with one table the common options, --watch, --wide and -o."""
-    return columns_option(wide_option(look_options(command)))
-
-
-def _set_wide(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    ctx.ensure_object(Session).wide = value
-
+look_options = chained(watch_option, common_options)
+"""Those of a look."""
+wide_option = click.option(
+    "--wide",
+    is_flag=True,
+    **sets("wide", always=True),
+    help="All columns, in full, however narrow the terminal is.",
+)
+"""Of a command that prints tables."""
+columns_option = click.option(
+    "-o",
+    "--columns",
+    metavar="LIST",
+    **sets("columns", lambda given: [name for name in given.split(",") if name.strip()]),
+    help="Only these columns, in this order: those of the table, or of --json.",
+)
+"""Of a command that answers with one table."""
+table_options = chained(columns_option, wide_option, look_options)
+"""Of a look that answers with one table."""
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def chained(*options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Give a command these options, in this order."""
-
-    def attach(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return attach
 
 
 def section(title: str, *options: Callable[[Any], Any]) -> Callable[[F], F]:

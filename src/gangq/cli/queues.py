@@ -10,10 +10,10 @@ import click
 
 from gangq.cli import options, stored
 from gangq.cli.group import Subgroup
-from gangq.cli.options import chained, table_options
+from gangq.cli.options import table_options
 from gangq.cli.output import seconds, when
 from gangq.cli.parsing import Amounts, Due
-from gangq.cli.session import Session, common_options
+from gangq.cli.session import Session, chained, common_options
 from gangq.cli.tables import Cell, Column, columns
 from gangq.client.rows import QueueRow
 from gangq.client.settings import QueueSettings

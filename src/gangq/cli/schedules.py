@@ -9,10 +9,10 @@ import click
 
 from gangq.cli import output, queries, stored
 from gangq.cli.group import Subgroup
-from gangq.cli.options import Sectioned, chained, settings, table_options
+from gangq.cli.options import Sectioned, settings, table_options
 from gangq.cli.output import say, when
 from gangq.cli.parsing import Due, Seconds, payload_of
-from gangq.cli.session import Session, common_options
+from gangq.cli.session import Session, chained, common_options
 from gangq.cli.tables import columns
 from gangq.cli.work import min_option, notes_aloud, recurring_options, submission, tag_option
 from gangq.client.options import ScheduleOptions

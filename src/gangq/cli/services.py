@@ -10,10 +10,10 @@ import click
 from gangq.cli import output, stored, tables
 from gangq.cli.group import Subgroup
 from gangq.cli.loops import Interrupts, until_interrupted
-from gangq.cli.options import Sectioned, chained, look_options, settings, table_options, wide_option
+from gangq.cli.options import Sectioned, look_options, settings, table_options, wide_option
 from gangq.cli.output import moment, say
 from gangq.cli.parsing import payload_of
-from gangq.cli.session import Session, common_options
+from gangq.cli.session import Session, chained, common_options
 from gangq.cli.tables import Cell, columns
 from gangq.cli.work import recurring_options, submission
 from gangq.client.options import ServiceOptions

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -154,42 +154,56 @@ def require_extra(extra: str, *modules: str) -> None:
             raise GangqError(f"there is no {module}: pip install 'gangq[{extra}]'")
 
 
-def sets(name: str, value: Callable[[Any], object] = lambda given: given) -> dict[str, Any]:
-    """What makes an option set a field of the session, before or after the name of the command."""
+def sets(
+    name: str, value: Callable[[Any], object] = lambda given: given, *, always: bool = False
+) -> dict[str, Any]:
+    """What makes an option set a field of the session, before or after the name of the command; `always`: also where
+    it is not given.
+    """
 
     def callback(ctx: click.Context, _: click.Parameter, given: Any) -> None:
-        if given:
+        if given or always:
             setattr(ctx.ensure_object(Session), name, value(given))
 
     return {"expose_value": False, "callback": callback}
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def chained(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Give a command these options, in this order."""
+
+    def attach(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return attach
+
+
 pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
-def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --json, which is taken before or after its name, and the session as its first argument."""
-    return click.option(
-        "--json",
+json_option = chained(
+    click.option("--json", is_flag=True, **sets("json"), help="Answer in JSON, one object a line."),
+    pass_session,
+)
+"""--json, which is taken before or after a command's name, and the session as its first argument."""
+common_options = chained(
+    json_option,
+    click.option(
+        "--embedded",
         is_flag=True,
-        **sets("json"),
-        help="Answer in JSON, one object a line.",
-    )(pass_session(command))
-
-
-def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --dsn and --embedded, and what `json_option` gives it."""
-    dsn_option = click.option(
+        **sets("flag_dsn", lambda _: private.EMBEDDED),
+        help="Use a private PostgreSQL on this machine, started if need be; GANGQ_DSN=embedded says the same.",
+    ),
+    click.option(
         "--dsn",
         metavar="DSN",
         **sets("flag_dsn"),
         help='The database: a URI or key=value pairs, or "embedded" [GANGQ_DSN]. Others on this machine can '
         "read command lines: keep passwords in GANGQ_DSN or ~/.pgpass.",
-    )
-    embedded_option = click.option(
-        "--embedded",
-        is_flag=True,
-        **sets("flag_dsn", lambda _: private.EMBEDDED),
-        help="Use a private PostgreSQL on this machine, started if need be; GANGQ_DSN=embedded says the same.",
-    )
-    return json_option(embedded_option(dsn_option(command)))
+    ),
+)
+"""What `json_option` gives, and the database."""

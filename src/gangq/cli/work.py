@@ -13,10 +13,10 @@ from uuid import UUID
 import click
 
 from gangq.cli import parsing, stored
-from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, chained, section, settings
+from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, section, settings
 from gangq.cli.output import say
 from gangq.cli.parsing import Due, ParamType, RoleType, Seconds
-from gangq.cli.session import Session, common_options
+from gangq.cli.session import Session, chained, common_options
 from gangq.cli.tables import columns
 from gangq.cli.wait import refuse_in_job, wait_for
 from gangq.cli.which import Which, WhichType, ids_of, takes_several
