@@ -72,8 +72,6 @@ def history(
     What ended it comes first, newest on top; doubts count only when nothing else happened.
     """
     found = [event for event in events if event.kind in KINDS]
-    if not found:
-        return []
     evidence = by_event(seen or ())
     shown = columns(
         ">ago at:4 what=kind class=data.class:2 code=data.code:2 worker host=data.host:3 "

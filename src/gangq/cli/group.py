@@ -30,14 +30,7 @@ class Subgroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands."""
-        longest = max(map(len, self.commands))
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name.ljust(longest), _short(self.commands[name], formatter.width - longest - 6))
-                    for name in self.list_commands(ctx)
-                ]
-            )
+        _list(formatter, {"Commands": self.list_commands(ctx)}, self.commands)
 
 
 class LazyGroup(click.Group):
@@ -81,16 +74,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands in their sections."""
         del ctx
-        found = self._unloaded()
-        longest = max(map(len, found), default=0)
-        for section, names in self._sections.items():
-            with formatter.section(section):
-                formatter.write_dl(
-                    [
-                        (name.ljust(longest), _short(found[name], formatter.width - longest - 6))
-                        for name in names
-                    ]
-                )
+        _list(formatter, self._sections, self._unloaded())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The commands, and the options of the group itself."""
@@ -135,6 +119,23 @@ class LazyGroup(click.Group):
                 raise
             output.say(f"{problem}{_alternatives(ctx, problem)}")
             ctx.exit(exit_code(problem))
+
+
+def _list(
+    formatter: click.HelpFormatter,
+    sections: Mapping[str, Iterable[str]],
+    commands: Mapping[str, click.Command],
+) -> None:
+    """List the commands of each section, with their help in a sentence."""
+    longest = max(map(len, commands))
+    for title, names in sections.items():
+        with formatter.section(title):
+            formatter.write_dl(
+                [
+                    (name.ljust(longest), _short(commands[name], formatter.width - longest - 6))
+                    for name in names
+                ]
+            )
 
 
 def _alike(name: str, names: Iterable[str]) -> list[str]:

@@ -188,7 +188,8 @@ def _show_job(session: Session, target: Which, whole: bool) -> None:
     (job,) = target.jobs(client)
     attempts = client.attempts(job_id=job.id, limit=None)
     events = target.events(client)
-    evidence = _evidence(client, job, events)
+    tripped = any(event.kind in seen.KINDS for event in events)
+    evidence = (client.evidence(job_id=job.id) if job.readable else None) if tripped else []
     if session.json:
         session.answer({"job": job, "attempts": attempts, "events": events, "evidence": evidence})
         return
@@ -199,7 +200,8 @@ def _show_job(session: Session, target: Which, whole: bool) -> None:
     if attempts:
         output.write()
         session.table(attempts, _attempt_columns(session, attempts))
-    _show_trips(session, job.id, events, evidence, whole)
+    if tripped:
+        _show_trips(session, job.id, events, evidence, whole)
 
 
 def _which_failed(job: JobRow, attempts: Sequence[AttemptRow]) -> str:
@@ -270,12 +272,6 @@ def _show_gang(session: Session, target: Which) -> None:
         output.write(f"\nwhat the watchdogs saw: gangq show {' or '.join(tripped)}")
 
 
-def _evidence(client: Client, job: JobRow, events: Sequence[EventRow]) -> list[EvidenceRow] | None:
-    if not any(event.kind in seen.KINDS for event in events):
-        return []
-    return client.evidence(job_id=job.id) if job.readable else None
-
-
 def _show_trips(
     session: Session,
     job_id: int,
@@ -284,8 +280,6 @@ def _show_trips(
     whole: bool,
 ) -> None:
     """What the watchdogs did, and what they saw: stacks and output may show what a viewer must not see."""
-    if not any(event.kind in seen.KINDS for event in events):
-        return
     output.write()
     told = seen.history(events, evidence, session.wide)
     if evidence is None:

@@ -47,8 +47,7 @@ def metrics(session: Session, listen: str, once: bool) -> None:
     if once:
         rows = session.client().metrics()
         if session.json:
-            for row in rows:
-                output.write(output.to_json(row))
+            session.rows(rows, [], "")
         else:
             text, _ = exposition(Collector(lambda: rows))
             output.write(text.decode(), nl=False)
