@@ -77,7 +77,7 @@ class Interrupts:
 
 _PACE_S = 0.05
 """Any login may notify: a flood of notifications is no reason to do nothing but look."""
-_RETRY_LAST_S = 10.0
+_RETRY_S = (0.5, 10.0)
 
 
 def until_interrupted(
@@ -88,7 +88,6 @@ def until_interrupted(
     channel: str | None = None,
     check: Callable[[Client], None] = lambda _: None,
     final: Callable[[GangqError], bool] = lambda problem: not problem.retryable,
-    retry_s: float = 1.0,
 ) -> None:
     """Call `look` until a signal comes: it returns in how many seconds at the latest it is to be called again, and
     is told whether a notification of `channel` came before that. `check` is called first, once it succeeds.
@@ -96,7 +95,7 @@ def until_interrupted(
     After an error of the database both are tried again, later and later. One that is `final` is raised.
     """
     listener = _Listener(client, channel)
-    retries = backoff(retry_s, _RETRY_LAST_S)
+    retries = backoff(*_RETRY_S)
     notified, checked, paced_at = False, False, 0.0
     with contextlib.closing(listener):
         while not interrupts.count:
@@ -108,7 +107,7 @@ def until_interrupted(
                 interrupts.wait(paced_at - time.monotonic())
                 paced_at = time.monotonic() + _PACE_S
                 wait_s = look(notified)
-                retries = backoff(retry_s, _RETRY_LAST_S)
+                retries = backoff(*_RETRY_S)
                 notified = not interrupts.count and listener.wait(interrupts, wait_s)
             except GangqError as problem:
                 if final(problem):

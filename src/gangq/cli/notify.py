@@ -24,7 +24,6 @@ from gangq.notify import Deliver, Outcome, Post, Program, Runner
 
 _POLL_S = 10.0
 """How often a runner looks that hears no notification."""
-_RETRY_FIRST_S = 0.5
 _SECRET_LEAST = 16
 _FILE_MOST = 1 << 16
 
@@ -194,7 +193,6 @@ def run(session: Session, target: str, timeout_s: float, once: bool, **where: An
                 # Also one that will not go by itself, such as a schema that is being migrated: the line about it does
                 # not go unnoticed, a host that tells nobody does.
                 final=lambda problem: isinstance(problem, (NotFound, InvalidInput)),
-                retry_s=_RETRY_FIRST_S,
             )
 
 

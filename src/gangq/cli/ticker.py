@@ -18,7 +18,6 @@ from gangq.errors import Busy
 if TYPE_CHECKING:
     from gangq.client import Client
 
-_RETRY_FIRST_S = 0.2
 _MOST_ROUNDS = 50
 _GIVE_UP_S = 10.0
 
@@ -39,7 +38,7 @@ def tick(session: Session, loop: bool, force: bool) -> None:
     if loop:
         with Interrupts() as interrupts, contextlib.suppress(KeyboardInterrupt):
             look = _Loop(session, client, force).tick
-            until_interrupted(client, interrupts, look, channel="gangq_tick", retry_s=_RETRY_FIRST_S)
+            until_interrupted(client, interrupts, look, channel="gangq_tick")
         return
     report = _in_turn(client, force)
     for _ in range(_MOST_ROUNDS):
