@@ -94,17 +94,12 @@ table_options = chained(columns_option, wide_option, look_options)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def section(title: str, *options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Give a command these options, which the help of a `Sectioned` command lists below this title."""
+class _Option(click.Option):
+    """One that the help of a `Sectioned` command lists below a title."""
 
-    def attach(command: F) -> F:
-        before = len(getattr(command, "__click_params__", ()))
-        command = chained(*options)(command)
-        for param in command.__click_params__[before:]:  # type: ignore[attr-defined]
-            vars(param)["section"] = title
-        return command
-
-    return attach
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
 
 
 class Sectioned(click.Command):
@@ -119,7 +114,7 @@ class Sectioned(click.Command):
             if record is not None and _OF_EVERY_COMMAND.intersection(param.opts):
                 last.append(record)
             elif record is not None:
-                found.setdefault(vars(param).get("section", "Options"), []).append(record)
+                found.setdefault(getattr(param, "section", "Options"), []).append(record)
         for title, records in [*found.items(), ("Database and answer", last)]:
             if records:
                 with formatter.section(title):
@@ -153,7 +148,9 @@ THEN = (
 """What `TIMEOUT_STYLE` means."""
 
 
-def settings(of: type, texts: Mapping[str, str | tuple[ParamType, str]]) -> Callable[[F], F]:
+def settings(
+    of: type, texts: Mapping[str, str | tuple[ParamType, str]], section: str = "Options"
+) -> Callable[[F], F]:
     """Give a command an option for each of these fields of a type: the help, or the type where that is not the
     field's, and the help. `name=--flag METAVAR` where the flag is not the name, without the `_s` of seconds, or the
     metavar is not the type's.
@@ -171,20 +168,20 @@ def settings(of: type, texts: Mapping[str, str | tuple[ParamType, str]]) -> Call
         hint = hints[name]
         parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         kind, help = text if isinstance(text, tuple) else (_kind(name, parts), text)
-        more: dict[str, Any] = {"type": kind, "shell_complete": _COMPLETED.get(name)}
+        more: dict[str, Any] = {"type": kind, "shell_complete": _COMPLETED.get(name), "section": section}
         if kind is bool and (given or NoneType in parts):
             more |= {
                 "flag_value": not flag.startswith("--no-"),
                 "default": None if NoneType in parts else False,
             }
         elif kind is bool:
-            flag, more = f"{flag}/--no-{flag[2:]}", {"default": None}
+            flag, more = f"{flag}/--no-{flag[2:]}", {"default": None, "section": section}
         elif isinstance(kind, KeyValue) or any(get_origin(part) is Sequence for part in parts):
             more["multiple"] = True
         default = getattr(of, name, None)
         if isinstance(default, int) and default and kind is not bool:
             more |= {"default": default, "show_default": True}
-        options.append(click.option(flag, name, metavar=metavar or None, help=help, **more))
+        options.append(click.option(flag, name, cls=_Option, metavar=metavar or None, help=help, **more))
     return chained(*options)
 
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import click
 
 from gangq.cli import parsing, stored
-from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, section, settings
+from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, settings
 from gangq.cli.output import say
 from gangq.cli.parsing import Due, ParamType, RoleType, Seconds
 from gangq.cli.session import Session, chained, common_options
@@ -48,7 +48,7 @@ class _Work(SubmitOptions, SubmitGangOptions, total=False):
 
 
 def _sections(sections: Mapping[str, Mapping[str, str | tuple[ParamType, str]]]) -> Callable[[Any], Any]:
-    return chained(*(section(title, settings(_Work, texts)) for title, texts in sections.items()))
+    return chained(*(settings(_Work, texts, title) for title, texts in sections.items()))
 
 
 _AWAITED = WhichType(batches=True)
