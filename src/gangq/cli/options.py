@@ -159,7 +159,7 @@ def settings(
     given, the one flag. Names of queues and hosts are completed. The default of a dataclass is shown where it is a
     number. What is not given is None or empty.
     """
-    hints = get_type_hints(of)
+    hints = _hints(of)
     options = []
     for said, text in texts.items():
         declared, _, metavar = said.partition(" ")
@@ -185,6 +185,8 @@ def settings(
     return chained(*options)
 
 
+_hints = functools.cache(get_type_hints)
+"""Kept: it takes a millisecond for the options of a job, whose sections ask for it one by one."""
 _COMPLETED = {"queue": stored.queues, "queues": stored.queues, "avoid_hosts": stored.hosts}
 
 
