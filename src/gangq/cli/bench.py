@@ -11,8 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -39,8 +38,7 @@ _NONE_IS_LIVE = "not exists (select 1 from gangq.live_jobs)"
 _ROLES = "select rolname from pg_catalog.pg_roles where rolname like 'gangq\\_%'"
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """One number."""
 
     measure: str

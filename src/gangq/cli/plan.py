@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -178,8 +177,7 @@ def board(session: Session, save: Path | None) -> None:
     say(f"saved to {save}: {', '.join(kinds)}")
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     ask: str
     action: str
     where: dict[str, int]

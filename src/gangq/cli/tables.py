@@ -13,7 +13,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -160,8 +160,6 @@ def pick(row: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _fields(row: Any) -> Mapping[str, Any]:
-    if is_dataclass(row) and not isinstance(row, type):
-        return asdict(row)
     return row if isinstance(row, dict) else {key.rstrip("_"): value for key, value in row._asdict().items()}
 
 
