@@ -99,7 +99,7 @@ def _has_ended(client: Client, target: Which) -> bool:
 
 
 @click.command()
-@takes_one(batches=True)
+@takes_one()
 @click.option("-f", "--follow", is_flag=True, help="Go on until it has ended.")
 @click.option("--all", "all_attempts", is_flag=True, help="Of all attempts, not only the latest.")
 @click.option(
@@ -142,7 +142,7 @@ def logs(session: Session, target: Which, follow: bool, all_attempts: bool, rank
 
 
 @click.command()
-@takes_one(optional=True, batches=True)
+@takes_one(optional=True)
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on: of what is named until it has ended, else until Ctrl-C."
 )

@@ -147,7 +147,7 @@ def _must_exist(client: Client, found: Sequence[object], of: Mapping[str, Any]) 
 
 
 @click.command()
-@takes_one(batches=True)
+@takes_one()
 @click.option(
     "--evidence", "whole", is_flag=True, help="All that the watchdogs saw, not only what comes first."
 )
@@ -299,7 +299,7 @@ def _show_trips(
 
 
 @click.command()
-@takes_one(batches=True)
+@takes_one()
 @click.option(
     "--now", "now", is_flag=True, help="Decide again, without effects: not what the last pass found."
 )
@@ -354,7 +354,7 @@ def _detail(reason: Reason) -> str:
 
 
 @click.command()
-@takes_one(optional=True, gangs_only=True)
+@click.argument("target", type=WhichType("gang"), required=False, metavar="[gN]")
 @options.limit
 @table_options
 def drains(session: Session, target: Which | None, limit: int) -> None:

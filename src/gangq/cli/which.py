@@ -127,20 +127,16 @@ class WhichType(Parsed):
         return stored.IDS[letter](ctx, param, incomplete)
 
 
-def takes_one(*, optional: bool = False, gangs_only: bool = False, batches: bool = False) -> Callable[[F], F]:
-    """Give a command `target`, the one job or gang that ID names, or with `batches` the batch.
-
-    `optional`: it may be None.
-    """
+def takes_one(*, optional: bool = False) -> Callable[[F], F]:
+    """Give a command `target`, the one job, gang or batch that ID names. `optional`: it may be None."""
 
     def found(_: click.Context, __: click.Parameter, which: Which | None) -> Which | None:
         if which is None and not optional:
             raise click.UsageError("name one job (12), gang (g12) or batch (b12)")
         return which
 
-    kind = WhichType("gang" if gangs_only else "job", batches)
-    metavar = ("[gN]" if optional else "gN") if gangs_only else "ID"
-    return click.argument("target", type=kind, required=False, callback=found, metavar=metavar)
+    kind = WhichType(batches=True)
+    return click.argument("target", type=kind, required=False, callback=found, metavar="ID")
 
 
 def takes_several(*, optional: bool = False) -> Callable[[F], F]:
