@@ -12,8 +12,8 @@ import click
 from gangq import names, private
 from gangq.cli import output, stored
 from gangq.cli.loops import Interrupts, until_interrupted
+from gangq.cli.options import duration
 from gangq.cli.output import say
-from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options
 from gangq.errors import GangqError
 from gangq.host.bouncer import Action, Bouncer
@@ -47,25 +47,9 @@ _OUTAGE_S = 60.0
     help="Units and containers that may be restarted because a worker says it is one; may be repeated [gangq-*].",
 )
 @click.option("--report-only", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option(
-    "--kill-after",
-    "kill_after_s",
-    type=Seconds(),
-    default=15,
-    show_default=True,
-    help="What a worker gets to stop by itself before SIGKILL.",
-)
-@click.option(
-    "--verify",
-    "verify_s",
-    type=Seconds(),
-    default=120,
-    show_default=True,
-    help="How long its successor may take to its first heartbeat.",
-)
-@click.option(
-    "--every", "every_s", type=Seconds(), default=5, show_default=True, help="How often --loop looks."
-)
+@duration("--kill-after", 15, "What a worker gets to stop by itself before SIGKILL.")
+@duration("--verify", 120, "How long its successor may take to its first heartbeat.")
+@duration("--every", 5, "How often --loop looks.")
 @common_options
 def bounce(
     session: Session,

@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from gangq.cli import queries, stored
-from gangq.cli.options import table_options
+from gangq.cli.options import duration, table_options
 from gangq.cli.output import known, megabytes, seconds, words
-from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session
 from gangq.cli.tables import Cell, Column, columns
 from gangq.cli.which import device_ids
@@ -172,9 +171,7 @@ _HOURS = "attempts:1 >GPU_hours >wasted >displaced"
     metavar="LIST",
     help="Some of user, queue, task and service: user,queue.",
 )
-@click.option(
-    "--since", "since_s", type=Seconds(), default="30d", show_default=True, help="How far to look back."
-)
+@duration("--since", "30d", "How far to look back.")
 @table_options
 def usage(session: Session, by: str, since_s: float) -> None:
     """Show GPU hours: used, wasted, displaced; most first.

@@ -13,7 +13,7 @@ from gangq import private
 from gangq.cli import stored
 from gangq.cli.group import Subgroup
 from gangq.cli.loops import Interrupts, until_interrupted
-from gangq.cli.options import table_options
+from gangq.cli.options import duration, table_options
 from gangq.cli.output import say, words
 from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, chained, common_options
@@ -141,14 +141,7 @@ def retry(session: Session, target: str) -> None:
     type=click.Path(path_type=Path),
     help="Sign what is posted with the key in this file (16 bytes or more): header Gangq-Signature.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Seconds(),
-    default=10,
-    show_default=True,
-    help="How long one delivery may take.",
-)
+@duration("--timeout", 10, "How long one delivery may take.")
 @click.option("--once", is_flag=True, help="Deliver what is due, and end: for cron.")
 @_named
 def run(session: Session, target: str, timeout_s: float, once: bool, **where: Any) -> None:

@@ -140,6 +140,13 @@ worker = click.option(
     help="A worker by name, also after its restarts.",
 )
 
+
+def duration(flag: str, default: float | str, help: str) -> Callable[[F], F]:
+    """Give a command a length of time that has a default. The argument is in seconds, and ends in _s."""
+    name = f"{flag[2:].replace('-', '_')}_s"
+    return click.option(flag, name, type=Seconds(), default=default, show_default=True, help=help)
+
+
 TIMEOUT_STYLE = click.Choice(["requeue", "hard", "soft"])
 THEN = (
     "requeue (back off, if no worker could hold it or its planned start is overdue; a gang that waits for capacity "
