@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import IO, Any
 from uuid import UUID
@@ -47,106 +47,103 @@ class _Work(SubmitOptions, SubmitGangOptions, total=False):
     replaces: bool
 
 
-def _sections(sections: Mapping[str, Mapping[str, str | tuple[ParamType, str]]]) -> Callable[[Any], Any]:
-    return chained(*(settings(_Work, texts, title) for title, texts in sections.items()))
-
-
 _AWAITED = WhichType(batches=True)
-min_option = _sections({"Gangs": {"min_size=--min N": "Of a gang so many are enough to start."}})
-tag_option = _sections({"Batches": {"tags=--tag TAG": "A mark of the batch; may be repeated."}})
-recurring_options = _sections(
-    {
-        "Where and how it is treated": {
-            "queue": "Where it waits [as its task is declared, else default].",
-            "priority": "-1000 to 1000; higher runs first [as declared, else 0].",
-            "budget_s": "Wall-clock time an attempt may take.",
-            "max_attempts": "Attempts it may spend [the queue's].",
-            "max_snoozes": "How often it may hand itself back with gangq snooze [100].",
-            "preemptible=--no-preempt": "Others may not displace it.",
-            "name": "A name for the gang; of single jobs: for the batch that these jobs are.",
-        },
-        "What it needs": {
-            "gpus": "Whole devices [as declared, else 0]; for a gang, of each member.",
-            "vram_mb": "Memory needed on each device, MiB [as declared].",
-            "memory_mb": "Host memory needed, MiB [as declared].",
-            "cpus": "CPUs needed; may be fractional [as declared].",
-            "labels=--label K=V": "A label the worker must carry.",
-            "model": "What it needs loaded: a worker that has it is preferred, any other may do.",
-            "selector=--select COND[,COND...]": "Conditions on the worker: gpu=h100,zone!=eu,rack in (a,b),nvme,"
-            "!spot,driver>=550.",
-            "tolerates=--tolerate K[=V]": "A taint it may run in spite of.",
-            "avoid_hosts=--avoid-host HOST": "A host it must not run on.",
-            "wait_for_hardware": "Take it though no known worker could ever run it: one is still to come.",
-        },
-        "At most so many at once": {
-            "limit_key KEY": "Of all jobs that name this key only so many are placed at once, whatever their queue.",
-            "limit N": "So many; the first submission of a key must say it or the rate.",
-            "rate N/PERIOD": "Of the jobs that name the key so many start in a period: 10/1m.",
-        },
-        "Gangs": {
-            "size=--gang N": "N members that start together or not at all.",
-            "roles=--role K=V,...": (
-                RoleType(),
-                "Instead of --gang, members of one role: name=executor,count=10,min=6,gpus=8,label.site=a, or a "
-                "JSON object. Keys are the fields of gangq.Role; may be repeated.",
-            ),
-            "strategy": (
-                click.Choice([*STRATEGIES]),
-                "Fewest hosts, most, one, a host for each member, or fewest with all GPUs of a member joined by one "
-                "NVLink or XGMI [pack].",
-            ),
-            "require LEVEL": "Topology level of which the gang must share one domain.",
-            "prefer LEVEL": "Topology level of which it should share one domain.",
-            "balanced": "Evenly many members on each host used.",
-            "apart NAME": "Gangs of one such name never share a host.",
-            "failure_policy": (
-                click.Choice(["restart_gang", "restart_member", "shrink", "fail"]),
-                "What a lost or failed member means [restart_gang].",
-            ),
-            "completion ROLE": "The role whose end is the gang's [all members'].",
-            "timeout_s": "How long the gang may wait for its place while eligible [the queue's].",
-            "timeout_style": (TIMEOUT_STYLE, f"And then: {THEN} [the queue's]."),
-            "checkpoint_mode": (
-                click.Choice(["each", "rank0"]),
-                "Whether every member of the gang saves its part, or rank 0 all of it.",
-            ),
-            "claim_deadline_s": "How long the gang may stay reserved.",
-        },
-    }
-)
+min_option = settings(_Work, {"min_size=--min N": "Of a gang so many are enough to start."}, "Gangs")
+tag_option = settings(_Work, {"tags=--tag TAG": "A mark of the batch; may be repeated."}, "Batches")
+_RECURRING: Mapping[str, Mapping[str, str | tuple[ParamType, str]]] = {
+    "Where and how it is treated": {
+        "queue": "Where it waits [as its task is declared, else default].",
+        "priority": "-1000 to 1000; higher runs first [as declared, else 0].",
+        "budget_s": "Wall-clock time an attempt may take.",
+        "max_attempts": "Attempts it may spend [the queue's].",
+        "max_snoozes": "How often it may hand itself back with gangq snooze [100].",
+        "preemptible=--no-preempt": "Others may not displace it.",
+        "name": "A name for the gang; of single jobs: for the batch that these jobs are.",
+    },
+    "What it needs": {
+        "gpus": "Whole devices [as declared, else 0]; for a gang, of each member.",
+        "vram_mb": "Memory needed on each device, MiB [as declared].",
+        "memory_mb": "Host memory needed, MiB [as declared].",
+        "cpus": "CPUs needed; may be fractional [as declared].",
+        "labels=--label K=V": "A label the worker must carry.",
+        "model": "What it needs loaded: a worker that has it is preferred, any other may do.",
+        "selector=--select COND[,COND...]": "Conditions on the worker: gpu=h100,zone!=eu,rack in (a,b),nvme,"
+        "!spot,driver>=550.",
+        "tolerates=--tolerate K[=V]": "A taint it may run in spite of.",
+        "avoid_hosts=--avoid-host HOST": "A host it must not run on.",
+        "wait_for_hardware": "Take it though no known worker could ever run it: one is still to come.",
+    },
+    "At most so many at once": {
+        "limit_key KEY": "Of all jobs that name this key only so many are placed at once, whatever their queue.",
+        "limit N": "So many; the first submission of a key must say it or the rate.",
+        "rate N/PERIOD": "Of the jobs that name the key so many start in a period: 10/1m.",
+    },
+    "Gangs": {
+        "size=--gang N": "N members that start together or not at all.",
+        "roles=--role K=V,...": (
+            RoleType(),
+            "Instead of --gang, members of one role: name=executor,count=10,min=6,gpus=8,label.site=a, or a "
+            "JSON object. Keys are the fields of gangq.Role; may be repeated.",
+        ),
+        "strategy": (
+            click.Choice([*STRATEGIES]),
+            "Fewest hosts, most, one, a host for each member, or fewest with all GPUs of a member joined by one "
+            "NVLink or XGMI [pack].",
+        ),
+        "require LEVEL": "Topology level of which the gang must share one domain.",
+        "prefer LEVEL": "Topology level of which it should share one domain.",
+        "balanced": "Evenly many members on each host used.",
+        "apart NAME": "Gangs of one such name never share a host.",
+        "failure_policy": (
+            click.Choice(["restart_gang", "restart_member", "shrink", "fail"]),
+            "What a lost or failed member means [restart_gang].",
+        ),
+        "completion ROLE": "The role whose end is the gang's [all members'].",
+        "timeout_s": "How long the gang may wait for its place while eligible [the queue's].",
+        "timeout_style": (TIMEOUT_STYLE, f"And then: {THEN} [the queue's]."),
+        "checkpoint_mode": (
+            click.Choice(["each", "rank0"]),
+            "Whether every member of the gang saves its part, or rank 0 all of it.",
+        ),
+        "claim_deadline_s": "How long the gang may stay reserved.",
+    },
+}
+recurring_options = chained(*(settings(_Work, texts, title) for title, texts in _RECURRING.items()))
 """What a job needs and how it is treated, each time it is submitted: the options of schedule add."""
 work_options = chained(
-    _sections(
+    settings(
+        _Work,
         {
-            "When it may start": {
-                "due_at=--due": (Due(), "Not before: 15m from now, or 2026-11-20T14:30."),
-                "after ID": (
-                    _AWAITED,
-                    "A job (12), gang (g12) or batch (b12) that must be done first; may be repeated.",
-                ),
-                "after_any ID": (
-                    _AWAITED,
-                    "One that must have ended first, whatever came of it; may be repeated.",
-                ),
-                "after_failed ID": (_AWAITED, "One that must have failed first; may be repeated."),
-            }
-        }
+            "due_at=--due": (Due(), "Not before: 15m from now, or 2026-11-20T14:30."),
+            "after ID": (
+                _AWAITED,
+                "A job (12), gang (g12) or batch (b12) that must be done first; may be repeated.",
+            ),
+            "after_any ID": (
+                _AWAITED,
+                "One that must have ended first, whatever came of it; may be repeated.",
+            ),
+            "after_failed ID": (_AWAITED, "One that must have failed first; may be repeated."),
+        },
+        "When it may start",
     ),
     tag_option,
-    _sections(
-        {"Batches": {"at_most N": (click.IntRange(min=1), "Of the batch so many jobs are placed at once.")}}
+    settings(
+        _Work,
+        {"at_most N": (click.IntRange(min=1), "Of the batch so many jobs are placed at once.")},
+        "Batches",
     ),
     recurring_options,
     min_option,
-    _sections(
+    settings(
+        _Work,
         {
-            "Gangs": {
-                "spec FILE": (
-                    click.File(),
-                    "A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
-                )
-            }
-        }
+            "spec FILE": (
+                click.File(),
+                "A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
+            )
+        },
+        "Gangs",
     ),
 )
 """The options of submit and run: these, and what holds for one submission."""
