@@ -62,7 +62,7 @@ def test_submitting_prints_ids_that_other_commands_take(dsn: str, client: Client
     assert [m.payload for m in client.jobs(gang_id=1)] == [{"epochs": 3}] * 2
     assert "task       add" in ok(dsn, "show", job)
     assert "night" in ok(dsn, "show", gang)
-    assert answers(dsn, "show", "--gang", "1") == answers(dsn, "show", "g1")
+    assert len(answers(dsn, "show", "g1")[0]["members"]) == 2
 
 
 def test_a_command_run_again_with_its_request_id_prints_the_same_ids(dsn: str, client: Client) -> None:
@@ -183,7 +183,7 @@ def test_cancel_retry_and_priority_take_jobs_and_gangs_together(dsn: str, client
     ok(dsn, "submit", "a", "--gang", "2")
     ok(dsn, "priority", "-5", job, "g1")
     assert client.job(id=job).priority == client.gang(id=1).priority == -5
-    ok(dsn, "cancel", job, "--gang", "1", "--reason", "no more")
+    ok(dsn, "cancel", job, "g1", "--reason", "no more")
     assert client.job(id=job).state == client.gang(id=1).state == "cancelled"
     for shown in (job, "g1", job + 1):
         assert re.search(r"^cancelled +.* by postgres: no more$", ok(dsn, "show", shown), re.MULTILINE)

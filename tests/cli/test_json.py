@@ -327,28 +327,28 @@ def said(dsn: str, directory: Path, line: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-_WITH_SUBCOMMANDS = {"db", "limit", "queue", "schedule", "service", "task", "checkpoint", "notify"}
+_WITH_SUBCOMMANDS = {"db", "limit", "queue", "schedule", "service", "task", "checkpoint", "notify", "systemd"}
+
+
+def command_of(line: str) -> str:
+    """The name of the command of a line of `CASES`."""
+    return " ".join(line.split()[: 2 if line.split()[0] in _WITH_SUBCOMMANDS else 1])
+
+
+def every_command(command: click.Command = main, name: str = "") -> list[str]:
+    """The names of all commands that do something."""
+    if not isinstance(command, click.Group):
+        return [name.strip()]
+    context = click.Context(command)
+    children = {child: command.get_command(context, child) for child in command.list_commands(context)}
+    below = [leaf for child, one in children.items() if one for leaf in every_command(one, f"{name} {child}")]
+    return below + ([name.strip()] if name and command.invoke_without_command else [])
 
 
 def test_no_command_is_left_out() -> None:
-    def leaves(command: click.Command, name: str) -> list[str]:
-        if isinstance(command, click.Group):
-            context = click.Context(command)
-            alone = [name.strip()] if name and command.invoke_without_command else []
-            return alone + [
-                leaf
-                for child in command.list_commands(context)
-                for leaf in leaves(command.get_command(context, child), f"{name} {child}")  # type: ignore[arg-type]
-            ]
-        return [name.strip()]
-
-    covered = {
-        " ".join(line.split()[: 2 if line.split()[0] in _WITH_SUBCOMMANDS else 1])
-        for cases in CASES.values()
-        for line, _ in cases
-    }
-    assert covered | _WITHOUT == set(leaves(main, ""))
-    assert set(COMMANDS) >= {line.split()[0] for line in covered}
+    covered = {command_of(line) for cases in CASES.values() for line, _ in cases}
+    assert covered | _WITHOUT == set(every_command())
+    assert set(COMMANDS) >= {name.split()[0] for name in covered}
 
 
 def test_ids_in_json_are_those_of_psql_and_gangs_have_their_written_form_too(dsn: str) -> None:

@@ -89,7 +89,7 @@ def test_a_gang_is_tagged_by_rank_and_logs_shows_the_same(served: str) -> None:
     gang = answers(served, "ls", "gangs", "--limit", "1")[0]["id"]
     assert f"gang g{gang} submitted to queue default: 3 members" in done.stderr
     assert sorted(ok(served, "logs", f"g{gang}").splitlines()) == wanted
-    assert {row["rank"] for row in answers(served, "logs", "--gang", gang)} == {0, 1, 2}
+    assert {row["rank"] for row in answers(served, "logs", f"g{gang}")} == {0, 1, 2}
     assert ok(served, "logs", f"g{gang}", "--rank", "1").splitlines() == ["rank 1 of 3", "end"]
     assert {row["rank"] for row in answers(served, "logs", f"g{gang}", "--rank", "2")} == {2}
     refused = gangq(served, "logs", f"g{gang}", "--rank", "3")

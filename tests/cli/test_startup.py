@@ -7,90 +7,30 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-import click
 import pytest
 
 from cli.cli_process import environment, gangq
-from gangq.cli import COMMANDS, main
+from cli.test_json import CASES, command_of, every_command
+from gangq.cli import COMMANDS
 
 pytestmark = pytest.mark.slow
 
 MOST_S = 0.15
-ASK = [
-    "submit train",
-    "run true",
-    "ls",
-    "show 1",
-    "logs 1",
-    "events",
-    "explain 1",
-    "wait 1",
-    "cancel 1",
-    "retry 1",
-    "priority 1 5",
-    "plan",
-    "replay",
+MORE = [
+    "bench",
     "board",
-    "drains",
+    "bounce --once",
+    "db psql",
+    "metrics",
+    "service endpoints s",
+    "systemd report-death --name w",
     "top",
     "web",
-    "schedule add s --every 1h train",
-    "schedule list",
-    "schedule pause s",
-    "schedule resume s",
-    "schedule rm s",
-    "schedule run-now s",
-    "service set s --task serve",
-    "service list",
-    "service show s",
-    "service endpoints s",
-    "service stop s",
-    "service rollback s",
-    "service delete s",
-    "queue",
-    "queue create q",
-    "queue set q --weight 2",
-    "queue ls",
-    "queue pause q",
-    "queue resume q",
-    "queue drain q",
-    "limit list",
-    "limit set k 2",
-    "task list",
-    "task set t --budget 5m",
-    "task pause t",
-    "task resume t",
-    "workers",
-    "devices",
-    "trips",
-    "usage",
     "worker off w",
     "worker on w",
     "worker drain w",
-    "quarantine --worker w",
-    "unquarantine --worker w",
-    "cordon h",
-    "uncordon h",
-    "drain-host h",
-    "undrain h",
-    "taint w",
-    "notify add x",
-    "notify list",
-    "notify test x",
-    "notify retry x",
-    "notify rm x",
-    "notify run x --exec true --once",
-    "metrics --once",
-    "metrics",
-    "tick",
-    "bounce --once",
-    "migrate",
-    "doctor",
-    "bench",
-    "db dsn",
-    "db psql",
-    "systemd report-death --name w",
 ]
+"""Beside `CASES`."""
 _ASK_NOTHING = {
     "completion install",
     "completion show",
@@ -107,6 +47,8 @@ _ASK_NOTHING = {
 """Those that call no database themselves: `worker` starts a supervisor first, which loads no library, and the last
 ask their worker.
 """
+_LINES = {command_of(line): line for cases in CASES.values() for line, _ in reversed(cases)}
+ASK = [line for name, line in _LINES.items() if name not in _ASK_NOTHING] + MORE
 _MEASURE = """
 import json, os, sys, time
 import psycopg
@@ -175,23 +117,7 @@ def test_a_command_without_its_extra_names_it_before_it_needs_a_database(
 
 
 def test_no_command_is_left_out() -> None:
-    def leaves(command: click.Command, name: str) -> list[str]:
-        if not isinstance(command, click.Group):
-            return [name]
-        context = click.Context(command)
-        children = {child: command.get_command(context, child) for child in command.list_commands(context)}
-        below = [
-            leaf for child, one in children.items() if one for leaf in leaves(one, f"{name} {child}".strip())
-        ]
-        return below + ([name] if name and command.invoke_without_command else [])
-
-    known = set(leaves(main, ""))
-    asked = {
-        next(words for n in (2, 1) if (words := " ".join(line.split()[:n])) in known)
-        for line in ASK
-        if not line.startswith("worker ")
-    }
-    assert asked | _ASK_NOTHING == known
+    assert {command_of(line) for line in ASK} | _ASK_NOTHING == {*every_command()}
 
 
 def test_the_options_of_every_command_are_known_without_psycopg() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from cli.cli_process import answers, gangq, ok, running
 from gangq.cli import output
-from gangq.cli.tables import Column, Listed, cut, table
+from gangq.cli.tables import Column, Listed, choose, columns, cut, pick, table
 from gangq.client import Client
+from gangq.client.rows import RetentionRow
 
 ROWS: Sequence[Sequence[str]] = [
     ("17", "running", "train", "w" * 20, "waits for a gang of 4 that starts at 12:30, before it", ""),
@@ -176,3 +177,30 @@ def test_a_time_is_told_from_now_and_as_a_log_has_it(monkeypatch: pytest.MonkeyP
 )  # fmt: skip
 def test_a_length_of_time_is_short(length: float | None, text: str) -> None:
     assert output.seconds(length) == text
+
+
+def test_a_field_called_class_is_asked_for_by_that_name() -> None:
+    row = RetentionRow(**{**dict.fromkeys(RetentionRow._fields), "class_": "events"})  # type: ignore[arg-type]
+    (column,) = choose([], ["class"], row)
+    assert column.cell(row) == "events"
+    assert pick(row, ["class"]) == {"class": "events"}
+
+
+def test_a_column_names_its_field_and_the_fields_name_says_how_it_looks() -> None:
+    row = {
+        "silent_s": 185.0,
+        "vram_mb": 24576,
+        "reading": {"gpu_pct": 40.0},
+        "gang_id": 7,
+        "hosts": ["a", "b"],
+    }
+    names = "silent=silent_s vram=vram_mb busy=reading.gpu_pct power=reading.power_w gang hosts"
+    assert [column.cell(row) for column in columns(names)] == ["3m05s", "24GiB", "40%", "?", "g7", "a,b"]
+    assert [column.value and column.value(row) for column in columns(names)] == [
+        185.0,
+        24576,
+        40.0,
+        None,
+        7,
+        "a,b",
+    ]

@@ -115,7 +115,7 @@ def test_a_gang_is_one_row_as_far_as_the_slowest_of_its_members(client: Client, 
         of = dict(zip(titles, cells, strict=True))
         rate, left = float(of["STEPS/S"]), of["LEFT"]
         assert rate > 0
-        assert left == output.seconds(remaining_s(80, 200, app._answer[1][0].row["rate"]))
+        assert left == output.seconds(remaining_s(80, 200, app._answer[1][0].row["step_rate"]))
         assert of["HOSTS"] == "alpha,beta"
 
     on_screen(dsn, running, size=(160, 30))
@@ -155,7 +155,7 @@ def test_the_state_of_a_gang_is_that_of_the_members_that_keep_it(states: tuple[s
     ]
     (gang,) = TABS[0].group(rows)  # type: ignore[arg-type]
     assert (gang["what"], gang["state"], gang["members"], gang["hosts"]) == ("g7", shown, 2, ["h"])
-    assert (gang["step"], gang["rate"]) == (None, 3.0), "one that has said nothing is the slowest"
+    assert (gang["step"], gang["step_rate"]) == (None, 3.0), "one that has said nothing is the slowest"
 
 
 def test_devices_show_their_readings_and_trips_what_tripped(client: Client, dsn: str, fleet: int) -> None:

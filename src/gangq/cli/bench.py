@@ -11,13 +11,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from gangq.cli.interrupts import Interrupts
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.loops import Interrupts
+from gangq.cli.output import say
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns
 from gangq.errors import GangqError, NotAllowed
 from gangq.proc import killing
@@ -34,11 +34,11 @@ _PICKUPS = 100
 _WARM_UP = 5
 _STOP_S = 10.0
 _GAP_S = 0.05
+_NONE_IS_LIVE = "not exists (select 1 from gangq.live_jobs)"
 _ROLES = "select rolname from pg_catalog.pg_roles where rolname like 'gangq\\_%'"
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """One number."""
 
     measure: str
@@ -154,11 +154,12 @@ def _measure(dsn: str, jobs: int) -> Iterator[Measured]:
         with _worker(dsn, 1) as worker:
             say("waiting for an idle worker")
             picked: list[int] = []
-            _until_idle(look, worker)
+            if not _until(look, worker, "exists (select 1 from gangq.sleepers)", _START_S):
+                raise GangqError(f"no worker was ready within {_START_S:.0f} s: {worker.last_words()}")
             for _ in range(_WARM_UP + _PICKUPS):
                 time.sleep(_GAP_S)
                 picked += client.submit(task="noop")
-            _until_empty(look, worker, _PHASE_S)
+            _until(look, worker, _NONE_IS_LIVE, _PHASE_S)
             waits = sorted(
                 wait * 1000
                 for (wait,) in look.execute(
@@ -187,7 +188,7 @@ def _drained(
     look: psycopg.Connection[Any], worker: _Worker, what: str, most_s: float, *, after: int = 0
 ) -> Measured:
     """Jobs a second, by the database's clock, from the first claim to the last ending; or of `most_s`."""
-    _until_empty(look, worker, most_s)
+    _until(look, worker, _NONE_IS_LIVE, most_s)
     row = look.execute(
         "select count(*), extract(epoch from max(finished_at) - min(claimed_at))::float8 "
         "from gangq.history where claimed_at is not null and job_id > %s",
@@ -200,26 +201,16 @@ def _drained(
     return Measured(what, count / took, "jobs/s")
 
 
-def _until_empty(look: psycopg.Connection[Any], worker: _Worker, most_s: float) -> None:
+def _until(look: psycopg.Connection[Any], worker: _Worker, condition: str, most_s: float) -> bool:
+    """Wait for a condition in SQL, as long as the worker runs; whether it came in time."""
     began = time.monotonic()
     while time.monotonic() - began < most_s:
         worker.check()
-        row = look.execute("select exists (select 1 from gangq.live_jobs)").fetchone()
-        if row == (False,):
-            return
-        time.sleep(0.05)
-
-
-def _until_idle(look: psycopg.Connection[Any], worker: _Worker) -> None:
-    began = time.monotonic()
-    while True:
-        worker.check()
-        row = look.execute("select exists (select 1 from gangq.sleepers)").fetchone()
+        row = look.execute(f"select {condition}".encode()).fetchone()
         if row == (True,):
-            return
-        if time.monotonic() - began > _START_S:
-            raise GangqError(f"no worker was ready within {_START_S:.0f} s: {worker.last_words()}")
+            return True
         time.sleep(0.05)
+    return False
 
 
 class _Worker:

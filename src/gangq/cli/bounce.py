@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from gangq import names, private
 from gangq.cli import output, stored
-from gangq.cli.interrupts import Interrupts
-from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.loops import Interrupts, until_interrupted
+from gangq.cli.options import duration
+from gangq.cli.output import say
+from gangq.cli.session import Session, common_options
 from gangq.errors import GangqError
 from gangq.host.bouncer import Action, Bouncer
 from gangq.host.choice import Choice, WorkerMap, choose
 from gangq.worker import seen
-from gangq.worker.repeating import backoff
 
-_RETRY_FIRST_S = 1.0
-_RETRY_LAST_S = 30.0
 _VERIFY_EVERY_S = 1.0
 _OUTAGE_S = 60.0
 """How much longer than its verification --once lasts when the database is away."""
@@ -49,25 +47,9 @@ _OUTAGE_S = 60.0
     help="Units and containers that may be restarted because a worker says it is one; may be repeated [gangq-*].",
 )
 @click.option("--report-only", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option(
-    "--kill-after",
-    "kill_after_s",
-    type=Seconds(),
-    default=15,
-    show_default=True,
-    help="What a worker gets to stop by itself before SIGKILL.",
-)
-@click.option(
-    "--verify",
-    "verify_s",
-    type=Seconds(),
-    default=120,
-    show_default=True,
-    help="How long its successor may take to its first heartbeat.",
-)
-@click.option(
-    "--every", "every_s", type=Seconds(), default=5, show_default=True, help="How often --loop looks."
-)
+@duration("--kill-after", 15, "What a worker gets to stop by itself before SIGKILL.")
+@duration("--verify", 120, "How long its successor may take to its first heartbeat.")
+@duration("--every", 5, "How often --loop looks.")
 @common_options
 def bounce(
     session: Session,
@@ -114,7 +96,17 @@ def bounce(
     )
     with Interrupts() as interrupts:
         if loop:
-            _forever(bouncer, interrupts, every_s, lambda: session.check_schema(client))
+
+            def look(_: bool) -> float:
+                # What has been restarted comes first: its outcome must not wait for the next restart.
+                bouncer.verify()
+                bouncer.round()
+                wait_s = min(every_s, _VERIFY_EVERY_S) if bouncer.waiting else every_s
+                return wait_s * random.uniform(0.9, 1.1)
+
+            # No error ends it, also one that will not go by itself, such as a schema that is being migrated: a host
+            # without its bouncer would go unnoticed, the line about the error does not.
+            until_interrupted(client, interrupts, look, check=session.check_schema, final=lambda _: False)
             return
         _once(bouncer, interrupts, how["verify_s"] + _OUTAGE_S)
     if not bouncer.ok:
@@ -140,27 +132,3 @@ def _once(bouncer: Bouncer, interrupts: Interrupts, patience_s: float) -> None:
             interrupts.wait(_VERIFY_EVERY_S)
     if not_seen is not None:
         raise not_seen
-
-
-def _forever(
-    bouncer: Bouncer, interrupts: Interrupts, every_s: float, check_schema: Callable[[], None]
-) -> None:
-    retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
-    checked = False
-    while not interrupts.count:
-        try:
-            if not checked:
-                check_schema()
-                checked = True
-            # What has been restarted comes first: its outcome must not wait for the next restart.
-            bouncer.verify()
-            bouncer.round()
-            retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
-            wait_s = min(every_s, _VERIFY_EVERY_S) if bouncer.waiting else every_s
-            wait_s *= random.uniform(0.9, 1.1)
-        except GangqError as problem:
-            # Also one that will not go by itself, such as a schema that is being migrated: a host without its
-            # bouncer would go unnoticed, this line does not.
-            wait_s = next(retries)
-            say(f"{problem}; trying again in {wait_s:.1f} s")
-        interrupts.wait(wait_s)

@@ -39,7 +39,7 @@ class Finding(NamedTuple):
     status: str
     detail: str
     advice: str = ""
-    numbers: list[dict[str, object]] | None = None
+    numbers: Sequence[RetentionRow] | None = None
 
 
 ok, warn, fail = (functools.partial(Finding, status) for status in ("ok", "warn", "fail"))
@@ -316,7 +316,6 @@ def retention(client: Client) -> Finding:
     now = client.execute(queries.database_time())
     classes = [list(rows) for _, rows in itertools.groupby(kept, key=lambda row: row.class_)]
     detail = "; ".join(_kept(rows) for rows in classes)
-    numbers = [{name.rstrip("_"): value for name, value in row._asdict().items()} for row in kept]
     lacking = [f"gangq.{row.part_of} of {day}" for row in kept for day in row.missing]
     lacking += [f"the default of gangq.{row.part_of}" for row in kept if row.no_default]
     late = [
@@ -325,14 +324,14 @@ def retention(client: Client) -> Finding:
         if row.next_drop is not None and (now - row.next_drop).total_seconds() > _LATE_DROP_S
     ]
     if not lacking and not late:
-        return ok(detail, numbers=numbers)
+        return ok(detail, numbers=kept)
     told = [f"no partition: {some(lacking)}"] if lacking else []
     told += [f"past its time: {some(late)}"] if late else []
     return warn(
         f"{'; '.join(told)}. {detail}",
         "the tick makes and drops them: see that one runs, and that no long transaction or dump holds those tables "
         "(pg_locks). As gangq_admin: select gangq.keep_partitions(true)",
-        numbers,
+        kept,
     )
 
 
@@ -349,7 +348,7 @@ def _kept(rows: Sequence[RetentionRow]) -> str:
     return f"{rows[0].class_} ({length}): {counted(sum(row.partitions for row in rows), 'partition')}, {size}{since}"
 
 
-def some(texts: Sequence[str], most: int = 3) -> str:
-    """The first few of a list, and how many more there are."""
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return "; ".join(texts[:most]) + more
+def some(texts: Sequence[str]) -> str:
+    """The first three of a list, and how many more there are."""
+    more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
+    return "; ".join(texts[:3]) + more

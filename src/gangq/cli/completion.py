@@ -11,7 +11,7 @@ from click.shell_completion import get_completion_class
 
 from gangq.cli import output
 from gangq.cli.group import Subgroup
-from gangq.cli.session import say
+from gangq.cli.output import say
 
 _SHELLS = ("bash", "zsh", "fish")
 _COMPINIT = "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }\n"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gangq.cli import output
 from gangq.cli.group import Subgroup
-from gangq.cli.listing import watch_option
+from gangq.cli.options import watch_option
 from gangq.cli.session import Session, common_options, json_option, pass_session
 from gangq.errors import EmbeddedError
 
@@ -42,7 +41,7 @@ def migrate(session: Session, check: bool, restored: bool, dump_sql: bool) -> No
         found = schema.pending(session.dsn())
         todo = [f"apply migration {name}" for name in found.migrations]
         todo += ["rebuild functions, views, triggers and grants"] if found.code else []
-        session.answer(asdict(found), "\n".join(todo) or "up to date")
+        session.answer(found, "\n".join(todo) or "up to date")
         if todo:
             click.get_current_context().exit(1)
         return
@@ -53,7 +52,7 @@ def migrate(session: Session, check: bool, restored: bool, dump_sql: bool) -> No
     report = schema.migrate(
         session.dsn(), restored=restored, log=lambda step: None if session.json else output.write(step)
     )
-    session.answer(asdict(report))
+    session.answer(report)
 
 
 @click.group(cls=Subgroup)

@@ -13,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from gangq import schema
 from gangq.cli import output
 from gangq.cli.look import TIMELINE
 from gangq.client import Client
-from gangq.client.rows import GangRow, JobRow
+from gangq.client.rows import JobRow
 from gangq.embedded import Server
 from gangq.errors import GangqError
 from gangq.proc import killing
@@ -38,6 +37,7 @@ TILES = 16
 VICTIM_RANK = 2
 ENOUGH_ACCURACY = 0.95
 LIMIT_S = 90.0
+START_S = 30.0
 
 
 @dataclass
@@ -101,11 +101,11 @@ def run(console: Console | None = None) -> int:
     was_running = server.status().running
     server.start()
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="gangq-demo-") as logs,
-            _database(server) as dsn,
-            Client(dsn) as client,
-        ):
+        # It is left there to be looked at.
+        server.drop_database(DATABASE)
+        dsn = server.create_database(DATABASE)
+        schema.migrate(dsn, log=lambda _: None)
+        with tempfile.TemporaryDirectory(prefix="gangq-demo-") as logs, Client(dsn) as client:
             version = server.status().version
             console.print(f"[bold]private PostgreSQL[/] {version} in {server.data_dir}, database {DATABASE}")
             return _play(console, client, Fleet(dsn, Path(logs)))
@@ -163,8 +163,9 @@ def _watch(console: Console, client: Client, fleet: Fleet, gang_id: int, tiles: 
             step = max((int((m.progress or {}).get("step", 0)) for m in members), default=0)
             done = sum(job.state == "done" for job in client.jobs(ids=tiles, limit=None))
             shown = f"gang g{gang_id}, epoch {gang.epoch}: {gang.state}"
+            cause = f" ({gang.drain_cause})" if gang.state == "draining" and gang.drain_cause else ""
             if shown != last_state:
-                progress.console.print(f"  {_clock()}  {shown}{_reason(gang)}")
+                progress.console.print(f"  {_clock()}  {shown}{cause}")
                 last_state = shown
             progress.update(training, completed=STEPS if gang.state == "done" else step, description=shown)
             progress.update(solo, completed=done)
@@ -221,22 +222,13 @@ def _verdict(
     return 0 if all(checks.values()) else 1
 
 
-@contextmanager
-def _database(server: Server) -> Iterator[str]:
-    """A fresh demo database with the schema; it is left there to be looked at."""
-    server.drop_database(DATABASE)
-    dsn = server.create_database(DATABASE)
-    schema.migrate(dsn, log=lambda _: None)
-    yield dsn
-
-
-def _until(fleet: Fleet, condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
+def _until(fleet: Fleet, condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + START_S
     while not condition():
         fleet.check()
         if time.monotonic() > deadline:
             raise GangqError(
-                f"waited {limit_s:.0f} s for {what} in vain; the workers' logs are in {fleet.logs}"
+                f"waited {START_S:.0f} s for {what} in vain; the workers' logs are in {fleet.logs}"
             )
         time.sleep(0.05)
 
@@ -245,10 +237,6 @@ def _examples() -> Path:
     """The digits example: shipped in the wheel, or beside src/ in a checkout."""
     shipped = Path(__file__).resolve().parents[1] / "examples" / "digits"
     return shipped if shipped.is_dir() else Path(__file__).resolve().parents[3] / "examples" / "digits"
-
-
-def _reason(gang: GangRow) -> str:
-    return f" ({gang.drain_cause})" if gang.state == "draining" and gang.drain_cause else ""
 
 
 def _clock() -> str:

@@ -12,7 +12,7 @@ import click
 
 from gangq.cli import checks, output, queries
 from gangq.cli.checks import Finding, fail, ok, some, warn
-from gangq.cli.listing import look_options
+from gangq.cli.options import look_options
 from gangq.cli.output import seconds
 from gangq.cli.session import Session
 from gangq.client.verbs import Verbs

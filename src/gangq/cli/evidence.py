@@ -9,7 +9,7 @@ what is not known by name here is printed all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from gangq.client.rows import EventRow, EvidenceRow
 
 KINDS = ("suspect", "trip", "notify", "held", "poison", "straggler")
 """Events of a job that come from watchdogs."""
+NOT_SHOWN = "what the watchdogs saw is shown to those who may read the job's payload"
 _CONVICT = ("trip", "notify", "held")
 
 _VERBS = ("waited ", "made no progress ")
@@ -71,14 +72,11 @@ def history(
     What ended it comes first, newest on top; doubts count only when nothing else happened.
     """
     found = [event for event in events if event.kind in KINDS]
-    if not found:
-        return []
     evidence = by_event(seen or ())
     shown = columns(
-        ">ago at:4 what class:2 code:2 worker host:3 outcome:1 reason",
+        ">ago at:4 what=kind class=data.class:2 code=data.code:2 worker host=data.host:3 "
+        "outcome=data.outcome:1 reason",
         {
-            "what": lambda event: event.kind,
-            **{name: partial(_of, key=name) for name in ("class", "code", "host", "outcome")},
             "reason": lambda event: said(event, evidence.get((event.at, event.kind))),
         },
     )
@@ -179,18 +177,15 @@ def _table(found: Sequence[Any], wide: bool | None) -> None:
     names.sort(key=lambda name: _in_order(name, _LEFT))
     latest = max((row["at"] for row in found if _is_number(row.get("at"))), default=None)
 
-    def cell(row: Mapping[str, Any], name: str) -> object:
+    def cell(name: str, row: Mapping[str, Any]) -> object:
         value = row.get(name)
         if name == "at" and latest is not None and _is_number(value):
             # Seconds since boot mean nothing to anybody; the order and the distances do.
             return f"{value - latest:.1f}s"
         return "?" if value is None else _value(name, value)
 
-    table(found, [_column(name, cell) for name in names], wide=wide)
-
-
-def _column(name: str, cell: Callable[[Mapping[str, Any], str], object]) -> Column:
-    return Column(_SHORT.get(name, _name(name)), lambda row: cell(row, name))
+    shown = [Column(_SHORT.get(name, _name(name)), partial(cell, name)) for name in names]
+    table(found, shown, wide=wide)
 
 
 def _value(name: str, value: Any) -> object:

@@ -1,18 +1,18 @@
-"""gangq workers, devices: who and what there is, how it does, and what is wrong with it."""
+"""gangq workers, devices, usage: who and what there is, how it does, what is wrong with it, and who used it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
 
-from gangq.cli import names, queries, stored
-from gangq.cli.listing import table_options
+from gangq.cli import queries, stored
+from gangq.cli.options import duration, table_options
 from gangq.cli.output import known, megabytes, seconds, words
 from gangq.cli.session import Session
-from gangq.cli.tables import Column, columns
+from gangq.cli.tables import Cell, Column, columns
 from gangq.cli.which import device_ids
 from gangq.client.rows import DeviceRow, WorkerRow
 
@@ -33,7 +33,7 @@ def workers(session: Session, host: str | None, name: str | None) -> None:
     client = session.client()
     found: list[WorkerRow] = client.workers(name=name, host=host)
     if not found:
-        names.must_exist(client, host=host, worker=name)
+        stored.must_exist(client, host=host, worker=name)
     held: dict[str, list[DeviceRow]] = {}
     now = None
     if found and not session.json:
@@ -45,21 +45,16 @@ def workers(session: Session, host: str | None, name: str | None) -> None:
 
 def _worker_columns(now: datetime | None, held: Mapping[str, Sequence[DeviceRow]]) -> list[Column]:
     return columns(
-        "name state host >slots >light:6 gpus:3 gpu:2 >memory:7 >cpus:8 queues:4 labels:7 >heard >lease_left:6 "
-        ">beat:5 >steps/s:5 model:6 pid:9 why",
+        "name state host >slots >light:6 gpus:3 gpu:2 >memory=memory_mb:7 >cpus:8 queues:4 labels:7 >heard=silent_s "
+        ">lease_left=lease_left_s:6 >beat:5 >steps/s=step_rate:5 model:6 pid:9 why",
         {
             "state": _state,
             "slots": lambda w: f"{w.used_slots}/{w.slots}",
             "light": lambda w: f"{w.used_light}/{w.light}",
             "gpu": lambda w: _busy(held.get(w.name, ()), now),
-            "memory": lambda w: megabytes(w.memory_mb),
             "cpus": lambda w: f"{w.cpus:g}",
-            "queues": lambda w: words(w.queues),
             "labels": lambda w: words([f"{k}={v}" for k, v in w.labels.items()]),
-            "heard": lambda w: seconds(w.silent_s),
-            "lease_left": lambda w: seconds(w.lease_left_s),
             "beat": lambda w: _age(w.last_beat_at, now),
-            "steps/s": lambda w: "" if w.step_rate is None else f"{w.step_rate:.3g}",
             "why": why,
         },
     )
@@ -107,7 +102,7 @@ def devices(session: Session, host: str | None, state: str | None) -> None:
     client = session.client()
     found = client.devices(host=host, state=state)
     if not found:
-        names.must_exist(client, host=host)
+        stored.must_exist(client, host=host)
     now = client.execute(queries.database_time()) if found and not session.json else None
     short = device_ids(session, {device.uuid for device in found})
     session.rows(found, _device_columns(now, short), "no devices")
@@ -115,17 +110,13 @@ def devices(session: Session, host: str | None, state: str | None) -> None:
 
 def _device_columns(now: datetime | None, short: Callable[[str], str]) -> list[Column]:
     return columns(
-        "host index state health:2 trips:3 >busy >memory:7 >temp:5 >power:5 throttle:5 >read:4 >vram:6 model:6 "
-        "link:4 source:8 worker:1 job since:6 reason uuid:9",
+        "host index state health:2 trips=trips_day:3 >busy=reading.gpu_pct >memory:7 >temp=reading.temperature_c:5 "
+        ">power=reading.power_w:5 throttle:5 >read:4 >vram=vram_mb:6 model:6 link:4 source:8 worker:1 job since:6 "
+        "reason uuid:9",
         {
-            "trips": lambda d: d.trips_day,
-            "busy": lambda d: known(_of(d, "gpu_pct"), "%"),
             "memory": _memory,
-            "temp": lambda d: known(_of(d, "temperature_c"), "C"),
-            "power": lambda d: known(_of(d, "power_w"), "W"),
             "throttle": _throttle,
             "read": lambda d: _age(d.read_at, now) or "never",
-            "vram": lambda d: megabytes(d.vram_mb),
             "uuid": lambda d: short(d.uuid),
         },
     )
@@ -166,3 +157,45 @@ def _age(at: datetime | None, now: datetime | None) -> str:
     if at is None or now is None:
         return ""
     return seconds(max(0.0, (now - at).total_seconds()))
+
+
+_GROUPS = {"user": "submitter", "queue": "queue", "task": "task", "service": "service"}
+_HOURS = "attempts:1 >GPU_hours >wasted >displaced"
+
+
+@click.command()
+@click.option(
+    "--by",
+    default="user",
+    show_default=True,
+    metavar="LIST",
+    help="Some of user, queue, task and service: user,queue.",
+)
+@duration("--since", "30d", "How far to look back.")
+@table_options
+def usage(session: Session, by: str, since_s: float) -> None:
+    """Show GPU hours: used, wasted, displaced; most first.
+
+    From a claim to the proven end of its work, also of what runs now. Wasted are attempts that failed, tripped or
+    lost their worker, with the members that stopped with them; displaced those that made way for others, were moved
+    off a host, or were handed back by a worker that stopped. Attempts are kept for 30 days (retention_long). With
+    --json the columns of the function gangq.usage.
+    """
+    groups = [group.strip() for group in by.split(",")]
+    unknown = [group for group in groups if group not in _GROUPS]
+    if unknown:
+        raise click.UsageError(f"--by takes {', '.join(_GROUPS)}, not {unknown[0]!r}")
+    rows = session.client().usage(
+        since=timedelta(seconds=since_s), by=[_GROUPS[group] for group in dict.fromkeys(groups)]
+    )
+    cells: dict[str, Cell] = {
+        "GPU_hours": lambda row: f"{row.gpu_hours:.2f}",
+        "wasted": lambda row: _share(row.wasted_hours, row.gpu_hours),
+        "displaced": lambda row: _share(row.displaced_hours, row.gpu_hours),
+    }
+    names = [f"{group}={_GROUPS[group]}" for group in dict.fromkeys(groups)]
+    session.rows(rows, columns(" ".join([*names, _HOURS]), cells), "no attempt held a GPU in that time")
+
+
+def _share(hours: float, of: float) -> str:
+    return f"{hours:.2f} ({hours / of:.0%})" if hours and of else "0"

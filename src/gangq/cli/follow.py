@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from gangq.cli import output, queries
-from gangq.cli.listing import table_options
-from gangq.cli.output import gang
+from gangq.cli.options import table_options
+from gangq.cli.output import gang, say
 from gangq.cli.queries import Position
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import Column, columns
 from gangq.cli.which import Which, device_ids, takes_one
 from gangq.client.rows import EventRow, LogRow
@@ -99,7 +99,7 @@ def _has_ended(client: Client, target: Which) -> bool:
 
 
 @click.command()
-@takes_one(batches=True)
+@takes_one()
 @click.option("-f", "--follow", is_flag=True, help="Go on until it has ended.")
 @click.option("--all", "all_attempts", is_flag=True, help="Of all attempts, not only the latest.")
 @click.option(
@@ -124,7 +124,7 @@ def logs(session: Session, target: Which, follow: bool, all_attempts: bool, rank
         for row in reader.read(latest_only):
             nothing_yet = False
             if session.json:
-                output.write(output.to_json({**_fields(row), "rank": ranks[row.job_id]}))
+                output.write(output.to_json({**row._asdict(), "rank": ranks[row.job_id]}))
             else:
                 output.job_output(tagger.add(row))
         latest_only = False
@@ -141,12 +141,8 @@ def logs(session: Session, target: Which, follow: bool, all_attempts: bool, rank
         )
 
 
-def _fields(row: LogRow) -> dict[str, object]:
-    return {"job_id": row.job_id, "token": row.token, "seq": row.seq, "at": row.at, "chunk": row.chunk}
-
-
 @click.command()
-@takes_one(optional=True, batches=True)
+@takes_one(optional=True)
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on: of what is named until it has ended, else until Ctrl-C."
 )
@@ -191,8 +187,8 @@ def _columns(session: Session, rows: Sequence[EventRow]) -> list[Column]:
         return said or ""
 
     return columns(
-        ">ago at:4 event >gang epoch:3 job worker reason data:4",
-        {"event": lambda row: row.kind, "data": data},
+        ">ago at:4 event=kind >gang epoch:3 job worker reason data:4",
+        {"data": data},
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -31,27 +30,16 @@ class Subgroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands."""
-        longest = max(map(len, self.commands))
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name.ljust(longest), _short(self.commands[name], formatter.width - longest - 6))
-                    for name in self.list_commands(ctx)
-                ]
-            )
+        _list(formatter, {"Commands": self.list_commands(ctx)}, self.commands)
 
 
 class LazyGroup(click.Group):
     """The top-level group. `sections` of its help name for each command the module of this package it is in."""
 
-    def __init__(
-        self, *args: Any, sections: Mapping[str, Mapping[str, str]] | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._sections = sections or {}
-        self._commands_in = {
-            name: module for part in self._sections.values() for name, module in part.items()
-        }
+        self._sections = sections
+        self._commands_in = {name: module for part in sections.values() for name, module in part.items()}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse what no database could store: bytes of the command line that are not UTF-8."""
@@ -86,16 +74,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands in their sections."""
         del ctx
-        found = self._unloaded()
-        longest = max(map(len, found), default=0)
-        for section, names in self._sections.items():
-            with formatter.section(section):
-                formatter.write_dl(
-                    [
-                        (name.ljust(longest), _short(found[name], formatter.width - longest - 6))
-                        for name in names
-                    ]
-                )
+        _list(formatter, self._sections, self._unloaded())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The commands, and the options of the group itself."""
@@ -112,10 +91,7 @@ class LazyGroup(click.Group):
         """
         docs: dict[tuple[str, str], str | None] = {}
         for module in set(self._commands_in.values()):
-            spec = importlib.util.find_spec(f"gangq.cli.{module}")
-            assert spec is not None
-            assert spec.origin is not None
-            for node in ast.parse(Path(spec.origin).read_bytes()).body:
+            for node in ast.parse(Path(__file__).with_name(f"{module}.py").read_bytes()).body:
                 if isinstance(node, ast.FunctionDef):
                     docs[module, node.name] = ast.get_docstring(node)
         return {
@@ -141,8 +117,25 @@ class LazyGroup(click.Group):
             problem = _as_ours(e)
             if problem is None or os.environ.get("GANGQ_DEBUG", "0") not in ("", "0"):
                 raise
-            output.comment(f"{problem}{_alternatives(ctx, problem)}")
+            output.say(f"{problem}{_alternatives(ctx, problem)}")
             ctx.exit(exit_code(problem))
+
+
+def _list(
+    formatter: click.HelpFormatter,
+    sections: Mapping[str, Iterable[str]],
+    commands: Mapping[str, click.Command],
+) -> None:
+    """List the commands of each section, with their help in a sentence."""
+    longest = max(map(len, commands))
+    for title, names in sections.items():
+        with formatter.section(title):
+            formatter.write_dl(
+                [
+                    (name.ljust(longest), _short(commands[name], formatter.width - longest - 6))
+                    for name in names
+                ]
+            )
 
 
 def _alike(name: str, names: Iterable[str]) -> list[str]:
@@ -194,7 +187,7 @@ def _alternatives(ctx: click.Context, problem: GangqError) -> str:
     session = ctx.find_object(Session)
     if session is None or not session.has_client or not isinstance(problem, NotFound):
         return ""
-    from gangq.cli.names import alike
+    from gangq.cli.stored import alike
 
     found = alike(session.client(), problem)
     return found and ("" if str(problem).endswith(".") else ".") + f" {found}"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import names, options, output, queries, stored
-from gangq.cli.listing import look_options, table_options, wide_option
-from gangq.cli.output import ago, gang, megabytes, moment, seconds, when, words
-from gangq.cli.session import Session, say
+from gangq.cli import options, output, queries, stored, tables
+from gangq.cli.options import look_options, table_options, wide_option
+from gangq.cli.output import ago, gang, megabytes, moment, say, seconds, when, words
+from gangq.cli.session import Session
 from gangq.cli.tables import Cell, Column, Listed, columns
 from gangq.cli.wait import culprit
 from gangq.cli.which import Which, WhichType, device_ids, takes_one
@@ -36,37 +36,21 @@ if TYPE_CHECKING:
 
 _JOBS = "id state task queue:3 prio:4 >gang:2 rank:2 worker:1 >tries:4 submitted:5 ended:5 what"
 _MEMBERS = columns(
-    "rank job state host worker:1 >tries:4 crashes:4 what",
-    {"job": lambda job: job.id, "what": lambda job: _what(job)},
+    "rank job=id state host worker:1 >tries:4 crashes:4 what", {"what": lambda job: _what(job)}
 )
 _GANGS = ">id state size:1 epoch:3 task name:2 queue:3 prio:4 hosts:2 submitted:5 ended:5 what"
 _BATCHES = columns(
-    ">id name state >done failed:1 running:2 waiting:2 >at_most:3 task queue:3 tags:3 by:4 submitted:4 ended:5",
-    {
-        "id": lambda row: str(Which(row.id, "batch")),
-        "done": lambda row: f"{row.done}/{row.size}",
-        "tags": lambda row: words(row.tags),
-        "by": lambda row: row.submitter,
-    },
+    ">id name state >done failed:1 running:2 waiting:2 >at_most:3 task queue:3 tags:3 by=submitter:4 submitted:4 "
+    "ended:5",
+    {"id": lambda row: f"b{row.id}", "done": lambda row: f"{row.done}/{row.size}"},
 )
 _DRAINS = columns(
-    ">gang epoch:3 cause trigger_job:3 told:4 acked:4 forced:4 outcome started:3 took:2",
-    {
-        "told": lambda drain: drain.moved,
-        "outcome": lambda drain: drain.outcome or "draining",
-        "started": lambda drain: ago(drain.started_at),
-        "took": lambda drain: _took(drain),
-    },
+    ">gang epoch:3 cause trigger_job:3 told=moved:4 acked:4 forced:4 outcome started=started_at:3 took:2",
+    {"outcome": lambda drain: drain.outcome or "draining", "took": lambda drain: _took(drain)},
 )
-_ATTEMPTS = "started took ended host worker:2 epoch:1 devices"
+_ATTEMPTS = "started=started_at took ended host worker:2 epoch:1 devices"
 _FAILED = columns(
-    "index job host worker:1 >tries:4 ended what",
-    {
-        "index": lambda job: job.array_index,
-        "job": lambda job: job.id,
-        "ended": lambda job: ago(job.finished_at),
-        "what": lambda job: _what(job),
-    },
+    "index=array_index job=id host worker:1 >tries:4 ended what", {"what": lambda job: _what(job)}
 )
 _FAILED_SHOWN = 20
 TIMELINE = columns("at:2 epoch:3 what job rank:2 worker:1 reason")
@@ -132,30 +116,23 @@ def ls(session: Session, what: str, limit: int, **filters: Any) -> None:
         raise click.UsageError(f"{flags} select jobs: gangq ls jobs ...")
     client = session.client()
     of |= {name: of[name].id for name in ("gang_id", "batch_id") if name in of}
+    asked: dict[str, Any] = {**of, "limit": limit}
+    if what != "jobs":
+        id = asked.pop("batch_id" if what == "batches" else "gang_id", None)
+        asked["ids"] = None if id is None else [id]
+    found = getattr(client, what)(**asked)
+    _must_exist(client, found, of)
+    why = {} if session.json or what == "batches" else _why_they_wait(client, found)
+    shown = _BATCHES
     if what == "jobs":
-        jobs = client.jobs(**of, limit=limit)
-        _must_exist(client, jobs, of)
-        why = {} if session.json else _why_they_wait(client, jobs)
         shown = columns(_JOBS, {"task": _task, "what": lambda job: _what(job) or why.get(_line(job), "")})
-        session.rows(jobs, shown, "no such jobs")
-        return
-    named = dict(of)
-    id = of.pop("batch_id" if what == "batches" else "gang_id", None)
-    of |= {"ids": None if id is None else [id], "limit": limit}
-    if what == "batches":
-        batches = client.batches(**of)
-        _must_exist(client, batches, named)
-        session.rows(batches, _BATCHES, "no such batches")
-        return
-    gangs = client.gangs(**of)
-    _must_exist(client, gangs, named)
-    why = {} if session.json else _why_they_wait(client, gangs)
-    cells: dict[str, Cell] = {
-        "id": lambda row: gang(row.id),
-        "hosts": lambda row: words(row.hosts),
-        "what": lambda row: row.reason or row.drain_cause or row.note or why.get(("gang", row.id), ""),
-    }
-    session.rows(gangs, columns(_GANGS, cells), "no such gangs")
+    elif what == "gangs":
+        cells: dict[str, Cell] = {
+            "id": lambda row: gang(row.id),
+            "what": lambda row: row.reason or row.drain_cause or row.note or why.get(("gang", row.id), ""),
+        }
+        shown = columns(_GANGS, cells)
+    session.rows(found, shown, f"no such {what}")
 
 
 def _must_exist(client: Client, found: Sequence[object], of: Mapping[str, Any]) -> None:
@@ -166,11 +143,11 @@ def _must_exist(client: Client, found: Sequence[object], of: Mapping[str, Any]) 
         client.gang(id=of["gang_id"])
     if "batch_id" in of:
         client.batch(id=of["batch_id"])
-    names.must_exist(client, **of)
+    stored.must_exist(client, **of)
 
 
 @click.command()
-@takes_one(batches=True)
+@takes_one()
 @click.option(
     "--evidence", "whole", is_flag=True, help="All that the watchdogs saw, not only what comes first."
 )
@@ -200,10 +177,10 @@ def show(session: Session, target: Which, whole: bool, follow: bool) -> None:
 
 
 def _follow(session: Session, target: Which, state: str, after_event: int | None) -> None:
-    from gangq.cli.run import Watched, Watcher
+    from gangq.cli.run import Watcher
 
     ranks = {job.id: job.rank for job in target.jobs(session.client())}
-    Watcher(session, Watched(target, ranks, state, after_event)).watch()
+    Watcher(session, target, ranks, state=state, after_event=after_event).watch()
 
 
 def _show_job(session: Session, target: Which, whole: bool) -> None:
@@ -211,18 +188,20 @@ def _show_job(session: Session, target: Which, whole: bool) -> None:
     (job,) = target.jobs(client)
     attempts = client.attempts(job_id=job.id, limit=None)
     events = target.events(client)
-    evidence = _evidence(client, job, events)
+    tripped = any(event.kind in seen.KINDS for event in events)
+    evidence = (client.evidence(job_id=job.id) if job.readable else None) if tripped else []
     if session.json:
         session.answer({"job": job, "attempts": attempts, "events": events, "evidence": evidence})
         return
-    output.pairs(_job_pairs(job, _cancelled_by(client, job)))
+    _job_pairs(job, _cancelled_by(client, job))
     if job.error and job.state not in ("failed", "cancelled"):
         output.write(f"\nlast failed attempt ({_which_failed(job, attempts)}):")
     _error(job.error)
     if attempts:
         output.write()
         session.table(attempts, _attempt_columns(session, attempts))
-    _show_trips(session, job.id, events, evidence, whole)
+    if tripped:
+        _show_trips(session, job.id, events, evidence, whole)
 
 
 def _which_failed(job: JobRow, attempts: Sequence[AttemptRow]) -> str:
@@ -237,8 +216,7 @@ def _attempt_columns(session: Session, attempts: Sequence[AttemptRow]) -> list[C
     return columns(
         _ATTEMPTS,
         {
-            "started": lambda attempt: ago(attempt.started_at),
-            "took": lambda attempt: _took(attempt),
+            "took": _took,
             "ended": lambda attempt: attempt.cause or "runs",
             "devices": lambda attempt: Listed(words([*map(short, attempt.devices or ())])),
         },
@@ -252,7 +230,7 @@ def _show_batch(session: Session, target: Which) -> None:
     if session.json:
         session.answer({"batch": row, "failed": failed})
         return
-    output.pairs(_batch_pairs(row))
+    _batch_pairs(row)
     if failed:
         output.write()
         session.table(failed, _FAILED)
@@ -260,25 +238,17 @@ def _show_batch(session: Session, target: Which) -> None:
         output.write(f"all that failed: gangq ls --batch {target} --state failed --limit {row.failed}")
 
 
-def _batch_pairs(row: BatchRow) -> list[tuple[str, object]]:
-    return [
-        ("batch", str(Which(row.id, "batch"))),
-        ("name", row.name),
-        ("tags", words(row.tags)),
-        ("state", row.state),
-        ("task", row.task),
-        ("queue", row.queue),
-        ("size", row.size),
-        ("done", row.done),
-        ("failed", row.failed or None),
-        ("cancelled", row.cancelled or None),
-        ("running", row.running or None),
-        ("waiting", row.waiting or None),
-        ("at most", row.at_most),
-        ("jobs", f"{row.id} and on: gangq ls --batch {Which(row.id, 'batch')}"),
-        ("submitted", f"{moment(row.submitted_at)} by {row.submitter}"),
-        ("ended", row.finished_at),
-    ]
+def _batch_pairs(row: BatchRow) -> None:
+    tables.pairs(
+        row,
+        "batch name tags state task queue size done failed? cancelled? running? waiting? at_most jobs submitted "
+        "ended=finished_at",
+        {
+            "batch": lambda _: f"b{row.id}",
+            "jobs": lambda _: f"{row.id} and on: gangq ls --batch b{row.id}",
+            "submitted": _submitted,
+        },
+    )
 
 
 def _show_gang(session: Session, target: Which) -> None:
@@ -288,7 +258,7 @@ def _show_gang(session: Session, target: Which) -> None:
     if session.json:
         session.answer({"gang": row, "members": members, "timeline": timeline, "drains": drains})
         return
-    output.pairs(_gang_pairs(row, _cancelled_by(client, row)))
+    _gang_pairs(row, _cancelled_by(client, row))
     for rows, shown in ((members, _MEMBERS), (timeline, [*columns(">ago"), *TIMELINE]), (drains, _DRAINS)):
         if rows or shown is _MEMBERS:
             output.write()
@@ -302,12 +272,6 @@ def _show_gang(session: Session, target: Which) -> None:
         output.write(f"\nwhat the watchdogs saw: gangq show {' or '.join(tripped)}")
 
 
-def _evidence(client: Client, job: JobRow, events: Sequence[EventRow]) -> list[EvidenceRow] | None:
-    if not any(event.kind in seen.KINDS for event in events):
-        return []
-    return client.evidence(job_id=job.id) if job.readable else None
-
-
 def _show_trips(
     session: Session,
     job_id: int,
@@ -316,12 +280,10 @@ def _show_trips(
     whole: bool,
 ) -> None:
     """What the watchdogs did, and what they saw: stacks and output may show what a viewer must not see."""
-    if not any(event.kind in seen.KINDS for event in events):
-        return
     output.write()
     told = seen.history(events, evidence, session.wide)
     if evidence is None:
-        say("what the watchdogs saw is shown to those who may read the job's payload")
+        say(seen.NOT_SHOWN)
         return
     found = seen.by_event(evidence)
     for event in told:
@@ -337,7 +299,7 @@ def _show_trips(
 
 
 @click.command()
-@takes_one(batches=True)
+@takes_one()
 @click.option(
     "--now", "now", is_flag=True, help="Decide again, without effects: not what the last pass found."
 )
@@ -392,7 +354,7 @@ def _detail(reason: Reason) -> str:
 
 
 @click.command()
-@takes_one(optional=True, gangs_only=True)
+@click.argument("target", type=WhichType("gang"), required=False, metavar="[gN]")
 @options.limit
 @table_options
 def drains(session: Session, target: Which | None, limit: int) -> None:
@@ -477,66 +439,52 @@ def _cancelled_by(client: Client, row: JobRow | GangRow) -> str | None:
     return f"{moment(last.at)} by {last.actor or 'gangq'}" + (f": {last.reason}" if last.reason else "")
 
 
-def _job_pairs(job: JobRow, cancelled: str | None) -> list[tuple[str, object]]:
+def _job_pairs(job: JobRow, cancelled: str | None) -> None:
     result = output.to_json(job.result) if job.result is not None else None
-    return [
-        ("job", job.id),
-        ("state", job.state),
-        ("task", job.task),
-        ("queue", job.queue),
-        ("priority", job.priority),
-        ("gang", f"{gang(job.gang_id)}, rank {job.rank}" if job.gang_id is not None else None),
-        ("batch", f"{Which(job.batch_id, 'batch')}, index {job.array_index}" if job.batch_id else None),
-        ("needs", _needs(job)),
-        ("model", job.model),
-        ("worker", f"{job.worker} on {job.host}" if job.worker else None),
-        ("attempts", f"{job.attempts} of {job.max_attempts}"),
-        ("crashes", job.crashes or None),
-        ("trips", _trips(job)),
-        ("stops", job.stops or None),
-        ("snoozes", f"{job.snoozes} of {job.max_snoozes}" if job.snoozes else None),
-        ("budget", seconds(job.budget_s)),
-        ("submitted", f"{moment(job.submitted_at)} by {job.submitter}"),
-        ("parent", None if job.parent is None else f"job {job.parent}"),
-        ("due", job.due_at),
-        ("claimed", job.claimed_at),
-        ("told to stop", f"{moment(job.told_at)}: {job.stop_reason}" if job.told_at else None),
-        ("ended", job.finished_at),
-        ("cancelled", cancelled),
-        ("token", job.token),
-        ("progress", progress_in_words(job.progress)),
-        ("payload", job.payload if job.readable else _NOT_SHOWN),
-        ("result", result if job.readable or job.state != "done" else _NOT_SHOWN),
-        ("error", _NOT_SHOWN if job.state == "failed" and not job.readable else None),
-    ]
+    tables.pairs(
+        job,
+        "job=id state task queue priority gang batch needs model worker attempts crashes? trips stops? snoozes "
+        "budget=budget_s submitted parent due=due_at claimed=claimed_at told_to_stop ended=finished_at cancelled "
+        "token progress payload result error",
+        {
+            "gang": lambda _: f"{gang(job.gang_id)}, rank {job.rank}" if job.gang_id is not None else None,
+            "batch": lambda _: f"b{job.batch_id}, index {job.array_index}" if job.batch_id else None,
+            "needs": _needs,
+            "worker": lambda _: f"{job.worker} on {job.host}" if job.worker else None,
+            "attempts": lambda _: f"{job.attempts} of {job.max_attempts}",
+            "trips": _trips,
+            "snoozes": lambda _: f"{job.snoozes} of {job.max_snoozes}" if job.snoozes else None,
+            "submitted": _submitted,
+            "parent": lambda _: None if job.parent is None else f"job {job.parent}",
+            "told_to_stop": lambda _: f"{moment(job.told_at)}: {job.stop_reason}" if job.told_at else None,
+            "cancelled": lambda _: cancelled,
+            "progress": lambda _: progress_in_words(job.progress),
+            "payload": lambda _: job.payload if job.readable else _NOT_SHOWN,
+            "result": lambda _: result if job.readable or job.state != "done" else _NOT_SHOWN,
+            "error": lambda _: _NOT_SHOWN if job.state == "failed" and not job.readable else None,
+        },
+    )
 
 
-def _gang_pairs(row: GangRow, cancelled: str | None) -> list[tuple[str, object]]:
-    return [
-        ("gang", gang(row.id)),
-        ("name", row.name),
-        ("service", row.service),
-        ("state", row.state),
-        ("size", row.size),
-        ("epoch", row.epoch),
-        ("task", row.task),
-        ("queue", row.queue),
-        ("priority", row.priority),
-        ("hosts", words(row.hosts)),
-        ("launches lost", f"{row.attempts} of {row.max_attempts}" if row.attempts else None),
-        ("placement misses", row.placement_misses or None),
-        ("never started", row.never_started or None),
-        ("preemptions", row.preemptions or None),
-        ("submitted", f"{moment(row.submitted_at)} by {row.submitter}"),
-        ("not before", row.not_before),
-        ("reserved", row.reserved_at),
-        ("started", row.go_at),
-        ("ended", row.finished_at),
-        ("drains", row.drain_cause if row.state == "draining" else None),
-        ("cancelled", cancelled),
-        ("reason", row.reason if cancelled is None else None),
-        ("note", row.note),
-    ]
+def _submitted(row: JobRow | GangRow | BatchRow) -> str:
+    return f"{moment(row.submitted_at)} by {row.submitter}"
+
+
+def _gang_pairs(row: GangRow, cancelled: str | None) -> None:
+    tables.pairs(
+        row,
+        "gang=id name service state size epoch task queue priority hosts launches_lost placement_misses? "
+        "never_started? preemptions? submitted not_before reserved=reserved_at started=go_at ended=finished_at "
+        "drains cancelled reason note",
+        {
+            "gang": lambda _: gang(row.id),
+            "launches_lost": lambda _: f"{row.attempts} of {row.max_attempts}" if row.attempts else None,
+            "submitted": _submitted,
+            "drains": lambda _: row.drain_cause if row.state == "draining" else None,
+            "cancelled": lambda _: cancelled,
+            "reason": lambda _: row.reason if cancelled is None else None,
+        },
+    )
 
 
 def _error(error: Mapping[str, Any] | None) -> None:

@@ -8,8 +8,9 @@ import click
 
 from gangq import private
 from gangq.cli import output
-from gangq.cli.interrupts import Interrupts
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.loops import Interrupts
+from gangq.cli.output import say
+from gangq.cli.session import Session, common_options
 from gangq.errors import DatabaseUnreachable, InvalidInput
 from gangq.metrics import Collector, MetricsServer, exposition
 from gangq.metrics.address import Address
@@ -46,8 +47,7 @@ def metrics(session: Session, listen: str, once: bool) -> None:
     if once:
         rows = session.client().metrics()
         if session.json:
-            for row in rows:
-                output.write(output.to_json(row))
+            session.rows(rows, [], "")
         else:
             text, _ = exposition(Collector(lambda: rows))
             output.write(text.decode(), nl=False)

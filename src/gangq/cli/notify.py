@@ -10,36 +10,30 @@ from typing import Any
 import click
 
 from gangq import private
-from gangq.cli import names, stored
+from gangq.cli import stored
 from gangq.cli.group import Subgroup
-from gangq.cli.interrupts import Interrupts
-from gangq.cli.listening import Listener
-from gangq.cli.listing import table_options
-from gangq.cli.output import ago, words
+from gangq.cli.loops import Interrupts, until_interrupted
+from gangq.cli.options import duration, table_options
+from gangq.cli.output import say, words
 from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, chained, common_options
 from gangq.cli.tables import columns
 from gangq.client.encoding import counted
-from gangq.errors import GangqError, InvalidInput, NotFound
+from gangq.errors import InvalidInput, NotFound
 from gangq.notify import Deliver, Outcome, Post, Program, Runner
 
 _POLL_S = 10.0
 """How often a runner looks that hears no notification."""
-_RETRY_FIRST_S = 0.5
-_RETRY_LAST_S = 30.0
-_PACE_S = 0.05
 _SECRET_LEAST = 16
 _FILE_MOST = 1 << 16
 
 _TARGETS = columns(
-    "target waiting dead dropped:1 delivered:1 last:2 queue:3 user:3 task:3 of problem",
-    {
-        "last": lambda row: ago(row.delivered_at),
-        "user": lambda row: row.submitter,
-        "of": lambda row: words(row.kinds),
-        "problem": lambda row: row.error or row.dead_error,
-    },
+    "target waiting dead dropped:1 delivered:1 last=delivered_at:2 queue:3 user=submitter:3 task:3 of=kinds problem",
+    {"problem": lambda row: row.error or row.dead_error},
 )
+
+
+_named = chained(click.argument("target", shell_complete=stored.targets), common_options)
 
 
 @click.group(cls=Subgroup)
@@ -52,7 +46,6 @@ def notify() -> None:
 
 
 @notify.command()
-@click.argument("target", shell_complete=stored.targets)
 @click.option(
     "--on", "kinds", multiple=True, metavar="KIND", help="What it is told of; may be repeated [everything]."
 )
@@ -68,7 +61,7 @@ def notify() -> None:
     type=click.IntRange(1, 1000),
     help="Deliveries of one notification before it is given up [20, which takes some eight hours].",
 )
-@common_options
+@_named
 def add(session: Session, target: str, kinds: tuple[str, ...], **of: Any) -> None:
     """Add a target, or change what the one of this name is told of.
 
@@ -77,7 +70,7 @@ def add(session: Session, target: str, kinds: tuple[str, ...], **of: Any) -> Non
     """
     client = session.client()
     client.add_notification(target=target, kinds=kinds or None, **of)
-    for sentence in names.unknown(client, **{**of, "queue": None}):
+    for sentence in stored.unknown(client, **{**of, "queue": None}):
         say(sentence)
     (row,) = client.notifications(target=target)
     session.answer(row, f"{target} is told of {words(row.kinds)}; to deliver it: gangq notify run {target}")
@@ -94,8 +87,7 @@ def list_(session: Session) -> None:
 
 
 @notify.command()
-@click.argument("target", shell_complete=stored.targets)
-@common_options
+@_named
 def rm(session: Session, target: str) -> None:
     """Remove a target, with what it was not told yet. For admins. With --json: {"target"}."""
     session.client().remove_notification(target=target)
@@ -103,11 +95,10 @@ def rm(session: Session, target: str) -> None:
 
 
 @notify.command()
-@click.argument("target", shell_complete=stored.targets)
 @click.option(
     "--wait", "wait_s", type=Seconds(), default=0, help="Wait so long for its delivery; exit code 1 if none."
 )
-@common_options
+@_named
 def test(session: Session, target: str, wait_s: float) -> None:
     """Have a target told that this is a test. For admins.
 
@@ -131,8 +122,7 @@ def test(session: Session, target: str, wait_s: float) -> None:
 
 
 @notify.command()
-@click.argument("target", shell_complete=stored.targets)
-@common_options
+@_named
 def retry(session: Session, target: str) -> None:
     """Deliver what was given up for a target after all. For admins. With --json: {"target", "retried"}."""
     retried = session.client().retry_notifications(target=target)
@@ -143,7 +133,6 @@ def retry(session: Session, target: str) -> None:
 
 
 @notify.command()
-@click.argument("target", shell_complete=stored.targets)
 @click.option("--url", help="POST there. Others on this machine can read command lines: see --url-file.")
 @click.option("--url-file", type=click.Path(path_type=Path), help="The same, with the address in a file.")
 @click.option("--exec", "program", metavar="PROGRAM", help="Run this program, which reads standard input.")
@@ -152,16 +141,9 @@ def retry(session: Session, target: str) -> None:
     type=click.Path(path_type=Path),
     help="Sign what is posted with the key in this file (16 bytes or more): header Gangq-Signature.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Seconds(),
-    default=10,
-    show_default=True,
-    help="How long one delivery may take.",
-)
+@duration("--timeout", 10, "How long one delivery may take.")
 @click.option("--once", is_flag=True, help="Deliver what is due, and end: for cron.")
-@common_options
+@_named
 def run(session: Session, target: str, timeout_s: float, once: bool, **where: Any) -> None:
     """Deliver the notifications of a target from this host, as JSON.
 
@@ -185,12 +167,26 @@ def run(session: Session, target: str, timeout_s: float, once: bool, **where: An
     client = session.client(checked=once)
     runner = Runner(client, target, deliver, timeout_s=timeout_s, tell=tell)
     with Interrupts() as interrupts:
+
+        def deliver_due(_: bool = False) -> float:
+            due_in_s = runner.run(lambda: bool(interrupts.count))
+            return min(_POLL_S * random.uniform(0.9, 1.1), _POLL_S if due_in_s is None else due_in_s)
+
         if once:
-            runner.run(lambda: bool(interrupts.count))
+            deliver_due()
             if runner.failed:
                 click.get_current_context().exit(1)
         else:
-            _Loop(session, runner, interrupts, Listener(client, "gangq_notify")).run()
+            until_interrupted(
+                client,
+                interrupts,
+                deliver_due,
+                channel="gangq_notify",
+                check=session.check_schema,
+                # Also one that will not go by itself, such as a schema that is being migrated: the line about it does
+                # not go unnoticed, a host that tells nobody does.
+                final=lambda problem: isinstance(problem, (NotFound, InvalidInput)),
+            )
 
 
 def _delivery(
@@ -225,46 +221,3 @@ def _read(path: Path, option: str) -> bytes:
     if not found:
         raise InvalidInput(f"{option} {path} is empty")
     return found
-
-
-class _Loop:
-    """Delivers when NOTIFY asks, when something is due, and every few seconds; a lost connection is made again."""
-
-    def __init__(self, session: Session, runner: Runner, interrupts: Interrupts, listener: Listener) -> None:
-        self._session = session
-        self._runner = runner
-        self._interrupts = interrupts
-        self._listener = listener
-        self._checked = False
-        self._retry_s = _RETRY_FIRST_S
-
-    def run(self) -> None:
-        """Until a signal comes."""
-        try:
-            while not self._interrupts.count:
-                self._round()
-        finally:
-            self._listener.close()
-
-    def _round(self) -> None:
-        try:
-            if not self._checked:
-                self._session.check_schema(self._session.client(checked=False))
-                self._checked = True
-            self._listener.listen()
-            due_in_s = self._runner.run(lambda: bool(self._interrupts.count))
-            self._retry_s = _RETRY_FIRST_S
-            wait_s = min(_POLL_S * random.uniform(0.9, 1.1), _POLL_S if due_in_s is None else due_in_s)
-            # Any login may notify: a flood of notifications is no reason to do nothing but look.
-            self._interrupts.wait(min(_PACE_S, wait_s))
-            if not self._interrupts.count:
-                self._listener.wait(self._interrupts, wait_s)
-        except GangqError as problem:
-            if isinstance(problem, (NotFound, InvalidInput)):
-                raise
-            # Also one that will not go by itself, such as a schema that is being migrated: this line does not go
-            # unnoticed, a host that tells nobody does.
-            say(f"{problem}; trying again in {self._retry_s:.1f} s")
-            self._listener.close()
-            self._interrupts.wait(self._retry_s * random.uniform(0.8, 1.2))
-            self._retry_s = min(self._retry_s * 2, _RETRY_LAST_S)

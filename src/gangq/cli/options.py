@@ -1,40 +1,105 @@
-"""Options that several commands have, and those that are settings of the database: each is said once."""
+"""Options that several commands have, those that are settings of the database, and those of looks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_args, get_type_hints
+import functools
+import io
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
-from gangq.cli import stored
-from gangq.cli.parsing import ParamType, Resources, Seconds
+from gangq.cli import output, stored
+from gangq.cli.parsing import Amounts, KeyValue, ParamType, Seconds
+from gangq.cli.session import chained, common_options, sets
+
+LEAST_S = 0.5
+"""No look is repeated sooner: each asks the database."""
+_CLEAR = output.Coloured("\x1b[H\x1b[2J")
+
+
+def watch_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --watch DURATION: it answers again and again, on a terminal on a cleared screen. An exit code is
+    that of one look: it ends no watch.
+    """
+
+    @functools.wraps(command)
+    def watching(*args: Any, watch_s: float | None, **given: Any) -> None:
+        if watch_s is None:
+            command(*args, **given)
+            return
+        if watch_s < LEAST_S:
+            raise click.UsageError(f"--watch: {LEAST_S:g}s or more; each look asks the database")
+        if subcommand := click.get_current_context().invoked_subcommand:
+            raise click.UsageError(f"--watch goes after {subcommand}, where that shows something to watch")
+        if given.get("follow"):
+            raise click.UsageError("--follow goes on by itself: leave --watch out")
+        look = functools.partial(command, *args, **given)
+        while True:
+            with suppress(click.exceptions.Exit):
+                if sys.stdout.isatty():
+                    _on_a_cleared_screen(look)
+                else:
+                    look()
+            sys.stdout.flush()
+            time.sleep(watch_s)
+
+    return click.option(
+        "--watch", "watch_s", type=Seconds(), metavar="DURATION", help="Look again so often, until Ctrl-C."
+    )(watching)
+
+
+class _Screen(io.StringIO):
+    """Holds what a command prints to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _on_a_cleared_screen(look: Callable[[], Any]) -> None:
+    """Clear the screen once the look has answered: until then the answer before stays."""
+    held = _Screen()
+    try:
+        with redirect_stdout(held), redirect_stderr(held if sys.stderr.isatty() else sys.stderr):
+            look()
+    finally:
+        if held.getvalue():
+            output.write(_CLEAR, output.Coloured(held.getvalue()), nl=False)
+
+
+look_options = chained(watch_option, common_options)
+"""Those of a look."""
+wide_option = click.option(
+    "--wide",
+    is_flag=True,
+    **sets("wide", always=True),
+    help="All columns, in full, however narrow the terminal is.",
+)
+"""Of a command that prints tables."""
+columns_option = click.option(
+    "-o",
+    "--columns",
+    metavar="LIST",
+    **sets("columns", lambda given: [name for name in given.split(",") if name.strip()]),
+    help="Only these columns, in this order: those of the table, or of --json.",
+)
+"""Of a command that answers with one table."""
+table_options = chained(columns_option, wide_option, look_options)
+"""Of a look that answers with one table."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def chained(*options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Give a command these options, in this order."""
+class _Option(click.Option):
+    """One that the help of a `Sectioned` command lists below a title."""
 
-    def attach(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return attach
-
-
-def section(title: str, *options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Give a command these options, which the help of a `Sectioned` command lists below this title."""
-
-    def attach(command: F) -> F:
-        before = len(getattr(command, "__click_params__", ()))
-        command = chained(*options)(command)
-        for param in command.__click_params__[before:]:  # type: ignore[attr-defined]
-            vars(param)["section"] = title
-        return command
-
-    return attach
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
 
 
 class Sectioned(click.Command):
@@ -49,7 +114,7 @@ class Sectioned(click.Command):
             if record is not None and _OF_EVERY_COMMAND.intersection(param.opts):
                 last.append(record)
             elif record is not None:
-                found.setdefault(vars(param).get("section", "Options"), []).append(record)
+                found.setdefault(getattr(param, "section", "Options"), []).append(record)
         for title, records in [*found.items(), ("Database and answer", last)]:
             if records:
                 with formatter.section(title):
@@ -75,6 +140,13 @@ worker = click.option(
     help="A worker by name, also after its restarts.",
 )
 
+
+def duration(flag: str, default: float | str, help: str) -> Callable[[F], F]:
+    """Give a command a length of time that has a default. The argument is in seconds, and ends in _s."""
+    name = f"{flag[2:].replace('-', '_')}_s"
+    return click.option(flag, name, type=Seconds(), default=default, show_default=True, help=help)
+
+
 TIMEOUT_STYLE = click.Choice(["requeue", "hard", "soft"])
 THEN = (
     "requeue (back off, if no worker could hold it or its planned start is overdue; a gang that waits for capacity "
@@ -83,28 +155,52 @@ THEN = (
 """What `TIMEOUT_STYLE` means."""
 
 
-def settings(of: type, texts: Mapping[str, str | tuple[ParamType, str]]) -> Callable[[F], F]:
-    """Give a command an option for each of these settings of a TypedDict of `gangq.client.settings`: the help, or the
-    type where that is not the setting's, and the help. A setting in seconds is without its `_s`.
+def settings(
+    of: type, texts: Mapping[str, str | tuple[ParamType, str]], section: str = "Options"
+) -> Callable[[F], F]:
+    """Give a command an option for each of these fields of a type: the help, or the type where that is not the
+    field's, and the help. `name=--flag METAVAR` where the flag is not the name, without the `_s` of seconds, or the
+    metavar is not the type's.
+
+    A list may be given again and again. What is true or false is --x or --no-x; where it may be None, or the flag is
+    given, the one flag. Names of queues and hosts are completed. The default of a dataclass is shown where it is a
+    number. What is not given is None or empty.
     """
-    hints = get_type_hints(of)
+    hints = _hints(of)
     options = []
-    for name, text in texts.items():
-        kind, help = text if isinstance(text, tuple) else (_type(name, hints[name]), text)
-        flag = f"--{name.removeprefix('placement_').removesuffix('_s').replace('_', '-')}"
-        flag += f"/--no-{flag[2:]}" if kind is bool else ""
-        more = {"default": None} if kind is bool else {"type": kind}
-        options.append(click.option(flag, name, help=help, **more))
+    for said, text in texts.items():
+        declared, _, metavar = said.partition(" ")
+        name, _, given = declared.partition("=")
+        flag = given or f"--{name.removesuffix('_s').replace('_', '-')}"
+        hint = hints[name]
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kind, help = text if isinstance(text, tuple) else (_kind(name, parts), text)
+        more: dict[str, Any] = {"type": kind, "shell_complete": _COMPLETED.get(name), "section": section}
+        if kind is bool and (given or NoneType in parts):
+            more |= {
+                "flag_value": not flag.startswith("--no-"),
+                "default": None if NoneType in parts else False,
+            }
+        elif kind is bool:
+            flag, more = f"{flag}/--no-{flag[2:]}", {"default": None, "section": section}
+        elif isinstance(kind, KeyValue) or any(get_origin(part) is Sequence for part in parts):
+            more["multiple"] = True
+        default = getattr(of, name, None)
+        if isinstance(default, int) and default and kind is not bool:
+            more |= {"default": default, "show_default": True}
+        options.append(click.option(flag, name, cls=_Option, metavar=metavar or None, help=help, **more))
     return chained(*options)
 
 
-def resettable(of: type) -> list[str]:
-    """The settings of a TypedDict that may be none."""
-    return [name for name, hint in get_type_hints(of).items() if type(None) in get_args(hint)]
+_hints = functools.cache(get_type_hints)
+"""Kept: it takes a millisecond for the options of a job, whose sections ask for it one by one."""
+_COMPLETED = {"queue": stored.queues, "queues": stored.queues, "avoid_hosts": stored.hosts}
 
 
-def _type(name: str, hint: Any) -> Any:
-    plain = next((part for part in get_args(hint) if part in (bool, int, float)), hint)
-    if plain in (bool, int, float):
-        return Seconds() if name.endswith("_s") else plain
-    return Resources()
+def _kind(name: str, parts: Sequence[Any]) -> Any:
+    """The type of the option of a field."""
+    if name.endswith("_s"):
+        return Seconds()
+    if get_origin(parts[0]) is Mapping:
+        return KeyValue() if Any in get_args(parts[0]) else Amounts()
+    return next((part for part in parts if part in (bool, int, float)), str)

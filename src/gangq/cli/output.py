@@ -47,7 +47,7 @@ def write(*parts: str, err: bool = False, nl: bool = True) -> None:
     click.echo(text, err=err, nl=nl)
 
 
-def comment(text: str) -> None:
+def say(text: str) -> None:
     """Say something on standard error, with our name in front; a terminal breaks no word of it."""
     lines = [wrapped(line, err=True) for line in f"gangq: {text}".splitlines()]
     write("\n".join(lines), err=True)
@@ -80,19 +80,19 @@ def to_json(value: object) -> str:
     What no terminal should see is escaped as JSON does it: a reader gets the same string.
     """
     line = json.dumps(_objects(value), default=_plain, ensure_ascii=False)
-    return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in line)
-
-
-def _escaped(character: str) -> str:
-    return json.dumps(character)[1:-1] if ord(character) != 0x7F else "\\u007f"
+    # json.dumps leaves DEL alone.
+    escaped = (c if c.isprintable() else json.dumps(c)[1:-1].replace("\x7f", "\\u007f") for c in line)
+    return line if line.isprintable() else "".join(escaped)
 
 
 def _objects(value: Any) -> Any:
-    """The value with objects in place of rows: to json they are lists."""
+    """The value with objects in place of rows, which to json are lists. A key that is a keyword of Python has an
+    underscore behind it in a row.
+    """
     if isinstance(value, dict):
         return {key: _objects(item) for key, item in value.items()}
     if hasattr(value, "_asdict"):
-        return _objects(value._asdict())
+        return {key.rstrip("_"): _objects(item) for key, item in value._asdict().items()}
     return [_objects(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -62,11 +62,9 @@ class Due(Parsed):
     name = "when"
 
     def _parse(self, value: str) -> datetime | timedelta:
-        length = parse_seconds(value.removeprefix("+"))
-        if length is not None and length > _LONGEST_S:
-            raise ValueError(f"{value!r} is longer than a hundred years")
-        if length is not None:
-            return timedelta(seconds=length)
+        length = value.removeprefix("+")
+        if parse_seconds(length) is not None:
+            return timedelta(seconds=Seconds()._parse(length))
         try:
             return datetime.fromisoformat(value).astimezone()  # Without a zone it is the typist's.
         except (ValueError, OverflowError):
@@ -145,38 +143,27 @@ class KeyValue(Parsed):
         return key, typed(text) if self._typed else text
 
 
-class _Amounts(Parsed):
-    """NAME=NUMBER,... Becomes a dict of numbers; which names there are the database says."""
+class Amounts(Parsed):
+    """gpus=8,cpus=2.5, or with `whole` priorities of roles: alice=100,gangq_submitter=10. Becomes a dict of numbers;
+    which names there are the database says.
+    """
 
-    kinds: tuple[type, ...]
-    no_list: str
-    """What is said of a text that is none."""
+    def __init__(self, whole: bool = False) -> None:
+        self.name = "role=N,..." if whole else "gpus=N,..."
+        self._kinds = (int,) if whole else (int, float)
+        self._are = (
+            "priorities: write alice=100,gangq_submitter=10" if whole else "amounts: write gpus=8,cpus=2.5"
+        )
 
     def _parse(self, value: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for part in value.split(","):
             key, _, text = part.strip().rpartition("=")
             amount = typed(text)
-            if not key or type(amount) not in self.kinds or key in found:
-                raise ValueError(f"{value!r} is no list of {self.no_list}")
+            if not key or type(amount) not in self._kinds or key in found:
+                raise ValueError(f"{value!r} is no list of {self._are}")
             found[key] = amount
         return found
-
-
-class Resources(_Amounts):
-    """gpus=8,cpus=2.5."""
-
-    name = "gpus=N,..."
-    kinds = (int, float)
-    no_list = "amounts: write gpus=8,cpus=2.5"
-
-
-class Ceilings(_Amounts):
-    """Priorities: alice=100,gangq_submitter=10."""
-
-    name = "role=N,..."
-    kinds = (int,)
-    no_list = "priorities: write alice=100,gangq_submitter=10"
 
 
 class RoleType(Parsed):

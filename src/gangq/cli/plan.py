@@ -1,23 +1,30 @@
-"""gangq plan, replay: what the next pass would do, and whether past ones would decide the same again."""
+"""gangq plan, replay, board, decide: what the next pass would do, and what is decided on a board that was saved."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
-from gangq.cli import queries
+from gangq.cli import output, queries
 from gangq.cli.group import EXIT_REFUSED
-from gangq.cli.listing import table_options
-from gangq.cli.output import gang, seconds
+from gangq.cli.options import columns_option, table_options, wide_option
+from gangq.cli.output import gang, say, seconds
 from gangq.cli.parsing import Due, NewWorkers, from_json, read_file, typed
-from gangq.cli.session import Session, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.tables import columns
 from gangq.cli.which import WhichType
 from gangq.client.encoding import counted
-from gangq.client.rows import PlanRow
+from gangq.errors import GangqError
+from gangq.placement.board import Board
+from gangq.placement.decide import decide as decide_on
+from gangq.placement.decisions import Decision
+from gangq.placement.explain import explain
 
 _REPLAYED = columns(
     ">ago at:4 decisions same difference digest:5",
@@ -50,11 +57,6 @@ def _quota(text: str) -> dict[str, Any]:
             raise click.UsageError(f"--quota {text!r}: write --quota research=gpus:8,jobs:20")
         maximum[resource] = number
     return {"quota": {"queue": queue, "maximum": maximum}}
-
-
-def _submission(file: str) -> dict[str, Any]:
-    what = f"--submit {file!r}"
-    return {"submit": from_json(read_file(file, what), what)}
 
 
 def _cell(action: str, starts_at: datetime | None, now: datetime) -> str:
@@ -95,7 +97,10 @@ def plan(
         *({"cancel": {"gang" if which.gang else "job": which.id}} for which in cancel),
         *(_priority(text) for text in priority),
         *(_quota(text) for text in quota),
-        *(_submission(file) for file in submit),
+        *(
+            {"submit": from_json(read_file(file, f"--submit {file!r}"), f"--submit {file!r}")}
+            for file in submit
+        ),
         *({"remove_host": host} for host in remove_host),
         *add_worker,
     ]
@@ -113,16 +118,12 @@ def plan(
             "gang": lambda r: gang(r.gang_id) or "new",
             "now": lambda r: _cell(r.before, r.starts_before, now),
             **dict.fromkeys(("then", "next_pass"), lambda r: _cell(r.after, r.starts_after, now)),
-            "hosts": _hosts,
+            "hosts": lambda r: " ".join(f"{host}:{n}" for host, n in sorted((r.hosts or {}).items())),
         },
     )
     session.rows(shown, table, "nothing changes" if changes else "no gang waits")
     if len(shown) < len(rows):
         say(f"not shown: {counted(len(rows) - len(shown), 'gang')} whose wait is as before; --all lists them")
-
-
-def _hosts(row: PlanRow) -> str:
-    return " ".join(f"{host}:{members}" for host, members in sorted((row.hosts or {}).items()))
 
 
 @click.command()
@@ -146,3 +147,84 @@ def replay(session: Session, since: datetime | timedelta, until: datetime | time
         say("to record the next boards: select gangq.configure('{\"record_decisions\": true}')")
     if any(row.same is False for row in found):
         click.get_current_context().exit(EXIT_REFUSED)
+
+
+@click.command()
+@click.option(
+    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Into this file, not standard output."
+)
+@common_options
+def board(session: Session, save: Path | None) -> None:
+    """Tell what the next pass would decide from: workers, what is placed, what waits.
+
+    One line of JSON, in one snapshot, for `gangq decide` and for bug reports: it names workers, hosts, queues and
+    logins, and no payload. Needs one of gangq's roles.
+    """
+    text = session.client().board()
+    if save is None:
+        output.write(text)
+        return
+    try:
+        save.write_text(text + "\n")
+    except OSError as e:
+        raise click.FileError(str(save), hint=e.strerror or str(e)) from None
+    seen = Board.from_json(json.loads(text))
+    kinds = (
+        counted(len(seen.workers), "worker"),
+        counted(len(seen.units), "unit"),
+        counted(len(seen.asks), "ask"),
+    )
+    say(f"saved to {save}: {', '.join(kinds)}")
+
+
+class _Row(NamedTuple):
+    ask: str
+    action: str
+    where: dict[str, int]
+    """Members by worker: now, or as planned."""
+    stop: list[str]
+    why: str | None
+    unblocks: str | None
+
+    @classmethod
+    def of(cls, one: Decision, names: Mapping[int, str]) -> _Row:
+        where: dict[str, int] = {}
+        for seat in one.seats or one.planned:
+            where[names[seat.worker]] = where.get(names[seat.worker], 0) + 1
+        why, unblocks = explain(one.refused) if one.refused else (None, None)
+        return cls(one.ask, one.action, where, list(one.stop), why, unblocks)
+
+
+_COLUMNS = columns(
+    "ask action where stops:2 why what_would_help=unblocks:1",
+    {
+        "where": lambda row: " ".join(f"{worker}:{members}" for worker, members in row.where.items()),
+        "stops": lambda row: " ".join(row.stop),
+    },
+)
+
+
+@click.command()
+@click.argument("file", default="-")
+@columns_option
+@wide_option
+@common_options
+def decide(session: Session, file: str) -> None:
+    """Decide on a board that `gangq board` has told, as the next pass would; - [default]: standard input.
+
+    Needs no database. One row for each gang that waits, in the order in which they were judged. With --json one
+    object each: {"ask", "action", "where", "stop", "why", "unblocks"}.
+    """
+    what = "the board" if file == "-" else f"board {file!r}"
+    try:
+        seen = Board.from_json(from_json(read_file(file, what), what))
+    except GangqError as problem:
+        raise click.UsageError(f"{what}: {problem}") from None
+    kinds = {kind.id for kind in seen.kinds}
+    if missing := [ask for ask in seen.asks if ask.kind not in kinds]:
+        raise click.UsageError(
+            f"{what}: ask {missing[0].id} is of kind {missing[0].kind}, which is not on the board"
+        )
+    decided = decide_on(seen)
+    names = {worker.id: worker.name for worker in seen.workers}
+    session.rows([_Row.of(one, names) for one in decided], _COLUMNS, "nothing waits on this board")

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gangq.cli import output
@@ -76,14 +76,11 @@ class Bars:
     lines begin, so that they go whole wherever a Ctrl-C interrupts: nobody must know how many were written.
     """
 
-    def __init__(
-        self, client: Client, targets: Sequence[Which], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, client: Client, targets: Sequence[Which]) -> None:
         self.on = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._client = client
         self._targets = list(targets)
-        self._clock = clock
-        self._ask_at = clock()
+        self._ask_at = time.monotonic()
         self._lines: list[str] = []
         self._ended_first: dict[int, tuple[float, int]] = {}
         self._text = ""
@@ -97,7 +94,7 @@ class Bars:
     def leave_out(self, target: Which) -> None:
         """Draw nothing of this one any more."""
         self._targets.remove(target)
-        self._ask_at = self._clock()
+        self._ask_at = time.monotonic()
         self.clear()
 
     def clear(self) -> None:
@@ -112,7 +109,7 @@ class Bars:
             return
         size = shutil.get_terminal_size()
         most = max(1, size.lines - 4)
-        now = self._clock()
+        now = time.monotonic()
         if now >= self._ask_at:
             self._ask_at = now + _ASK_EVERY_S
             try:

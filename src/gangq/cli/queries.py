@@ -70,13 +70,6 @@ def database_time() -> Query[datetime]:
     return Query("gangq.now", "select gangq.now() as at", {}, lambda found: _first(found)["at"])
 
 
-def device_ids() -> Query[list[str]]:
-    """The uuids of all devices."""
-    return Query(
-        "gangq.devices", "select uuid from gangq.devices", {}, lambda found: [row["uuid"] for row in found]
-    )
-
-
 def server_facts() -> Query[dict[str, Any]]:
     """Version, login, roles, and how full the notification queue is."""
     text = """

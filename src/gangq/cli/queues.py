@@ -1,37 +1,32 @@
-"""gangq queue: the tree of queues, what they hold and may hold; make, list and change them."""
+"""gangq queue, the tree of queues; gangq limit, keys of which only so many jobs are placed at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import click
 
 from gangq.cli import options, stored
 from gangq.cli.group import Subgroup
-from gangq.cli.listing import table_options
+from gangq.cli.options import table_options
 from gangq.cli.output import seconds, when
-from gangq.cli.parsing import Ceilings, Due
-from gangq.cli.session import Session, common_options
+from gangq.cli.parsing import Amounts, Due
+from gangq.cli.session import Session, chained, common_options
 from gangq.cli.tables import Cell, Column, columns
 from gangq.client.rows import QueueRow
 from gangq.client.settings import QueueSettings
-from gangq.errors import InvalidInput, NotFound
+from gangq.errors import InvalidInput
 from gangq.placement.order import POLICIES
 
 _COLUMNS = columns(
-    "name paused policy:2 attempts:3 crashes:5 trips:5 backoff:4 budget:3 payload_bytes:6 keep_done:6 keep_failed:6",
+    "name paused policy:2 attempts=max_attempts:3 crashes=max_crashes:5 trips=max_trips:5 backoff:4 budget:3 "
+    "payload_bytes=max_payload_bytes:6 keep_done=retention_done:6 keep_failed=retention_failed:6",
     {
         "paused": lambda q: _paused(q),
-        "attempts": lambda q: q.max_attempts,
-        "crashes": lambda q: q.max_crashes,
-        "trips": lambda q: q.max_trips,
         "backoff": lambda q: f"{seconds(q.backoff_s)}..{seconds(q.backoff_max_s)}",
         "budget": lambda q: seconds(q.budget_s) or "-",
-        "payload_bytes": lambda q: q.max_payload_bytes,
-        "keep_done": lambda q: q.retention_done,
-        "keep_failed": lambda q: q.retention_failed,
     },
 )
 
@@ -57,7 +52,7 @@ _settings = options.settings(
         "max_running_jobs": "Jobs placed at once, members included.",
         "rate": (click.STRING, "So many starts in a period, members included: 60/1m; none: no limit."),
         "submitter_maximum": "What one submitter may hold: gpus, jobs, gangs.",
-        "placement_timeout_s": "How long its gangs wait for placement.",
+        "placement_timeout_s=--timeout": "How long its gangs wait for placement.",
         "timeout_style": (options.TIMEOUT_STYLE, f"What happens then: {options.THEN}."),
         "preempts": "Whether it may displace others.",
         "preemptible": "Whether its work may be displaced.",
@@ -66,7 +61,7 @@ _settings = options.settings(
             click.Choice(["owner", "shared"]),
             "Who may act on and read the work of others in it: admins only, or every submitter [owner].",
         ),
-        "ceilings": (Ceilings(), "The highest priority by role, of it and its children."),
+        "ceilings": (Amounts(whole=True), "The highest priority by role, of it and its children."),
     },
 )
 
@@ -93,15 +88,6 @@ def _amounts(used: float, guaranteed: float | None, maximum: float | None) -> st
     return "/".join("-" if n is None else f"{n:.12g}" for n in (used, guaranteed, maximum))
 
 
-def _ceilings(q: QueueRow) -> str:
-    return ", ".join(f"{role} {most}" for role, most in sorted(q.ceilings.items()))
-
-
-def _most_jobs(q: QueueRow) -> float | None:
-    limits = [n for n in (q.maximum.get("jobs"), q.max_running_jobs) if n is not None]
-    return min(limits, default=None)
-
-
 def _tree(queues: Sequence[QueueRow]) -> list[Column]:
     """The columns of the tree: what no queue has, uses or limits is not one."""
 
@@ -116,6 +102,10 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
             f">{name}", lambda q: getattr(q, f"used_{name}") or name in q.guaranteed or name in q.maximum
         )
 
+    def jobs(q: QueueRow) -> str:
+        limits = [n for n in (q.maximum.get("jobs"), q.max_running_jobs) if n is not None]
+        return _amounts(q.running_jobs, q.guaranteed.get("jobs"), min(limits, default=None))
+
     memory, cpus = used_or_limited("memory_mb"), used_or_limited("cpus")
     others, ceilings = (
         if_any("others", lambda q: q.others != "owner"),
@@ -128,12 +118,15 @@ def _tree(queues: Sequence[QueueRow]) -> list[Column]:
             "queue": _name,
             "state": _state,
             **{name: amount(name) for name in ("gpus", "memory_mb", "cpus")},
-            "jobs": lambda q: _amounts(q.running_jobs, q.guaranteed.get("jobs"), _most_jobs(q)),
+            "jobs": jobs,
             "gangs": lambda q: _amounts(q.running_gangs, None, q.max_running_gangs),
             "each_submitter": lambda q: ", ".join(f"{k} {n}" for k, n in q.submitter_maximum.items()),
-            "ceilings": _ceilings,
+            "ceilings": lambda q: ", ".join(f"{role} {most}" for role, most in sorted(q.ceilings.items())),
         },
     )
+
+
+_named = chained(click.argument("name", shell_complete=stored.queues), common_options)
 
 
 @click.group(cls=Subgroup, invoke_without_command=True)
@@ -150,9 +143,8 @@ def queue(ctx: click.Context, session: Session) -> None:
 
 
 @queue.command()
-@click.argument("name", shell_complete=stored.queues)
 @_settings
-@common_options
+@_named
 def create(session: Session, /, name: str, **settings: Any) -> None:
     """Make a queue, and its parents: those of a.b.c are a.b and a. What is not given has its default."""
     if session.client().queues(name=name):
@@ -162,15 +154,16 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
 
 
 @queue.command(name="set")
-@click.argument("name", shell_complete=stored.queues)
 @_settings
 @click.option(
     "--reset",
-    type=click.Choice(options.resettable(QueueSettings)),
+    type=click.Choice(
+        [name for name, hint in get_type_hints(QueueSettings).items() if type(None) in get_args(hint)]
+    ),
     multiple=True,
     help="Put a setting back to none; may be repeated.",
 )
-@common_options
+@_named
 def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any) -> None:
     """Change what is given of a queue. Jobs already submitted keep what they inherited."""
     _existing(session, name)
@@ -186,9 +179,8 @@ def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any
 
 
 @queue.command()
-@click.argument("name", shell_complete=stored.queues)
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq queue resume].")
-@common_options
+@_named
 def pause(session: Session, name: str, until: datetime | timedelta | None) -> None:
     """Start nothing new from a queue and its children; what runs goes on."""
     _existing(session, name)
@@ -202,8 +194,7 @@ def pause(session: Session, name: str, until: datetime | timedelta | None) -> No
 
 
 @queue.command()
-@click.argument("name", shell_complete=stored.queues)
-@common_options
+@_named
 def resume(session: Session, name: str) -> None:
     """Open a paused or draining queue."""
     _existing(session, name)
@@ -211,8 +202,7 @@ def resume(session: Session, name: str) -> None:
 
 
 @queue.command()
-@click.argument("name", shell_complete=stored.queues)
-@common_options
+@_named
 def drain(session: Session, name: str) -> None:
     """Take no new submissions for a queue and its children; what they have is worked off."""
     _existing(session, name)
@@ -227,12 +217,54 @@ def ls(session: Session) -> None:
 
 
 def _existing(session: Session, name: str) -> QueueRow:
-    found = session.client().queues(name=name)
-    if not found:
-        raise NotFound(f"queue {name!r} does not exist; make it with: gangq queue create {name}")
-    return found[0]
+    advice = f"make it with: gangq queue create {name}"
+    return stored.existing(session.client().queues(name=name), "queue", name, advice)
 
 
 def _set(session: Session, name: str, settings: dict[str, Any], what: str) -> None:
     session.client().set_queue(name=name, **settings)
     session.answer(_existing(session, name), f"queue {name}: {what}")
+
+
+_LIMITS = columns(
+    "name >used >most rate opens:1 set_by:1",
+    {
+        "opens": lambda k: when(k.opens_at),
+        "set_by": lambda k: "an administrator" if k.pinned else k.login,
+    },
+)
+
+
+@click.group(cls=Subgroup)
+def limit() -> None:
+    """See and set how many jobs of a limit key run at once.
+
+    Or how many of them start in a period; whatever their queue. A key is made by the first job that names it:
+    gangq submit --limit-key licence --limit 2.
+    """
+
+
+@limit.command(name="list")
+@click.argument("name", required=False, shell_complete=stored.limits)
+@table_options
+def list_limits(session: Session, name: str | None) -> None:
+    """List the limit keys: how many jobs of each run, and how many may."""
+    found = session.client().limits(name=name)
+    if not found:
+        stored.must_exist(session.client(), key=name)
+    session.rows(found, _LIMITS, "no limit keys")
+
+
+@limit.command(name="set")
+@click.argument("name", shell_complete=stored.limits)
+@click.argument("most", type=int, required=False)
+@click.option("--rate", metavar="N/PERIOD", help="So many start in a period: 10/1m; none: no limit.")
+@common_options
+def set_limit(session: Session, name: str, most: int | None, rate: str | None) -> None:
+    """Change how many jobs of a key may be placed at once, its rate, or both; or make one. What runs goes on; with 0
+    nothing more starts.
+    """
+    session.client().set_limit(key=name, most=most, rate=rate)
+    (found,) = session.client().limits(name=name)
+    limits = [f"{found.most} at once"] * (found.most is not None) + [f"rate {found.rate}"] * bool(found.rate)
+    session.answer(found, f"limit key {name}: {', '.join(limits) or 'no limit'}, {found.used} placed now")

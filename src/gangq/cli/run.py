@@ -6,22 +6,21 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gangq.cli import output
 from gangq.cli.follow import LogReader, Tagger
-from gangq.cli.interrupts import Interrupts
+from gangq.cli.loops import Interrupts
 from gangq.cli.options import Sectioned
-from gangq.cli.output import seconds
+from gangq.cli.output import say, seconds
 from gangq.cli.parsing import ArrayType, KeyValue
 from gangq.cli.progress import Bars
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.wait import EXIT_CANCELLED, ending
-from gangq.cli.which import Which
+from gangq.cli.which import Which, ids_of
 from gangq.cli.work import is_gang, notes_aloud, submission, work_options
 from gangq.client.encoding import counted
 from gangq.client.rows import EventRow, LogRow
@@ -119,12 +118,12 @@ def run(
     count = 1 if array is None else _as_array(options, *array, argv[0])
     given = submission(session, options, own=("task", "payload", "payloads"))
     with Interrupts() as interrupts:
-        watch = _submit(session, payload, given, count)
+        target, ranks = _submit(session, payload, given, count)
         if detach:
             if not session.json:
-                output.write(str(watch.target))
+                output.write(str(target))
             return
-        code = Watcher(session, watch, interrupts).watch()
+        code = Watcher(session, target, ranks, interrupts).watch()
     click.get_current_context().exit(code)
 
 
@@ -141,42 +140,33 @@ def _as_array(options: dict[str, Any], indexes: list[int], at_most: int | None, 
     return len(indexes)
 
 
-@dataclass
-class Watched:
-    """What was submitted, and what is known of it."""
-
-    target: Which
-    ranks: dict[int, int | None]
-    state: str = ""
-    after_event: int | None = None
-
-
-def _submit(session: Session, payload: dict[str, Any], given: dict[str, Any], count: int) -> Watched:
+def _submit(
+    session: Session, payload: dict[str, Any], given: dict[str, Any], count: int
+) -> tuple[Which, dict[int, int | None]]:
+    """Submit it and say so; return what it is, and its jobs with their ranks or indexes."""
     client = session.client()
     if not given.keys() & {"size", "roles"}:
         with notes_aloud():
             ids = client.submit(task=COMMAND, payloads=[payload] * count, **given)
         if "name" in given:
             # A batch has the id of its first job.
-            watched = Watched(
-                Which(ids[0], "batch"), dict(zip(ids, given.get("indexes") or range(count), strict=True))
-            )
+            target = Which(ids[0], "batch")
+            ranks = dict(zip(ids, given.get("indexes") or range(count), strict=True))
         else:
-            watched = Watched(Which(ids[0], "job"), {ids[0]: None})
+            target, ranks = Which(ids[0], "job"), {ids[0]: None}
         note = None
     else:
         made = client.submit_gang(task=COMMAND, payload=payload, **given)
-        watched = Watched(Which(made.gang_id, "gang"), {id: rank for rank, id in enumerate(made.job_ids)})
+        target, ranks = Which(made.gang_id, "gang"), {id: rank for rank, id in enumerate(made.job_ids)}
         note = made.note
     queue = given.get("queue") or "default"
-    fields = {"queue": queue, "job_ids": list(watched.ranks), "note": note}
-    text = f"{watched.target.phrase} submitted to queue {queue}"
-    if watched.target.kind != "job":
-        jobs = list(watched.ranks)
-        of = counted(len(jobs), "member") + "," if watched.target.gang else "of"
+    jobs = list(ranks)
+    text = f"{target.phrase} submitted to queue {queue}"
+    if target.kind != "job":
+        of = counted(len(jobs), "member") + "," if target.gang else "of"
         text += f": {of} jobs {jobs[0]} to {jobs[-1]}" if jobs[1:] else f": {of} job {jobs[0]}"
-    _tell(session, watched.target, "submitted", text, **fields)
-    return watched
+    _tell(session, target, "submitted", text, queue=queue, job_ids=jobs, note=note)
+    return target, ranks
 
 
 def _tell(session: Session, target: Which, event: str, text: str, **fields: Any) -> None:
@@ -190,31 +180,36 @@ def _tell(session: Session, target: Which, event: str, text: str, **fields: Any)
 
 class Watcher:
     """The loop of `gangq run`, and of `gangq show --follow`, which has no `interrupts`: then Ctrl-C ends the looking
-    and nothing else, the output is not read, and its end is told however it ends.
+    and nothing else, the output is not read, and its end is told however it ends. `state`, `after_event`: what is
+    known of it already.
     """
 
     def __init__(
         self,
         session: Session,
-        watched: Watched,
+        target: Which,
+        ranks: Mapping[int, int | None],
         interrupts: Interrupts | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        *,
+        state: str = "",
+        after_event: int | None = None,
     ) -> None:
         self._session = session
         self._client: Client = session.client()
-        self._watched = watched
-        self._target = watched.target
+        self._ranks = dict(ranks)
+        self._state = state
+        self._after_event = after_event
+        self._target = target
         self._interrupts = interrupts
-        self._clock = clock
-        self._reader = LogReader(self._client, list(watched.ranks))
-        self._tagger = Tagger(watched.ranks)
+        self._reader = LogReader(self._client, list(ranks))
+        self._tagger = Tagger(ranks)
         self._cancelled = False
         self._lost_at: float | None = None
-        self._waits_since = clock() if watched.state in WAITS else None
+        self._waits_since = time.monotonic() if state in WAITS else None
         self._explained = ""
-        self._explain_at = clock() + _EXPLAIN_AFTER_S
+        self._explain_at = time.monotonic() + _EXPLAIN_AFTER_S
         self._hosts: list[str] = []
-        self._bars = Bars(self._client, [self._target], clock)
+        self._bars = Bars(self._client, [self._target])
         self._line_is_open = False
 
     def watch(self) -> int:
@@ -256,13 +251,15 @@ class Watcher:
         return self._end()
 
     def _cancel(self) -> None:
-        self._target.cancel(self._client, "interrupted in gangq run")
+        ids = ids_of(self._client, [self._target])
+        if any(ids.values()):
+            self._client.cancel(**ids, reason="interrupted in gangq run")
         self._cancelled = True
         self._bars.clear()
         say(f"cancelling {self._target.phrase}; Ctrl-C again leaves it to itself")
 
     def _outage(self, problem: GangqError) -> None:
-        now = self._clock()
+        now = time.monotonic()
         if not problem.retryable:
             raise problem
         if self._lost_at is None:
@@ -285,18 +282,18 @@ class Watcher:
         """Tell what changed; whether it has ended."""
         state = self._target.state(self._client)
         if not self._target.batch:
-            for event in self._target.events(self._client, self._watched.after_event):
-                self._watched.after_event = event.id
+            for event in self._target.events(self._client, self._after_event):
+                self._after_event = event.id
                 self._happened(event)
-        if state != self._watched.state:
-            self._watched.state = state
+        if state != self._state:
+            self._state = state
             if state not in ENDED:
                 self._changed(state)
         return state in ENDED
 
     def _changed(self, state: str) -> None:
-        self._waits_since = self._clock() if state in WAITS else None
-        self._explain_at = self._clock() + _EXPLAIN_AFTER_S
+        self._waits_since = time.monotonic() if state in WAITS else None
+        self._explain_at = time.monotonic() + _EXPLAIN_AFTER_S
         self._explained = ""
         if state in WAITS or state == "draining":
             # Waiting is said with its reason once it lasts, a drain with its cause as an event.
@@ -325,7 +322,7 @@ class Watcher:
             self._placed(event)
             return
         data = event.data or {}
-        rank = self._watched.ranks.get(event.job_id) if event.job_id is not None else None
+        rank = self._ranks.get(event.job_id) if event.job_id is not None else None
         why = self._why(event)
         reason = f": {'' if rank is None else f'rank {rank} '}{why}" if why else ""
         watchdog = f" ({data['class']})" if data.get("class") else ""
@@ -348,7 +345,7 @@ class Watcher:
         return error.get("message") or event.reason if error.get("type") == event.reason else event.reason
 
     def _explain(self) -> None:
-        now = self._clock()
+        now = time.monotonic()
         if self._waits_since is None or now < self._explain_at:
             return
         self._explain_at = now + _EXPLAIN_EVERY_S
@@ -358,14 +355,14 @@ class Watcher:
             return
         self._explained = why
         waited = seconds(now - self._waits_since)
-        state = self._watched.state
+        state = self._state
         self._report("waits", f"is {state} for {waited}: {why}", state=state, reasons=held)
 
     def _progress(self) -> None:
         """Draw the bars, and not into a line that the job has not ended."""
         if self._line_is_open or self._session.json:
             return
-        if self._watched.state in RUNS:
+        if self._state in RUNS:
             self._bars.draw()
         else:
             self._bars.clear()
@@ -374,7 +371,7 @@ class Watcher:
 
     def _print(self, row: LogRow) -> None:
         if self._session.json:
-            fields = {"job_id": row.job_id, "rank": self._watched.ranks[row.job_id], "text": row.chunk}
+            fields = {"job_id": row.job_id, "rank": self._ranks[row.job_id], "text": row.chunk}
             output.write(output.to_json({"event": "output", **fields}))
         else:
             text = self._tagger.add(row)
@@ -384,8 +381,8 @@ class Watcher:
                 self._line_is_open = sys.stdout.isatty() and not text.endswith("\n")
 
     def _end(self) -> int:
-        state = self._watched.state
-        members = self._client.jobs(ids=list(self._watched.ranks), limit=None)
+        state = self._state
+        members = self._client.jobs(ids=list(self._ranks), limit=None)
         members.sort(key=lambda member: member.id)
         code, culprit = ending(state, members)
         error = (culprit.error if culprit else None) or {}

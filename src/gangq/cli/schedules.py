@@ -9,31 +9,25 @@ import click
 
 from gangq.cli import output, queries, stored
 from gangq.cli.group import Subgroup
-from gangq.cli.listing import table_options
-from gangq.cli.options import Sectioned
-from gangq.cli.output import ago, when
+from gangq.cli.options import Sectioned, settings, table_options
+from gangq.cli.output import say, when
 from gangq.cli.parsing import Due, Seconds, payload_of
-from gangq.cli.session import Session, common_options, say
-from gangq.cli.tables import Column
+from gangq.cli.session import Session, chained, common_options
+from gangq.cli.tables import columns
 from gangq.cli.work import min_option, notes_aloud, recurring_options, submission, tag_option
+from gangq.client.options import ScheduleOptions
 from gangq.client.rows import ScheduleRow
 from gangq.commands import COMMAND, command_payload
 from gangq.due import Cron
-from gangq.errors import NotFound
 
-_COLUMNS = [
-    Column("name", lambda s: s.name),
-    Column("when", lambda s: _rhythm(s)),
-    Column("task", lambda s: s.task, rank=1),
-    Column("next due", lambda s: ago(s.next_due)),
-    Column("state", lambda s: _state(s)),
-    Column("last due", lambda s: ago(s.last_due), rank=1),
-    Column("last", lambda s: _last(s), right=True, rank=2),
-    Column("not run", lambda s: ago(s.passed_over), rank=3),
-    Column("why", lambda s: s.why, rank=3),
-    Column("queue", lambda s: s.queue, rank=4),
-    Column("submitter", lambda s: s.submitter, rank=5),
-]
+_COLUMNS = columns(
+    "name when task:1 next_due state last_due:1 >last:2 not_run=passed_over:3 why:3 queue:4 submitter:5",
+    {
+        "when": lambda s: _rhythm(s),
+        "state": lambda s: _state(s),
+        "last": lambda s: output.gang(s.last_gang) or s.last_job or "",
+    },
+)
 
 
 def _rhythm(schedule: ScheduleRow) -> str:
@@ -50,8 +44,7 @@ def _state(schedule: ScheduleRow) -> str:
     return f"not in {schedule.source} any more" if schedule.undeclared_at else ""
 
 
-def _last(schedule: ScheduleRow) -> object:
-    return output.gang(schedule.last_gang) or schedule.last_job or ""
+_named = chained(click.argument("name", shell_complete=stored.schedules), common_options)
 
 
 @click.group(cls=Subgroup)
@@ -68,13 +61,17 @@ def schedule() -> None:
 @click.argument("words", nargs=-1, metavar="[CRON] TASK [PAYLOAD]")
 @click.option("--every", type=Seconds(), metavar="DURATION", help="An interval, in place of CRON.")
 @click.option("--tz", metavar="ZONE", help="The time zone of CRON, as Europe/Oslo [UTC].")
-@click.option(
-    "--catch-up",
-    type=click.Choice(["skip", "last", "all"]),
-    help="What is run of due times that were missed: none, the last, or the last 100 [last].",
+@settings(
+    ScheduleOptions,
+    {
+        "catch_up": (
+            click.Choice(["skip", "last", "all"]),
+            "What is run of due times that were missed: none, the last, or the last 100 [last].",
+        ),
+        "skip_if_running": "Submit nothing while the last one has not ended.",
+        "due_as KEY": "A key of the payload that is given the due time.",
+    },
 )
-@click.option("--skip-if-running", is_flag=True, help="Submit nothing while the last one has not ended.")
-@click.option("--due-as", metavar="KEY", help="A key of the payload that is given the due time.")
 @click.option("--command", is_flag=True, help="A command: its program and arguments in place of TASK.")
 @min_option
 @tag_option
@@ -128,9 +125,8 @@ def list_(session: Session, name: str | None) -> None:
 
 
 @schedule.command()
-@click.argument("name", shell_complete=stored.schedules)
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq schedule resume].")
-@common_options
+@_named
 def pause(session: Session, name: str, until: datetime | timedelta | None) -> None:
     """Submit nothing of a schedule for a while. What comes due meanwhile is not caught up."""
     session.client().pause_schedule(name=name, until=None if until is None else session.moment(until))
@@ -139,8 +135,7 @@ def pause(session: Session, name: str, until: datetime | timedelta | None) -> No
 
 
 @schedule.command()
-@click.argument("name", shell_complete=stored.schedules)
-@common_options
+@_named
 def resume(session: Session, name: str) -> None:
     """End the pause of a schedule."""
     session.client().resume_schedule(name=name)
@@ -148,8 +143,7 @@ def resume(session: Session, name: str) -> None:
 
 
 @schedule.command()
-@click.argument("name", shell_complete=stored.schedules)
-@common_options
+@_named
 def run_now(session: Session, name: str) -> None:
     """Submit the work of a schedule now, and print the id. Its due times stay as they are."""
     with notes_aloud():
@@ -158,8 +152,7 @@ def run_now(session: Session, name: str) -> None:
 
 
 @schedule.command()
-@click.argument("name", shell_complete=stored.schedules)
-@common_options
+@_named
 def rm(session: Session, name: str) -> None:
     """Forget a schedule. What it has submitted goes on.
 
@@ -173,7 +166,5 @@ def rm(session: Session, name: str) -> None:
 
 
 def _existing(session: Session, name: str) -> ScheduleRow:
-    found = session.client().schedules(name=name)
-    if not found:
-        raise NotFound(f"schedule {name!r} does not exist; gangq schedule list names those that do")
-    return found[0]
+    advice = "gangq schedule list names those that do"
+    return stored.existing(session.client().schedules(name=name), "schedule", name, advice)

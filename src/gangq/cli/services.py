@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from gangq.cli import output, stored
+from gangq.cli import output, stored, tables
 from gangq.cli.group import Subgroup
-from gangq.cli.interrupts import Interrupts
-from gangq.cli.listening import Listener
-from gangq.cli.listing import look_options, table_options, wide_option
-from gangq.cli.options import Sectioned
-from gangq.cli.output import ago, moment, words
-from gangq.cli.parsing import Seconds, payload_of
-from gangq.cli.session import Session, common_options, say
-from gangq.cli.tables import columns
+from gangq.cli.loops import Interrupts, until_interrupted
+from gangq.cli.options import Sectioned, look_options, settings, table_options, wide_option
+from gangq.cli.output import moment, say
+from gangq.cli.parsing import payload_of
+from gangq.cli.session import Session, chained, common_options
+from gangq.cli.tables import Cell, columns
 from gangq.cli.work import recurring_options, submission
 from gangq.client.options import ServiceOptions
 from gangq.client.rows import EndpointRow, ScalingRow, ServiceRow
 from gangq.commands import COMMAND, command_payload
-from gangq.errors import GangqError, NotFound
 
 _LOOK_S = 5.0
 _COLUMNS = columns(
@@ -30,15 +26,16 @@ _COLUMNS = columns(
     {"ready": lambda s: f"{s.ready_replicas} of {s.replicas}"},
 )
 _GANGS = columns(
-    ">gang revision state ready hosts:1 load:2 made:2 why",
+    ">gang revision state ready hosts:1 load:2 made=made_at:2 why",
     {
         "state": lambda g: "leaving" if g.leaves else "serving" if g.serves else g.state or "ended",
         "ready": lambda g: f"{g.ready_members} of {g.members}",
-        "hosts": lambda g: words(g.hosts),
-        "made": lambda g: ago(g.made_at),
     },
 )
 _ENDPOINTS = columns("service >gang rank address port host:2 worker:2 revision:1 load:1")
+
+
+_named = chained(click.argument("name", shell_complete=stored.services), common_options)
 
 
 @click.group(cls=Subgroup)
@@ -58,33 +55,25 @@ def service() -> None:
     "--payload", "payload", multiple=True, metavar="JSON|K=V", help="Its arguments; K=V may be repeated."
 )
 @click.option("--replicas", type=click.IntRange(min=0), metavar="N", help="Rounded up to whole gangs.")
-@click.option("--stopped", is_flag=True, default=None, help="Want none, whatever --replicas says.")
-@click.option(
-    "--surge", type=int, metavar="N", help="So many gangs more while one replaces another; 0: stop first [1]."
+@settings(
+    ServiceOptions,
+    {
+        "stopped": "Want none, whatever --replicas says.",
+        "surge N": "So many gangs more while one replaces another; 0: stop first [1].",
+        "ready_within_s": "Not ready for so long: replaced [10m].",
+        "linger_s": "From leaving the endpoints to being told to stop [5s].",
+        "health PATH|URL": "Polled by its worker: a replica is ready while it answers. A PATH is at GANGQ_PORT; "
+        "none: no more.",
+        "min_replicas=--min N": "Scaled: at least so many replicas [1].",
+        "max_replicas=--max N": "... at most; 0: not scaled any more.",
+        "target_load=--load X": "... each is to say that it is so busy.",
+        "target_depth=--depth N": "... or so many jobs for each replica.",
+        "depth_of QUEUE": "... that wait or run in this queue [named as the service].",
+        "up_after_s": "More were asked for for so long [30s].",
+        "down_after_s": "Fewer were asked for for so long [5m].",
+        "version": "What makes a new revision where nothing else has changed.",
+    },
 )
-@click.option(
-    "--ready-within", "ready_within_s", type=Seconds(), help="Not ready for so long: replaced [10m]."
-)
-@click.option(
-    "--linger", "linger_s", type=Seconds(), help="From leaving the endpoints to being told to stop [5s]."
-)
-@click.option(
-    "--health",
-    metavar="PATH|URL",
-    help="Polled by its worker: a replica is ready while it answers. A PATH is at GANGQ_PORT; none: no more.",
-)
-@click.option("--min", "min_replicas", type=int, metavar="N", help="Scaled: at least so many replicas [1].")
-@click.option("--max", "max_replicas", type=int, metavar="N", help="... at most; 0: not scaled any more.")
-@click.option("--load", "target_load", type=float, metavar="X", help="... each is to say that it is so busy.")
-@click.option(
-    "--depth", "target_depth", type=float, metavar="N", help="... or so many jobs for each replica."
-)
-@click.option(
-    "--depth-of", metavar="QUEUE", help="... that wait or run in this queue [named as the service]."
-)
-@click.option("--up-after", "up_after_s", type=Seconds(), help="More were asked for for so long [30s].")
-@click.option("--down-after", "down_after_s", type=Seconds(), help="Fewer were asked for for so long [5m].")
-@click.option("--version", help="What makes a new revision where nothing else has changed.")
 @recurring_options
 @common_options
 def set_(
@@ -148,34 +137,25 @@ def show(session: Session, name: str) -> None:
     if session.json:
         session.answer({"service": found, "gangs": gangs, "scaling": scaling})
         return
-    output.pairs(
-        [
-            ("service", found.name),
-            ("state", found.state),
-            ("why", found.why),
-            ("ready", f"{found.ready_replicas} of {found.replicas}, in gangs of {found.gang}"),
-            *(_scaling_in_words(scaling, found) if scaling is not None else ()),
-            ("revision", found.revision),
-            ("good revision", found.good_revision if found.good_revision != found.revision else None),
-            ("failures", found.failures or None),
-            ("next try", found.next_try_at),
-            ("task", found.task),
-            ("queue", found.queue),
-            ("version", found.version),
-            ("health", found.health),
-            ("load", found.load),
-            ("payload", found.payload),
-            ("work", found.work or None),
-            ("set", f"{moment(found.set_at)} by {found.submitter}"),
-            ("not declared by", found.source if found.undeclared_at else None),
-        ]
+    scaled = _scaling_in_words(scaling, found) if scaling is not None else {}
+    tables.pairs(
+        found,
+        f"service=name state why ready {' '.join(scaled)} revision good_revision failures? next_try=next_try_at task "
+        "queue version health load payload work set not_declared_by",
+        {
+            **scaled,
+            "ready": lambda s: f"{s.ready_replicas} of {s.replicas}, in gangs of {s.gang}",
+            "good_revision": lambda s: s.good_revision if s.good_revision != s.revision else None,
+            "set": lambda s: f"{moment(s.set_at)} by {s.submitter}",
+            "not_declared_by": lambda s: s.source if s.undeclared_at else None,
+        },
     )
     if gangs:
         output.write("")
         session.table(gangs, _GANGS)
 
 
-def _scaling_in_words(scaling: ScalingRow, found: ServiceRow) -> list[tuple[str, str | None]]:
+def _scaling_in_words(scaling: ScalingRow, found: ServiceRow) -> dict[str, Cell]:
     target = (
         f"load {scaling.target_load:g}"
         if scaling.target_load is not None
@@ -186,11 +166,11 @@ def _scaling_in_words(scaling: ScalingRow, found: ServiceRow) -> list[tuple[str,
         wants = f"{scaling.wants} since {moment(scaling.since)}, and has them {moment(scaling.due_at)}: {scaling.why}"
     elif scaling.target_load is not None and found.load is None:
         wants += ": no replica has said within 60 s how busy it is"
-    return [
-        ("scaled", f"from {scaling.min_replicas} to {scaling.max_replicas} replicas, {target}"),
-        ("wants", wants),
-        ("last scaled", f"{moment(scaling.scaled_at)}: {scaling.scaled_why}" if scaling.scaled_at else None),
-    ]
+    return {
+        "scaled": lambda _: f"from {scaling.min_replicas} to {scaling.max_replicas} replicas, {target}",
+        "wants": lambda _: wants,
+        "last_scaled": lambda _: scaling.scaled_at and f"{moment(scaling.scaled_at)}: {scaling.scaled_why}",
+    }
 
 
 @service.command()
@@ -207,24 +187,19 @@ def endpoints(session: Session, name: str, follow: bool) -> None:
         found = session.client().endpoints(service=name)
         session.rows(found, _ENDPOINTS, f"no gang of service {name} is ready")
         return
-    listener = Listener(session.client(), "gangq_endpoints")
     shown: list[EndpointRow] | None = None
-    with Interrupts() as interrupts, contextlib.closing(listener):
-        while not interrupts.count:
-            try:
-                listener.listen()
-                found = session.client().endpoints(service=name)
-                if shown is None or _places(found) != _places(shown):
-                    shown = found
-                    _print(session, name, found)
-                # A look now and then, for a notification that was lost.
-                listener.wait(interrupts, _LOOK_S)
-            except GangqError as problem:
-                if not problem.retryable:
-                    raise
-                say(f"{problem}; trying again")
-                listener.close()
-                interrupts.wait(1.0)
+
+    def look(_: bool) -> float:
+        nonlocal shown
+        found = session.client().endpoints(service=name)
+        if shown is None or _places(found) != _places(shown):
+            shown = found
+            _print(session, name, found)
+        # A look now and then, for a notification that was lost.
+        return _LOOK_S
+
+    with Interrupts() as interrupts:
+        until_interrupted(session.client(), interrupts, look, channel="gangq_endpoints")
 
 
 def _places(found: list[EndpointRow]) -> list[tuple[int, int, str, int]]:
@@ -242,8 +217,7 @@ def _print(session: Session, name: str, found: list[EndpointRow]) -> None:
 
 
 @service.command()
-@click.argument("name", shell_complete=stored.services)
-@common_options
+@_named
 def stop(session: Session, name: str) -> None:
     """Want no replica of a service, until gangq service set."""
     session.client().stop_service(name=name)
@@ -251,9 +225,8 @@ def stop(session: Session, name: str) -> None:
 
 
 @service.command()
-@click.argument("name", shell_complete=stored.services)
 @click.option("--to", "to_revision", type=int, metavar="REVISION", help="[the last other one that was ready]")
-@common_options
+@_named
 def rollback(session: Session, name: str, to_revision: int | None) -> None:
     """Let a service be of another revision again; the present one: try an update again that has halted."""
     session.client().roll_back_service(name=name, to_revision=to_revision)
@@ -261,8 +234,7 @@ def rollback(session: Session, name: str, to_revision: int | None) -> None:
 
 
 @service.command()
-@click.argument("name", shell_complete=stored.services)
-@common_options
+@_named
 def delete(session: Session, name: str) -> None:
     """Stop a service, and forget it once its last gang has ended.
 
@@ -276,10 +248,8 @@ def delete(session: Session, name: str) -> None:
 
 
 def _existing(session: Session, name: str) -> ServiceRow:
-    found = session.client().services(name=name)
-    if not found:
-        raise NotFound(f"service {name!r} does not exist; gangq service list names those that do")
-    return found[0]
+    advice = "gangq service list names those that do"
+    return stored.existing(session.client().services(name=name), "service", name, advice)
 
 
 def _in_words(found: ServiceRow) -> str:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -77,7 +77,7 @@ class Session:
 
         server = embedded.Server()
         if not server.status().running:
-            say(f"starting {server.binaries} in {server.data_dir} (gangq db stop ends it)")
+            output.say(f"starting {server.binaries} in {server.data_dir} (gangq db stop ends it)")
         return server.start().dsn()
 
     def client(self, *, checked: bool = True) -> Client:
@@ -115,7 +115,7 @@ class Session:
         except SchemaMismatch:
             if not self.private:
                 raise
-            schema.migrate(self.dsn(), log=lambda step: say(f"private server: {step}"))
+            schema.migrate(self.dsn(), log=lambda step: output.say(f"private server: {step}"))
             schema.check_version(client)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Session:
         elif rows:
             self.table(rows, columns)
         else:
-            say(nothing)
+            output.say(nothing)
 
     def table(self, rows: Sequence[Any], columns: Sequence[Column]) -> None:
         """Print rows, of which there is at least one, as a table: --wide and -o say how."""
@@ -147,11 +147,6 @@ class Session:
             output.write(*text)
 
 
-def say(text: str) -> None:
-    """Comment on standard error."""
-    output.comment(text)
-
-
 def require_extra(extra: str, *modules: str) -> None:
     """Raise `GangqError` where a library of this extra is not installed; none is loaded."""
     for module in modules:
@@ -159,50 +154,56 @@ def require_extra(extra: str, *modules: str) -> None:
             raise GangqError(f"there is no {module}: pip install 'gangq[{extra}]'")
 
 
-def _set_dsn(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        ctx.ensure_object(Session).flag_dsn = value
+def sets(
+    name: str, value: Callable[[Any], object] = lambda given: given, *, always: bool = False
+) -> dict[str, Any]:
+    """What makes an option set a field of the session, before or after the name of the command; `always`: also where
+    it is not given.
+    """
+
+    def callback(ctx: click.Context, _: click.Parameter, given: Any) -> None:
+        if given or always:
+            setattr(ctx.ensure_object(Session), name, value(given))
+
+    return {"expose_value": False, "callback": callback}
 
 
-def _set_embedded(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.ensure_object(Session).flag_dsn = private.EMBEDDED
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.ensure_object(Session).json = True
+def chained(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Give a command these options, in this order."""
+
+    def attach(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return attach
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
-def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --json, which is taken before or after its name, and the session as its first argument."""
-    return click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        callback=_set_json,
-        help="Answer in JSON, one object a line.",
-    )(pass_session(command))
-
-
-def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --dsn and --embedded, and what `json_option` gives it."""
-    dsn_option = click.option(
-        "--dsn",
-        metavar="DSN",
-        expose_value=False,
-        callback=_set_dsn,
-        help='The database: a URI or key=value pairs, or "embedded" [GANGQ_DSN]. Others on this machine can '
-        "read command lines: keep passwords in GANGQ_DSN or ~/.pgpass.",
-    )
-    embedded_option = click.option(
+json_option = chained(
+    click.option("--json", is_flag=True, **sets("json"), help="Answer in JSON, one object a line."),
+    pass_session,
+)
+"""--json, which is taken before or after a command's name, and the session as its first argument."""
+common_options = chained(
+    json_option,
+    click.option(
         "--embedded",
         is_flag=True,
-        expose_value=False,
-        callback=_set_embedded,
+        **sets("flag_dsn", lambda _: private.EMBEDDED),
         help="Use a private PostgreSQL on this machine, started if need be; GANGQ_DSN=embedded says the same.",
-    )
-    return json_option(embedded_option(dsn_option(command)))
+    ),
+    click.option(
+        "--dsn",
+        metavar="DSN",
+        **sets("flag_dsn"),
+        help='The database: a URI or key=value pairs, or "embedded" [GANGQ_DSN]. Others on this machine can '
+        "read command lines: keep passwords in GANGQ_DSN or ~/.pgpass.",
+    ),
+)
+"""What `json_option` gives, and the database."""

@@ -11,8 +11,9 @@ import click
 
 from gangq import names, private
 from gangq.cli.group import Subgroup
-from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, common_options, json_option, say
+from gangq.cli.options import duration
+from gangq.cli.output import say
+from gangq.cli.session import Session, common_options, json_option
 from gangq.errors import DatabaseUnreachable
 from gangq.host import units
 from gangq.proc import procfs
@@ -90,15 +91,9 @@ def show(session: Session, name: str | None, user: bool) -> None:
 @systemd.command("report-death")
 @click.option("--name", required=True, help="The worker's name.")
 @click.option("--wait", is_flag=True, help="Until the database answers; else it is tried once.")
-@click.option(
-    "--within",
-    type=Seconds(),
-    default=procfs.LET_END_S,
-    show_default=True,
-    help="How long the rest of its processes may take to end.",
-)
+@duration("--within", procfs.LET_END_S, "How long the rest of its processes may take to end.")
 @common_options
-def report_death(session: Session, name: str, wait: bool, within: float) -> None:
+def report_death(session: Session, name: str, wait: bool, within_s: float) -> None:
     """Report a worker of this host dead, if nothing of it lives.
 
     What it ran need not wait for the end of its lease then. The units call it before each start and after each
@@ -112,7 +107,7 @@ def report_death(session: Session, name: str, wait: bool, within: float) -> None
 
     names.check("--name", name, "name the worker as it registered")
     client = _patiently(session) if wait else session.client()
-    for found in prove_and_report(client, name, within_s=within, evidence=_unit_evidence()):
+    for found in prove_and_report(client, name, within_s=within_s, evidence=_unit_evidence()):
         session.answer(found, f"gangq: {found.detail}")
 
 

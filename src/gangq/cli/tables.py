@@ -7,13 +7,14 @@ names the columns left out.
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
-from operator import attrgetter
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import click
@@ -30,18 +31,30 @@ _LEAST = 10
 Cell = Callable[[Any], object]
 """Makes what a cell shows of a row."""
 
+_FIELDS = {
+    "ago": "at",
+    "ended": "finished_at",
+    "gang": "gang_id",
+    "job": "job_id",
+    "prio": "priority",
+    "submitted": "submitted_at",
+}
+"""Columns that are of one field in every table, where that has another name."""
 _CELLS: Mapping[str, Cell] = {
-    "ago": lambda row: output.ago(row.at),
     "at": lambda row: output.instant(row.at),
-    "ended": lambda row: output.ago(row.finished_at),
-    "gang": lambda row: output.gang(row.gang_id),
-    "job": lambda row: row.job_id,
-    "prio": lambda row: row.priority,
-    "since": lambda row: output.ago(row.since),
-    "submitted": lambda row: output.ago(row.submitted_at),
     "tries": lambda row: f"{row.attempts}/{row.max_attempts}",
 }
-"""Columns that look alike in every table, where that is not the attribute of their name."""
+"""Columns that look alike in every table, and are no field alone."""
+_BY_SUFFIX: Mapping[str, Callable[[Any], object]] = {
+    "_s": output.seconds,
+    "_mb": lambda value: "" if value is None else output.megabytes(value),
+    "_rate": lambda value: "" if value is None else f"{value:.3g}",
+    "_pct": lambda value: output.known(value, "%"),
+    "_c": lambda value: output.known(value, "C"),
+    "_w": lambda value: output.known(value, "W"),
+    "gang_id": output.gang,
+}
+"""How a field looks whose name says its unit."""
 COLOURED = ("state", "health", "outcome")
 
 
@@ -67,24 +80,56 @@ class Listed(str):
 @dataclass(frozen=True)
 class Column:
     """One column of a table. `right`: its texts are at the right, as numbers always are. `rank`: where a terminal is
-    too narrow the columns of the highest rank are left out first, those of rank 0 never.
+    too narrow the columns of the highest rank are left out first, those of rank 0 never. `value`: the number, time or
+    text itself, where the cell is not that.
     """
 
     title: str
     cell: Cell
     right: bool = False
     rank: int = 0
+    value: Cell | None = None
 
 
 def columns(names: str, cells: Mapping[str, Cell] | None = None) -> list[Column]:
-    """Return the columns of these names, each as `cells` has it, else as in every table, else the attribute of its
-    name. `>name` is at the right, `name:2` has rank 2, an underscore is a blank of the title.
+    """Return the columns of these names, each as `cells` has it, else as in every table, else the field of its name.
+    `name=field` is another field, `name=field.key` a key of it. `>name` is at the right, `name:2` has rank 2, an
+    underscore is a blank of the title.
     """
     found = []
-    for right, name, rank in re.findall(r"(>?)([^\s:>]+):?(\d*)", names):
-        cell = {**_CELLS, **(cells or {})}.get(name) or attrgetter(name)
-        found.append(Column(name.replace("_", " "), cell, bool(right), int(rank or 0)))
+    for right, name, given, rank in re.findall(r"(>?)([^\s:>=]+)=?([^\s:]*):?(\d*)", names):
+        field = given or _FIELDS.get(name, name)
+        own = (cells or {}).get(name) or _CELLS.get(name)
+        cell = own or functools.partial(_shown, field=field)
+        value = functools.partial(_value, field=field) if given or not own else None
+        found.append(Column(name.replace("_", " "), cell, bool(right), int(rank or 0), value))
     return found
+
+
+def pairs(row: Any, names: str, cells: Mapping[str, Cell] | None = None) -> None:
+    """Print the `columns` of one row below each other, times as `output.moment`; `name?`: not where it is 0."""
+    shown: list[tuple[str, object]] = []
+    for name, column in zip(names.split(), columns(names.replace("?", ""), cells), strict=True):
+        value = column.value(row) if column.value else None
+        value = value if isinstance(value, datetime) else column.cell(row)
+        shown.append((column.title, (value or None) if "?" in name else value))
+    output.pairs(shown)
+
+
+def _value(row: Any, field: str) -> Any:
+    name, _, key = field.partition(".")
+    value = row[name] if isinstance(row, Mapping) else getattr(row, name)
+    value = (value or {}).get(key) if key else value
+    return output.words(value) if isinstance(value, (list, tuple)) else value
+
+
+def _shown(row: Any, field: str) -> object:
+    """A field of a row as a cell: times as how long ago."""
+    value = _value(row, field)
+    if isinstance(value, datetime):
+        return output.ago(value)
+    show = next((show for suffix, show in _BY_SUFFIX.items() if field.endswith(suffix)), None)
+    return show(value) if show else value
 
 
 def choose(columns: Sequence[Column], names: Sequence[str], row: Any) -> list[Column]:
@@ -94,7 +139,10 @@ def choose(columns: Sequence[Column], names: Sequence[str], row: Any) -> list[Co
         click.UsageError: there is no such column.
     """
     known = {column.title.casefold().replace(" ", "_"): column for column in columns}
-    fields = {field: Column(field, attrgetter(field)) for field in _fields(row)}
+    fields = {
+        field: Column(field, lambda row, field=field: _fields(row)[field])  # type: ignore[misc]
+        for field in _fields(row)
+    }
     wanted = [name.strip().casefold().replace(" ", "_") for name in names]
     for name in wanted:
         if name not in known and name not in fields:
@@ -112,9 +160,7 @@ def pick(row: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _fields(row: Any) -> Mapping[str, Any]:
-    if is_dataclass(row) and not isinstance(row, type):
-        return asdict(row)
-    return row if isinstance(row, dict) else row._asdict()
+    return row if isinstance(row, dict) else {key.rstrip("_"): value for key, value in row._asdict().items()}
 
 
 def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool | None = None) -> None:

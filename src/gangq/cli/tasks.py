@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from gangq.cli import names, options, stored
+from gangq.cli import options, stored
 from gangq.cli.group import Subgroup
-from gangq.cli.listing import table_options
-from gangq.cli.output import seconds, when
+from gangq.cli.options import table_options
+from gangq.cli.output import say, seconds, when
 from gangq.cli.parsing import Due
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, chained, common_options
 from gangq.cli.tables import columns
 from gangq.client.rows import TaskRow
 from gangq.client.settings import TaskSettings
@@ -24,7 +24,7 @@ _NOTHING_SET = TaskRow("", *[None] * (len(TaskRow._fields) - 1))
 
 _COLUMNS = columns(
     "task paused:2 declared:1 >budget >stall_timeout >load_grace:3 >health_window:4 >long_phase:5 notify_only:4 "
-    "devices >longest_gap:2 beats:6",
+    "devices >longest_gap=longest_gap_s:2 beats:6",
     {
         "paused": lambda t: _paused(t),
         "declared": lambda t: _declared(t.declared),
@@ -35,7 +35,6 @@ _COLUMNS = columns(
         "long_phase": lambda t: seconds(t.long_phase_s) or "-",
         "notify_only": lambda t: _classes(t.notify_only),
         "devices": lambda t: "none" if t.device_class == "" else t.device_class,
-        "longest_gap": lambda t: seconds(t.longest_gap_s),
     },
 )
 
@@ -64,13 +63,15 @@ def _declared(options: dict[str, Any] | None) -> str:
     return ", ".join(f"{key} {v if isinstance(v, str) else json.dumps(v)}" for key, v in said) or "-"
 
 
+_named = chained(click.argument("name", shell_complete=stored.tasks), common_options)
+
+
 @click.group(cls=Subgroup)
 def task() -> None:
     """See what workers declare their tasks with, pause them, and change what the watchdogs allow their jobs."""
 
 
 @task.command(name="set")
-@click.argument("name", shell_complete=stored.tasks)
 @options.settings(
     TaskSettings,
     {
@@ -89,7 +90,7 @@ def task() -> None:
     help="A class that only reports for this task and stops nothing; may be repeated. none: all of them act.",
 )
 @click.option("--forget", is_flag=True, help="First drop what was set and learned.")
-@common_options
+@_named
 def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, **settings: Any) -> None:
     """Change what is given. What is not keeps the task's number, else the installation's.
 
@@ -110,29 +111,27 @@ def set_(session: Session, /, name: str, notify: tuple[str, ...], forget: bool, 
 
 
 @task.command()
-@click.argument("name", shell_complete=stored.tasks)
 @click.option("--until", type=Due(), metavar="WHEN", help="2h from now, or a time [gangq task resume].")
 @click.option("--reason", help="Why: explain says it.")
-@common_options
+@_named
 def pause(session: Session, name: str, until: datetime | timedelta | None, reason: str | None) -> None:
     """Start nothing new of a task, whatever its queue; what runs goes on.
 
     A gang waits if the task of one of its members is paused.
     """
     end = None if until is None else session.moment(until)
-    if names.unknown(session.client(), task=name):
+    if stored.unknown(session.client(), task=name):
         say(f"no worker and no job knows task {name!r}: see gangq task list")
     session.client().pause_task(task=name, until=end, reason=reason)
     _answer(session, name, "paused" + (f" until {when(end)}" if end else ""))
 
 
 @task.command()
-@click.argument("name", shell_complete=stored.tasks)
-@common_options
+@_named
 def resume(session: Session, name: str) -> None:
     """End the pause of a task."""
     # What no worker, job, pause or number of its own names is a slip of the keyboard, and not a task that is open.
-    names.must_exist(session.client(), task=name)
+    stored.must_exist(session.client(), task=name)
     session.client().resume_task(task=name)
     _answer(session, name, "open")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from typing import TYPE_CHECKING
@@ -9,22 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from gangq import private
-from gangq.cli import output
-from gangq.cli.interrupts import Interrupts
-from gangq.cli.listening import Listener
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.loops import Interrupts, until_interrupted
+from gangq.cli.session import Session, common_options
 from gangq.client.rows import TickReport
-from gangq.errors import Busy, GangqError
-from gangq.worker.repeating import backoff
+from gangq.errors import Busy
 
 if TYPE_CHECKING:
     from gangq.client import Client
 
-_RETRY_FIRST_S = 0.2
-_RETRY_LAST_S = 10.0
 _MOST_ROUNDS = 50
 _GIVE_UP_S = 10.0
-_PACE_S = 0.05
 
 
 @click.command()
@@ -41,8 +36,9 @@ def tick(session: Session, loop: bool, force: bool) -> None:
     private.close()
     client = session.client()
     if loop:
-        with Interrupts() as interrupts:
-            _Loop(session, client, interrupts).run(force)
+        with Interrupts() as interrupts, contextlib.suppress(KeyboardInterrupt):
+            look = _Loop(session, client, force).tick
+            until_interrupted(client, interrupts, look, channel="gangq_tick")
         return
     report = _in_turn(client, force)
     for _ in range(_MOST_ROUNDS):
@@ -78,61 +74,26 @@ def _described(report: TickReport) -> str:
 
 
 class _Loop:
-    """Ticks when asked by NOTIFY, and when the last tick said to; a lost connection is made again."""
+    """Ticks when asked by NOTIFY, and when the last tick said to."""
 
-    def __init__(self, session: Session, client: Client, interrupts: Interrupts) -> None:
+    def __init__(self, session: Session, client: Client, force: bool) -> None:
         self._session = session
         self._client = client
-        self._interrupts = interrupts
-        self._listener = Listener(client, "gangq_tick")
-        self._retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
+        self._asked = force
         self._turn: int | None = None
         self._forced = False
-        self._paced_at = 0.0
 
-    def run(self, asked: bool) -> None:
-        """Until a signal comes."""
-        try:
-            while not self._interrupts.count:
-                asked = self._round(asked)
-        except KeyboardInterrupt:
-            return
-        finally:
-            self._listener.close()
-
-    def _round(self, asked: bool) -> bool:
-        """One tick and the wait for the next; whether a notification ended it."""
-        try:
-            self._listener.listen()
-            # Any login may notify: a flood of notifications is no reason to do nothing but tick.
-            self._interrupts.wait(max(0.0, self._paced_at - time.monotonic()))
-            self._paced_at = time.monotonic() + _PACE_S
-            turn = None if asked else self._turn
-            force = asked or self._forced
-            report = self._client.tick(force=force, turn=turn)
-            self._turn, self._forced = report.next_turn, force and report.next_turn is not None
-            self._say(report)
-            self._retries = backoff(_RETRY_FIRST_S, _RETRY_LAST_S)
-            if report.ran and report.again:
-                self._listener.wait(self._interrupts, report.next_in_s or 0)
-                return True
-            wait = max(0.01, report.next_in_s or 1.0)
-            # Who ran knows what is due, and comes in time for it; the others must not ask in step.
-            wait = wait if report.ran else wait * random.uniform(0.9, 1.1)
-            return self._listener.wait(self._interrupts, wait)
-        except GangqError as problem:
-            if not problem.retryable:
-                raise
-            wait = next(self._retries)
-            say(f"{problem}; trying again in {wait:.1f} s")
-            self._listener.close()
-            self._interrupts.wait(wait)
-            return False
-
-    def _say(self, report: TickReport) -> None:
-        busy = report.ran and any((report.detail or {}).values())
-        if self._session.json:
-            if report.ran:
-                output.write(output.to_json(report))
-        elif busy:
-            output.write(_described(report))
+    def tick(self, notified: bool) -> float:
+        """One tick; in how many seconds the next one is due."""
+        asked = self._asked or notified
+        force = asked or self._forced
+        report = self._client.tick(force=force, turn=None if asked else self._turn)
+        self._turn, self._forced = report.next_turn, force and report.next_turn is not None
+        if report.ran and (self._session.json or any((report.detail or {}).values())):
+            self._session.answer(report, _described(report))
+        self._asked = report.ran and report.again
+        if self._asked:
+            return report.next_in_s or 0
+        wait = max(0.01, report.next_in_s or 1.0)
+        # The session that ran the tick knows what is due, and comes in time for it; the others must not ask in step.
+        return wait if report.ran else wait * random.uniform(0.9, 1.1)

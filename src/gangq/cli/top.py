@@ -6,15 +6,12 @@ import sys
 
 import click
 
-from gangq.cli.listing import LEAST_S
-from gangq.cli.parsing import Seconds
+from gangq.cli.options import LEAST_S, duration
 from gangq.cli.session import Session, common_options, require_extra
 
 
 @click.command()
-@click.option(
-    "--every", "every_s", type=Seconds(), default="2s", show_default=True, help="How often to look."
-)
+@duration("--every", "2s", "How often to look.")
 @common_options
 def top(session: Session, every_s: float) -> None:
     """Watch the fleet: work, what waits, queues, workers, devices, trips, services.

@@ -9,11 +9,10 @@ from typing import Any
 import click
 
 from gangq.cli import evidence as seen
-from gangq.cli import names, options, output, queries, stored
-from gangq.cli.listing import table_options
-from gangq.cli.output import words
-from gangq.cli.parsing import Seconds
-from gangq.cli.session import Session, say
+from gangq.cli import options, output, queries, stored
+from gangq.cli.options import table_options
+from gangq.cli.output import say, words
+from gangq.cli.session import Session
 from gangq.cli.tables import Column, columns
 from gangq.cli.which import device_ids, device_named
 from gangq.client.rows import TripRow
@@ -43,11 +42,11 @@ def code_and_word(code: int | None, word: str | None) -> str:
     help="Only jobs that held it: HOST:INDEX, or the beginning of its UUID.",
 )
 @click.option("--host", shell_complete=stored.hosts, help="Only on this host.")
-@click.option("--since", "within_s", type=Seconds(), default="7d", show_default=True, help="How far back.")
+@options.duration("--since", "7d", "How far back.")
 @options.limit
 @click.option("--evidence", is_flag=True, help="With what was seen, as gangq show JOB prints it.")
 @table_options
-def trips(session: Session, device: str | None, within_s: float, evidence: bool, **filters: Any) -> None:
+def trips(session: Session, device: str | None, since_s: float, evidence: bool, **filters: Any) -> None:
     """List the trips of watchdogs, newest first.
 
     Outcome says what became of the job; notify and held: nothing was stopped. With --json the columns of
@@ -56,19 +55,19 @@ def trips(session: Session, device: str | None, within_s: float, evidence: bool,
     if evidence and session.columns and not session.json:
         raise click.UsageError("--evidence prints each trip in full: leave -o out, or add --json")
     client = session.client()
-    since = client.execute(queries.database_time()) - timedelta(seconds=within_s)
+    since = client.execute(queries.database_time()) - timedelta(seconds=since_s)
     held = device and device_named(session, device)
     found = client.execute(queries.trips(device=held, since=since, evidence=evidence, **filters))
     if not found:
         if filters["code"] not in (None, *ExitCode):
             codes = ", ".join(str(int(code)) for code in ExitCode)
             raise click.UsageError(f"no trip has the code {filters['code']}: {codes}")
-        names.must_exist(client, device=held, **filters)
+        stored.must_exist(client, device=held, **filters)
     if session.json:
-        session.rows([as_view(trip) for trip in found], [], "")
+        session.rows(found, [], "")
         return
     if not evidence or not found:
-        session.rows(found, _columns(session, found), f"no such trips within {output.seconds(within_s)}")
+        session.rows(found, _columns(session, found), f"no such trips within {output.seconds(since_s)}")
         return
     for trip in found:
         output.write(output.wrapped(headline(trip), 2))
@@ -76,7 +75,7 @@ def trips(session: Session, device: str | None, within_s: float, evidence: bool,
             seen.show(trip.evidence, session.wide)
         output.write()
     if all(trip.evidence is None for trip in found):
-        say(NOT_SHOWN)
+        say(seen.NOT_SHOWN)
 
 
 def _columns(session: Session, found: Sequence[TripRow]) -> list[Column]:
@@ -91,9 +90,6 @@ def _columns(session: Session, found: Sequence[TripRow]) -> list[Column]:
     )
 
 
-NOT_SHOWN = "what the watchdogs saw is shown to those who may read the job's payload"
-
-
 def headline(trip: TripRow) -> str:
     """One trip in a line."""
     where = f" on {trip.worker} ({trip.host})" if trip.worker else ""
@@ -101,8 +97,3 @@ def headline(trip: TripRow) -> str:
         f"job {trip.job_id} at {output.instant(trip.at)}{where}: {code_and_word(trip.code, trip.class_)}, "
         f"{trip.reason} -> {trip.outcome}"
     )
-
-
-def as_view(trip: TripRow) -> dict[str, object]:
-    """A trip with the names of the view: class is no name in Python."""
-    return {name.rstrip("_"): value for name, value in trip._asdict().items()}

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gangq.cli.output import say
 from gangq.cli.parsing import Seconds
 from gangq.cli.progress import Bars
-from gangq.cli.session import Session, common_options, say
+from gangq.cli.session import Session, common_options
 from gangq.cli.which import Which, takes_several
 from gangq.errors import WaitTimeout
 from gangq.status import error_in_words
@@ -29,7 +30,7 @@ EXIT_CANCELLED = 130
     epilog="""Exit codes: 0 when all are done. Otherwise that of the first in the order of the IDs that is not, as
     gangq run would exit: the command's own, 128+N, 127, 1, or 130 when it was cancelled. 124 when the time is up."""
 )
-@takes_several
+@takes_several()
 @click.option("--timeout", type=Seconds(), metavar="DURATION", help="Wait at most so long [without end].")
 @common_options
 def wait(session: Session, named: Sequence[Which], timeout: float | None) -> None:

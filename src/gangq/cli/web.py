@@ -6,7 +6,8 @@ import logging
 
 import click
 
-from gangq.cli.session import Session, common_options, require_extra, say
+from gangq.cli.output import say
+from gangq.cli.session import Session, common_options, require_extra
 from gangq.cli.worker import LogFormat
 
 

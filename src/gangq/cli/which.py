@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gangq.cli import queries, stored
+from gangq.cli import stored
 from gangq.cli.parsing import Parsed
 from gangq.status import ENDED, LETTERS, WAITS, phrase
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from gangq.cli.session import Session
     from gangq.client import Client
-    from gangq.client.rows import EventRow, JobRow, Reason, StateChange
+    from gangq.client.rows import EventRow, JobRow, Reason
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,14 +90,6 @@ class Which:
         """Why it does or does not run. Raises `NotFound`."""
         return client.explain_gang(gang_id=self.id) if self.gang else client.explain_job(job_id=self.id)
 
-    def cancel(self, client: Client, reason: str) -> list[StateChange]:
-        """Cancel it. Raises `NotFound`, `Busy`."""
-        if self.batch:
-            live = live_jobs(client, self.id)
-            return client.cancel(job_ids=live, reason=reason) if live else []
-        ids: dict[str, Any] = {"gang_ids" if self.gang else "job_ids": [self.id]}
-        return client.cancel(**ids, reason=reason)
-
 
 def live_jobs(client: Client, batch_id: int) -> list[int]:
     """The ids of a batch's jobs that have not ended, in order. Raises `NotFound`."""
@@ -136,51 +127,27 @@ class WhichType(Parsed):
         return stored.IDS[letter](ctx, param, incomplete)
 
 
-_gang = functools.partial(
-    click.option, "--gang", type=click.IntRange(min=1), metavar="N", help="The same as gN."
-)
+def takes_one(*, optional: bool = False) -> Callable[[F], F]:
+    """Give a command `target`, the one job, gang or batch that ID names. `optional`: it may be None."""
+
+    def found(_: click.Context, __: click.Parameter, which: Which | None) -> Which | None:
+        if which is None and not optional:
+            raise click.UsageError("name one job (12), gang (g12) or batch (b12)")
+        return which
+
+    kind = WhichType(batches=True)
+    return click.argument("target", type=kind, required=False, callback=found, metavar="ID")
 
 
-def takes_one(*, optional: bool = False, gangs_only: bool = False, batches: bool = False) -> Callable[[F], F]:
-    """Give a command `target`, the one job or gang that ID or --gang N names, or with `batches` the batch.
+def takes_several(*, optional: bool = False) -> Callable[[F], F]:
+    """Give a command `named`: the jobs, gangs and batches that ID... names. `optional`: there may be none."""
 
-    `optional`: it may be None.
-    """
-
-    def decorate(command: F) -> F:
-        @functools.wraps(command)
-        def with_target(*args: Any, which: Which | None, gang: int | None, **more: Any) -> Any:
-            named = [which] if which else []
-            named += [] if gang is None else [Which(gang, "gang")]
-            if len(named) > 1 or not (named or optional):
-                kinds = "gang (g12)" if gangs_only else "job (12), gang (g12) or batch (b12)"
-                raise click.UsageError(f"name one {kinds}")
-            return command(*args, target=named[0] if named else None, **more)
-
-        metavar = ("[gN]" if optional else "gN") if gangs_only else "ID"
-        argument = click.argument(
-            "which",
-            type=WhichType("gang" if gangs_only else "job", batches),
-            required=False,
-            metavar=metavar,
-        )
-        return argument(_gang()(with_target))  # type: ignore[return-value]
-
-    return decorate
-
-
-def takes_several(command: F) -> F:
-    """Give a command `named`: the jobs, gangs and batches that ID... and --gang N name; none with --failed."""
-
-    @functools.wraps(command)
-    def with_named(*args: Any, which: tuple[Which, ...], gang: tuple[int, ...], **more: Any) -> Any:
-        named = [*which, *(Which(id, "gang") for id in gang)]
-        if not (named or more.get("failed")):
+    def found(_: click.Context, __: click.Parameter, named: tuple[Which, ...]) -> tuple[Which, ...]:
+        if not (named or optional):
             raise click.UsageError("name at least one job (12), gang (g12) or batch (b12)")
-        return command(*args, named=named, **more)
+        return named
 
-    argument = click.argument("which", type=WhichType(batches=True), nargs=-1, metavar="ID...")
-    return argument(_gang(multiple=True)(with_named))  # type: ignore[return-value]
+    return click.argument("named", type=WhichType(batches=True), nargs=-1, callback=found, metavar="ID...")
 
 
 def ids_of(client: Client, named: Sequence[Which]) -> dict[str, list[int]]:
@@ -215,7 +182,7 @@ def device_ids(session: Session, shown: Iterable[str]) -> Callable[[str], str]:
     """
     if not (sys.stdout.isatty() and shown) or session.json or session.wide:
         return str
-    short = shortest([*session.client().execute(queries.device_ids()), *shown])
+    short = shortest([*session.client().execute(stored.all_of("device")), *shown])
     return lambda id: short.get(id, id)
 
 

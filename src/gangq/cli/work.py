@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import IO, Any
 from uuid import UUID
 
 import click
 
-from gangq.cli import names, parsing, stored
-from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, chained, section
-from gangq.cli.parsing import Due, KeyValue, RoleType, Seconds
-from gangq.cli.session import Session, common_options, say
+from gangq.cli import parsing, stored
+from gangq.cli.options import THEN, TIMEOUT_STYLE, Sectioned, settings
+from gangq.cli.output import say
+from gangq.cli.parsing import Due, ParamType, RoleType, Seconds
+from gangq.cli.session import Session, chained, common_options
 from gangq.cli.tables import columns
 from gangq.cli.wait import refuse_in_job, wait_for
 from gangq.cli.which import Which, WhichType, ids_of, takes_several
 from gangq.client.encoding import AWAITING
-from gangq.client.options import GANG_ONLY, SubmitGangOptions
+from gangq.client.options import GANG_ONLY, SubmitGangOptions, SubmitOptions
 from gangq.client.rows import StateChange, UniqueGangSubmitted
 from gangq.client.verbs import Verbs
 from gangq.errors import NotFound
@@ -29,203 +30,123 @@ from gangq.placement.strategies import STRATEGIES
 _CHANGES = columns("job >gang state")
 
 
-def _waits_for(name: str, help: str) -> Callable[[Any], Any]:
-    return click.option(name, type=WhichType(batches=True), multiple=True, metavar="ID", help=help)
+class _Work(SubmitOptions, SubmitGangOptions, total=False):
+    """All that an option says of a job or gang."""
+
+    queue: str | None
+    priority: int | None
+    gpus: int | None
+    size: int | None
+    avoid_hosts: Sequence[str]
+    due_at: str | None
+    after: Sequence[int]
+    spec: str | None
+    unique_key: str | None
+    keep_s: float | None
+    waits: bool
+    replaces: bool
 
 
-min_option = section(
-    "Gangs",
-    click.option("--min", "min_size", type=int, metavar="N", help="Of a gang so many are enough to start."),
-)
-tag_option = section(
-    "Batches",
-    click.option("--tag", "tags", multiple=True, metavar="TAG", help="A mark of the batch; may be repeated."),
-)
-recurring_options = chained(
-    section(
-        "Where and how it is treated",
-        click.option(
-            "--queue",
-            shell_complete=stored.queues,
-            help="Where it waits [as its task is declared, else default].",
-        ),
-        click.option("--priority", type=int, help="-1000 to 1000; higher runs first [as declared, else 0]."),
-        click.option("--budget", "budget_s", type=Seconds(), help="Wall-clock time an attempt may take."),
-        click.option("--max-attempts", type=int, help="Attempts it may spend [the queue's]."),
-        click.option(
-            "--max-snoozes", type=int, help="How often it may hand itself back with gangq snooze [100]."
-        ),
-        click.option(
-            "--no-preempt",
-            "preemptible",
-            flag_value=False,
-            type=bool,
-            default=None,
-            help="Others may not displace it.",
-        ),
-        click.option(
-            "--name", help="A name for the gang; of single jobs: for the batch that these jobs are."
-        ),
-    ),
-    section(
-        "What it needs",
-        click.option(
-            "--gpus", type=int, help="Whole devices [as declared, else 0]; for a gang, of each member."
-        ),
-        click.option("--vram-mb", type=int, help="Memory needed on each device, MiB [as declared]."),
-        click.option("--memory-mb", type=int, help="Host memory needed, MiB [as declared]."),
-        click.option("--cpus", type=float, help="CPUs needed; may be fractional [as declared]."),
-        click.option(
-            "--label",
-            "labels",
-            type=KeyValue(),
-            multiple=True,
-            metavar="K=V",
-            help="A label the worker must carry.",
-        ),
-        click.option(
-            "--model", help="What it needs loaded: a worker that has it is preferred, any other may do."
-        ),
-        click.option(
-            "--select",
-            "selectors",
-            multiple=True,
-            metavar="COND[,COND...]",
-            help="Conditions on the worker: gpu=h100,zone!=eu,rack in (a,b),nvme,!spot,driver>=550.",
-        ),
-        click.option(
-            "--tolerate", "tolerates", multiple=True, metavar="K[=V]", help="A taint it may run in spite of."
-        ),
-        click.option(
-            "--avoid-host",
-            "avoid_hosts",
-            multiple=True,
-            metavar="HOST",
-            shell_complete=stored.hosts,
-            help="A host it must not run on.",
-        ),
-        click.option(
-            "--wait-for-hardware",
-            flag_value=True,
-            type=bool,
-            default=None,
-            help="Take it though no known worker could ever run it: one is still to come.",
-        ),
-    ),
-    section(
-        "At most so many at once",
-        click.option(
-            "--limit-key",
-            metavar="KEY",
-            help="Of all jobs that name this key only so many are placed at once, whatever their queue.",
-        ),
-        click.option(
-            "--limit",
-            type=int,
-            metavar="N",
-            help="So many; the first submission of a key must say it or the rate.",
-        ),
-        click.option(
-            "--rate",
-            metavar="N/PERIOD",
-            help="Of the jobs that name the key so many start in a period: 10/1m.",
-        ),
-    ),
-    section(
-        "Gangs",
-        click.option(
-            "--gang", "size", type=int, metavar="N", help="N members that start together or not at all."
-        ),
-        click.option(
-            "--role",
-            "roles",
-            type=RoleType(),
-            multiple=True,
-            metavar="K=V,...",
-            help="Instead of --gang, members of one role: name=executor,count=10,min=6,gpus=8,label.site=a, or a "
+_AWAITED = WhichType(batches=True)
+min_option = settings(_Work, {"min_size=--min N": "Of a gang so many are enough to start."}, "Gangs")
+tag_option = settings(_Work, {"tags=--tag TAG": "A mark of the batch; may be repeated."}, "Batches")
+_RECURRING: Mapping[str, Mapping[str, str | tuple[ParamType, str]]] = {
+    "Where and how it is treated": {
+        "queue": "Where it waits [as its task is declared, else default].",
+        "priority": "-1000 to 1000; higher runs first [as declared, else 0].",
+        "budget_s": "Wall-clock time an attempt may take.",
+        "max_attempts": "Attempts it may spend [the queue's].",
+        "max_snoozes": "How often it may hand itself back with gangq snooze [100].",
+        "preemptible=--no-preempt": "Others may not displace it.",
+        "name": "A name for the gang; of single jobs: for the batch that these jobs are.",
+    },
+    "What it needs": {
+        "gpus": "Whole devices [as declared, else 0]; for a gang, of each member.",
+        "vram_mb": "Memory needed on each device, MiB [as declared].",
+        "memory_mb": "Host memory needed, MiB [as declared].",
+        "cpus": "CPUs needed; may be fractional [as declared].",
+        "labels=--label K=V": "A label the worker must carry.",
+        "model": "What it needs loaded: a worker that has it is preferred, any other may do.",
+        "selector=--select COND[,COND...]": "Conditions on the worker: gpu=h100,zone!=eu,rack in (a,b),nvme,"
+        "!spot,driver>=550.",
+        "tolerates=--tolerate K[=V]": "A taint it may run in spite of.",
+        "avoid_hosts=--avoid-host HOST": "A host it must not run on.",
+        "wait_for_hardware": "Take it though no known worker could ever run it: one is still to come.",
+    },
+    "At most so many at once": {
+        "limit_key KEY": "Of all jobs that name this key only so many are placed at once, whatever their queue.",
+        "limit N": "So many; the first submission of a key must say it or the rate.",
+        "rate N/PERIOD": "Of the jobs that name the key so many start in a period: 10/1m.",
+    },
+    "Gangs": {
+        "size=--gang N": "N members that start together or not at all.",
+        "roles=--role K=V,...": (
+            RoleType(),
+            "Instead of --gang, members of one role: name=executor,count=10,min=6,gpus=8,label.site=a, or a "
             "JSON object. Keys are the fields of gangq.Role; may be repeated.",
         ),
-        click.option(
-            "--strategy",
-            type=click.Choice([*STRATEGIES]),
-            help="Fewest hosts, most, one, a host for each member, or fewest with all GPUs of a member joined by one "
+        "strategy": (
+            click.Choice([*STRATEGIES]),
+            "Fewest hosts, most, one, a host for each member, or fewest with all GPUs of a member joined by one "
             "NVLink or XGMI [pack].",
         ),
-        click.option(
-            "--require", metavar="LEVEL", help="Topology level of which the gang must share one domain."
+        "require LEVEL": "Topology level of which the gang must share one domain.",
+        "prefer LEVEL": "Topology level of which it should share one domain.",
+        "balanced": "Evenly many members on each host used.",
+        "apart NAME": "Gangs of one such name never share a host.",
+        "failure_policy": (
+            click.Choice(["restart_gang", "restart_member", "shrink", "fail"]),
+            "What a lost or failed member means [restart_gang].",
         ),
-        click.option("--prefer", metavar="LEVEL", help="Topology level of which it should share one domain."),
-        click.option("--balanced", is_flag=True, default=None, help="Evenly many members on each host used."),
-        click.option("--apart", metavar="NAME", help="Gangs of one such name never share a host."),
-        click.option(
-            "--failure-policy",
-            type=click.Choice(["restart_gang", "restart_member", "shrink", "fail"]),
-            help="What a lost or failed member means [restart_gang].",
+        "completion ROLE": "The role whose end is the gang's [all members'].",
+        "timeout_s": "How long the gang may wait for its place while eligible [the queue's].",
+        "timeout_style": (TIMEOUT_STYLE, f"And then: {THEN} [the queue's]."),
+        "checkpoint_mode": (
+            click.Choice(["each", "rank0"]),
+            "Whether every member of the gang saves its part, or rank 0 all of it.",
         ),
-        click.option("--completion", metavar="ROLE", help="The role whose end is the gang's [all members']."),
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=Seconds(),
-            help="How long the gang may wait for its place while eligible [the queue's].",
-        ),
-        click.option(
-            "--timeout-style",
-            type=TIMEOUT_STYLE,
-            help=f"And then: {THEN} [the queue's].",
-        ),
-        click.option(
-            "--checkpoint-mode",
-            type=click.Choice(["each", "rank0"]),
-            help="Whether every member of the gang saves its part, or rank 0 all of it.",
-        ),
-        click.option(
-            "--claim-deadline",
-            "claim_deadline_s",
-            type=Seconds(),
-            help="How long the gang may stay reserved.",
-        ),
-    ),
-)
+        "claim_deadline_s": "How long the gang may stay reserved.",
+    },
+}
+recurring_options = chained(*(settings(_Work, texts, title) for title, texts in _RECURRING.items()))
 """What a job needs and how it is treated, each time it is submitted: the options of schedule add."""
 work_options = chained(
-    section(
+    settings(
+        _Work,
+        {
+            "due_at=--due": (Due(), "Not before: 15m from now, or 2026-11-20T14:30."),
+            "after ID": (
+                _AWAITED,
+                "A job (12), gang (g12) or batch (b12) that must be done first; may be repeated.",
+            ),
+            "after_any ID": (
+                _AWAITED,
+                "One that must have ended first, whatever came of it; may be repeated.",
+            ),
+            "after_failed ID": (_AWAITED, "One that must have failed first; may be repeated."),
+        },
         "When it may start",
-        click.option("--due", "due_at", type=Due(), help="Not before: 15m from now, or 2026-11-20T14:30."),
-        _waits_for(
-            "--after", "A job (12), gang (g12) or batch (b12) that must be done first; may be repeated."
-        ),
-        _waits_for("--after-any", "One that must have ended first, whatever came of it; may be repeated."),
-        _waits_for("--after-failed", "One that must have failed first; may be repeated."),
     ),
     tag_option,
-    section(
+    settings(
+        _Work,
+        {"at_most N": (click.IntRange(min=1), "Of the batch so many jobs are placed at once.")},
         "Batches",
-        click.option(
-            "--at-most",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Of the batch so many jobs are placed at once.",
-        ),
     ),
     recurring_options,
-    section(
+    min_option,
+    settings(
+        _Work,
+        {
+            "spec FILE": (
+                click.File(),
+                "A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
+            )
+        },
         "Gangs",
-        min_option,
-        click.option(
-            "--spec",
-            type=click.File(),
-            metavar="FILE",
-            help="A JSON object with the arguments of gangq.submit_gang; what the command line says comes first.",
-        ),
     ),
 )
 """The options of submit and run: these, and what holds for one submission."""
-_NOT_GIVEN = {
-    str(option.name): () if option.multiple else None
-    for option in click.command()(work_options(lambda: None)).params
-    if isinstance(option, click.Option)
-}
 
 
 class _Aloud(logging.Handler):
@@ -257,22 +178,21 @@ def submission(session: Session, given: Mapping[str, Any], own: Collection[str] 
 
     `own`: arguments that the command itself gives, and a --spec must not.
     """
-    options = {**_NOT_GIVEN, **given}
-    spec = options.pop("spec")
-    selectors, avoided = options.pop("selectors"), options.pop("avoid_hosts")
+    options: dict[str, Any] = {
+        name: [*value] if isinstance(value, tuple) else value for name, value in given.items()
+    }
+    spec, due = options.pop("spec", None), options.get("due_at")
+    selectors, avoided = options.pop("selector", []), options.pop("avoid_hosts", [])
     _say_if_unknown(session, avoided)
-    avoid = [{"key": "host", "op": "notin", "values": list(avoided)}] if avoided else []
+    avoid = [{"key": "host", "op": "notin", "values": avoided}] if avoided else []
     arguments = {
         **options,
-        "labels": dict(options["labels"]) or None,
-        **{name: _awaited(session, name, options[name]) or None for name in AWAITING},
-        "selector": [*selectors, *avoid] or None,
-        "tolerates": list(options["tolerates"]) or None,
-        "roles": list(options["roles"]) or None,
-        "tags": list(options["tags"]) or None,
-        "due_at": None if options["due_at"] is None else session.moment(options["due_at"]),
+        "labels": dict(options.get("labels", [])),
+        **{name: _awaited(session, name, options.get(name, [])) for name in AWAITING},
+        "selector": [*selectors, *avoid],
+        "due_at": None if due is None else session.moment(due),
     }
-    said = {key: value for key, value in arguments.items() if value is not None}
+    said = {key: value for key, value in arguments.items() if value not in (None, [], {})}
     if said.keys() & {"tags", "at_most"} and (spec is not None or said.keys() & {"size", "roles"}):
         raise click.UsageError("--tag and --at-most are for batches of single jobs: a gang is no batch")
     if spec is not None:
@@ -291,9 +211,9 @@ def _say_if_unknown(session: Session, avoided: Sequence[str]) -> None:
     if avoided and not session.inside_job:
         client = session.client()
         for host in avoided:
-            for sentence in names.unknown(client, host=host):
+            for sentence in stored.unknown(client, host=host):
                 say(
-                    f"{sentence}: it is avoided if it comes. {names.alike(client, NotFound(sentence))}".rstrip()
+                    f"{sentence}: it is avoided if it comes. {stored.alike(client, NotFound(sentence))}".rstrip()
                 )
 
 
@@ -358,37 +278,20 @@ def _over(spec: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     show_default=True,
     help="This many jobs, all alike.",
 )
-@click.option(
-    "--request-id",
-    type=click.UUID,
-    metavar="UUID",
-    help="A new one for each submission, e.g. of uuidgen: the same command run again within an hour prints the same "
-    "ids and submits nothing.",
-)
-@click.option(
-    "--unique",
-    "unique_key",
-    metavar="KEY",
-    help="Submit nothing where KEY stands for a live job or gang of this task in this queue already; say which.",
-)
-@click.option(
-    "--unique-for",
-    "keep_s",
-    type=Seconds(),
-    metavar="DURATION",
-    help="KEY stands for it at least so long, also when it has ended.",
-)
-@click.option(
-    "--wait",
-    "waits",
-    is_flag=True,
-    help="Wait until it has ended, with bars on a terminal, and exit as gangq wait does.",
-)
-@click.option(
-    "--replace",
-    "replaces",
-    is_flag=True,
-    help="Where that job still waits, it gets this PAYLOAD, --due and --priority.",
+@settings(
+    _Work,
+    {
+        "request_id UUID": (
+            click.UUID,
+            "A new one for each submission, e.g. of uuidgen: the same command run again within an hour prints the "
+            "same ids and submits nothing.",
+        ),
+        "unique_key=--unique KEY": "Submit nothing where KEY stands for a live job or gang of this task in this "
+        "queue already; say which.",
+        "keep_s=--unique-for DURATION": "KEY stands for it at least so long, also when it has ended.",
+        "waits=--wait": "Wait until it has ended, with bars on a terminal, and exit as gangq wait does.",
+        "replaces=--replace": "Where that job still waits, it gets this PAYLOAD, --due and --priority.",
+    },
 )
 @work_options
 @common_options
@@ -503,17 +406,14 @@ def _payloads(words: Sequence[str], count: int) -> list[dict[str, Any]]:
     lines = [line for line in read if line.strip()]
     if not lines:
         raise click.UsageError("standard input has no payload: write one JSON object per line")
-    return [
-        parsing.payload_of([line]) if line.lstrip().startswith("{") else _no_object(line) for line in lines
-    ]
-
-
-def _no_object(line: str) -> dict[str, Any]:
-    raise click.UsageError(f"not a JSON object: {line.strip()[:100]!r}; write one per line")
+    wrong = next((line for line in lines if not line.lstrip().startswith("{")), None)
+    if wrong is not None:
+        raise click.UsageError(f"not a JSON object: {wrong.strip()[:100]!r}; write one per line")
+    return [parsing.payload_of([line]) for line in lines]
 
 
 @click.command()
-@takes_several
+@takes_several()
 @click.option("--reason", help="Why; kept in the events.")
 @common_options
 def cancel(session: Session, named: Sequence[Which], reason: str | None) -> None:
@@ -523,7 +423,7 @@ def cancel(session: Session, named: Sequence[Which], reason: str | None) -> None
 
 
 @click.command()
-@takes_several
+@takes_several(optional=True)
 @click.option(
     "--failed", is_flag=True, help="Without an ID: all single jobs that have failed, of those that:"
 )
@@ -556,11 +456,13 @@ def retry(
         since = None if since_s is None else session.moment(timedelta(seconds=-since_s))
         changes = client.retry_failed(**filters, since=since, dry_run=dry_run)  # type: ignore[arg-type]
         if not changes:
-            names.must_exist(client, **filters)
+            stored.must_exist(client, **filters)
         _changed(session, changes)
         return
     if dry_run or since_s is not None or any(filters.values()):
         raise click.UsageError("these options select among what has failed: add --failed")
+    if not named:
+        raise click.UsageError("name at least one job (12), gang (g12) or batch (b12), or add --failed")
     changes = [change for which in named if which.batch for change in client.retry_failed(batch_id=which.id)]
     others = [which for which in named if not which.batch]
     if others:
@@ -571,7 +473,7 @@ def retry(
 # A priority may be negative, and -5 would be an option.
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("priority", type=int)
-@takes_several
+@takes_several()
 @common_options
 def priority(session: Session, priority: int, named: Sequence[Which]) -> None:
     """Change the priority of what waits.

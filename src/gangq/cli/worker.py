@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gangq import context, logqueue, names, private
-from gangq.cli import output, stored
-from gangq.cli.cordons import WORKER_VERBS
+from gangq.cli import output
 from gangq.cli.group import exit_code
-from gangq.cli.parsing import KeyValue, Seconds
+from gangq.cli.operate import WORKER_VERBS
+from gangq.cli.options import settings
+from gangq.cli.parsing import Seconds
 from gangq.cli.session import Session, common_options
 from gangq.errors import GangqError, InvalidInput
+from gangq.worker.options import WorkerOptions, default_name
 
 if TYPE_CHECKING:
     from gangq.app import App
@@ -86,78 +88,34 @@ class _OrVerb(click.Command):
 
 @click.command(cls=_OrVerb)
 @click.argument("app", required=False, metavar="[MODULE:APP]")
-@click.option(
-    "--queue",
-    "queues",
-    shell_complete=stored.queues,
-    multiple=True,
-    help="A queue to serve [default]; may be repeated.",
+@settings(
+    WorkerOptions,
+    {
+        "queues=--queue": "A queue to serve [default]; may be repeated.",
+        "name": "Unique among live workers, the same over restarts [the host's name].",
+        "host": "The host as others see it [this host's name].",
+        "address": "Where members of a gang reach this host [the host].",
+        "slots": "Placed jobs at once: members of gangs, and jobs that ask for GPUs, memory or CPUs, for a model, or "
+        "wait in a queue with limits or a fair order [one for each GPU, at least 1]; 0: none.",
+        "light": "Light jobs at once: all that are not placed; 0: none.",
+        "prefetch": "Light jobs it may hold for its main thread; more than 1 only with --light 1.",
+        "devices 2x24GiB": "Declare GPUs where no driver answers; none: offer none [detected].",
+        "memory_mb": "Host memory to offer, MiB [all of it].",
+        "cpus": "CPUs to offer [all this process may use].",
+        "labels=--label K=V": "A label jobs may ask for; may be repeated.",
+        "taints=--taint K[=V]": "Keeps off every job that does not tolerate it; may be repeated.",
+        "connections": (
+            click.IntRange(1, 2),
+            "To the database: one for what the main thread runs, one for all else; or 1 for everything.",
+        ),
+        "lease_s=--lease-s": "Length of its lease [the installation's, 120 s].",
+        "metrics [HOST:]PORT": "Where to serve /metrics about this worker, for a Prometheus; HOST is 127.0.0.1 by "
+        "default [nowhere].",
+        "drain_timeout_s": "When told to stop: how long running jobs may go on before they are told too [0].",
+        "commands": "Whether it runs submitted commands [it does].",
+        "once=--once": "End when nothing is left to claim.",
+    },
 )
-@click.option("--name", help="Unique among live workers, the same over restarts [the host's name].")
-@click.option("--host", help="The host as others see it [this host's name].")
-@click.option("--address", help="Where members of a gang reach this host [the host].")
-@click.option(
-    "--slots",
-    type=int,
-    help="Placed jobs at once: members of gangs, and jobs that ask for GPUs, memory or CPUs, for a model, or wait in "
-    "a queue with limits or a fair order [one for each GPU, at least 1]; 0: none.",
-)
-@click.option(
-    "--light",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Light jobs at once: all that are not placed; 0: none.",
-)
-@click.option(
-    "--prefetch",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Light jobs it may hold for its main thread; more than 1 only with --light 1.",
-)
-@click.option(
-    "--devices", metavar="2x24GiB", help="Declare GPUs where no driver answers; none: offer none [detected]."
-)
-@click.option("--memory-mb", type=int, help="Host memory to offer, MiB [all of it].")
-@click.option("--cpus", type=float, help="CPUs to offer [all this process may use].")
-@click.option(
-    "--label",
-    "labels",
-    type=KeyValue(),
-    multiple=True,
-    metavar="K=V",
-    help="A label jobs may ask for; may be repeated.",
-)
-@click.option(
-    "--taint",
-    "taints",
-    multiple=True,
-    metavar="K[=V]",
-    help="Keeps off every job that does not tolerate it; may be repeated.",
-)
-@click.option(
-    "--connections",
-    type=click.IntRange(1, 2),
-    default=2,
-    show_default=True,
-    help="To the database: one for what the main thread runs, one for all else; or 1 for everything.",
-)
-@click.option("--lease-s", type=Seconds(), help="Length of its lease [the installation's, 120 s].")
-@click.option(
-    "--metrics",
-    metavar="[HOST:]PORT",
-    help="Where to serve /metrics about this worker, for a Prometheus; HOST is 127.0.0.1 by default [nowhere].",
-)
-@click.option(
-    "--drain-timeout",
-    "drain_timeout_s",
-    type=Seconds(),
-    default=0,
-    help="When told to stop: how long running jobs may go on before they are told too [0].",
-)
-@click.option("--commands/--no-commands", default=True, help="Whether it runs submitted commands [it does].")
-@click.option("--once", is_flag=True, help="End when nothing is left to claim.")
 @click.option(
     "--expect-gpus",
     type=click.IntRange(min=0),
@@ -216,8 +174,8 @@ def worker(
     from gangq.worker.main import run_worker
     from gangq.worker.shutdown import end_soon
 
-    options["queues"] = options["queues"] or ("default",)
-    options["labels"] = dict(options["labels"])
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    given["labels"] = dict(options["labels"])
     if session.flag_dsn:
         # What its handlers submit goes to the same database; children of the worker never see it.
         os.environ["GANGQ_DSN"] = session.flag_dsn
@@ -225,7 +183,7 @@ def worker(
     found = None if target is None else _find(target)
     dsn = _dsn(session, found)
     try:
-        code = run_worker(found, dsn=dsn, target=target, **options)
+        code = run_worker(found, dsn=dsn, target=target, **given)
     except GangqError as e:
         # Its name may have been taken while it was away, after many handlers.
         end_soon(exit_code(e))
@@ -235,8 +193,6 @@ def worker(
 
 
 def _start_logging(as_json: bool, level: str, options: Mapping[str, Any]) -> None:
-    from gangq.worker.options import default_name
-
     handler = logging.StreamHandler(sys.stdout if as_json else sys.stderr)
     if as_json and isinstance(sys.stdout, io.TextIOWrapper):
         # Before the first record: who changes it later waits for those that are being written.
