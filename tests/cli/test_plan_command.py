@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
 
 import psycopg
@@ -204,8 +205,27 @@ def test_a_board_is_saved_and_decided_on_without_a_database(dsn: str, client: Cl
     assert client.gang(id=one).state == "blocked", "nothing was carried out"
 
 
-def test_a_file_that_cannot_be_written_is_named(dsn: str, tmp_path: Path) -> None:
-    result = gangq(dsn, "board", "--save", tmp_path / "missing" / "file")
+def test_a_board_is_saved_as_a_test_that_holds_what_is_decided_on_it(
+    dsn: str, client: Client, tmp_path: Path
+) -> None:
+    client.register_worker(name="w1", host="h1", queues=["default"])
+    client.submit_gang(task="a", size=1)
+    saved = tmp_path / "test_saved.py"
+    result = gangq(dsn, "board", "--make-test", saved)
+    assert (result.exit_code, result.stdout) == (0, "")
+    text = saved.read_text()
+    test = runpy.run_path(str(saved))["test_what_is_decided"]
+    test()
+    changed = text.replace('"action": "start"', '"action": "wait"')
+    assert changed != text
+    saved.write_text(changed)
+    with pytest.raises(AssertionError):
+        runpy.run_path(str(saved))["test_what_is_decided"]()
+
+
+@pytest.mark.parametrize("option", ["--save", "--make-test"])
+def test_a_file_that_cannot_be_written_is_named(dsn: str, tmp_path: Path, option: str) -> None:
+    result = gangq(dsn, "board", option, tmp_path / "missing" / "file")
     assert result.exit_code == 1
     assert "missing/file" in result.stderr
     assert "No such file or directory" in result.stderr

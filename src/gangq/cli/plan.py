@@ -153,21 +153,27 @@ def replay(session: Session, since: datetime | timedelta, until: datetime | time
 @click.option(
     "--save", type=click.Path(dir_okay=False, path_type=Path), help="Into this file, not standard output."
 )
+@click.option(
+    "--make-test",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Into this file, as a test in Python that holds the board and what is decided on it now.",
+)
 @common_options
-def board(session: Session, save: Path | None) -> None:
+def board(session: Session, save: Path | None, make_test: Path | None) -> None:
     """Tell what the next pass would decide from: workers, what is placed, what waits.
 
     One line of JSON, in one snapshot, for `gangq decide` and for bug reports: it names workers, hosts, queues and
     logins, and no payload. Needs one of gangq's roles.
     """
     text = session.client().board()
+    if make_test is not None:
+        _write(make_test, as_test(Board.from_json(json.loads(text))))
+        say(f"saved to {make_test}: say in it what should have been decided")
     if save is None:
-        output.write(text)
+        if make_test is None:
+            output.write(text)
         return
-    try:
-        save.write_text(text + "\n")
-    except OSError as e:
-        raise click.FileError(str(save), hint=e.strerror or str(e)) from None
+    _write(save, text + "\n")
     seen = Board.from_json(json.loads(text))
     kinds = (
         counted(len(seen.workers), "worker"),
@@ -175,6 +181,52 @@ def board(session: Session, save: Path | None) -> None:
         counted(len(seen.asks), "ask"),
     )
     say(f"saved to {save}: {', '.join(kinds)}")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as e:
+        raise click.FileError(str(file), hint=e.strerror or str(e)) from None
+
+
+_TEST = '''"""A board that `gangq board --make-test` has saved, and what was decided on it then."""
+
+import json
+
+from gangq.placement import Board, decide
+
+# ruff: noqa: E501
+
+BOARD = """
+{board}
+"""
+
+DECIDED = """
+{decided}
+"""
+
+
+def test_what_is_decided() -> None:
+    decided = [one.to_json() for one in decide(Board.from_json(json.loads(BOARD)))]
+    assert json.loads(json.dumps(decided)) == json.loads(DECIDED)
+'''
+
+
+def as_test(seen: Board) -> str:
+    """A test that holds a board and what is decided on it, a worker, a unit or an ask a line."""
+    board = _lines(seen.to_json())
+    decided = ",\n".join(json.dumps(one.to_json()) for one in decide_on(seen))
+    decided = f"[\n{decided}\n]"
+    return _TEST.format(board=board.replace("\\", "\\\\"), decided=decided.replace("\\", "\\\\"))
+
+
+def _lines(board: Mapping[str, Any]) -> str:
+    fields = []
+    for name, value in board.items():
+        items = ",\n".join(json.dumps(item) for item in value) if isinstance(value, list) else ""
+        fields.append(f"{json.dumps(name)}: " + (f"[\n{items}\n]" if items else json.dumps(value)))
+    return "{\n" + ",\n".join(fields) + "\n}"
 
 
 class _Row(NamedTuple):
