@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from gangq.web.gate import (
     read_form,
     set_cookie,
 )
-from gangq.web.queries import Row
+from gangq.web.queries import ONE, PAGES, PREFIXES, Page, Row, reading
 from gangq.web.scraped import WITH_LOGIN, Scraped
 from gangq.web.sessions import IDLE_S, MOST_S, LoginRefused, Sessions
 from gangq.web.timeline import Life, day_and_time, displacer, timeline
@@ -77,15 +77,7 @@ def asgi(
     scraped = None if login else Scraped(dsn)
     web = _Web(sessions)
     routes: list[BaseRoute] = [
-        Route("/", web.fleet),
-        Route("/services", web.services),
-        Route("/schedules", web.schedules),
-        Route("/limits", web.limits),
-        Route("/batches", web.batches),
-        Route("/batches/{id}", web.batch),
-        Route("/usage", web.usage),
-        Route("/gangs/{id}", web.gang),
-        Route("/jobs/{id}", web.job),
+        *map(web.follow, PAGES),
         Route("/live", web.live),
         Route("/metrics", scraped or WITH_LOGIN),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
@@ -156,78 +148,28 @@ class _Web:
             request, "problem.html", problem.status_code, said=f"{problem.detail}: {request.url.path[:100]}"
         )
 
-    async def fleet(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            fleet, queues = await read.fleet(), await read.queues()
-            running, waiting, planned = await read.running(), await read.waiting(), await read.planned()
-            paused = await read.paused_tasks()
-        hosts: dict[str, list[Row]] = {}
-        for row in fleet:
-            hosts.setdefault(row["host"], []).append(row)
-        counts = Counter(row["state"] for row in fleet if row["uuid"] is not None)
-        return self._page(
-            request, "fleet.html", live=True, hosts=hosts, counts=counts, queues=queues, running=running,
-            waiting=waiting, planned=planned, paused=paused, startable=_startable_members(fleet), sizes=_MEMBERS,
-        )  # fmt: skip
+    def follow(self, page: Page) -> Route:
+        """The route of a page."""
 
-    async def usage(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            used, trips = await read.usage(), await read.trips()
-            quarantined = [row for row in await read.fleet() if row["state"] == "quarantined"]
-        return self._page(request, "usage.html", live=True, used=used, trips=trips, quarantined=quarantined)
+        async def show(request: Request) -> Response:
+            viewer = viewer_of(request)
+            values: dict[str, Any] = {}
+            key = {name: number(text) for name, text in request.path_params.items()}
+            async with reading(viewer.client) as read:
+                for name, query in page.queries.items():
+                    values[name] = rows = await read.rows(query, **key)
+                    if name in ONE:
+                        if not rows:
+                            called = f"{name} {PREFIXES[name]}{key['id']}"
+                            raise NotFound(f"{called} does not exist, or is older than its retention")
+                        values |= {name: rows[0], "owns": await viewer.owns(read, rows[0])}
+            if page.name == "fleet":
+                values |= _by_host(values.pop("devices"))
+            elif page.name == "gang":
+                values |= _life(values, request.scope["gangq.base"])
+            return self._page(request, f"{page.name}.html", live=True, **values)
 
-    async def gang(self, request: Request) -> Response:
-        id, viewer = number(request.path_params["id"]), viewer_of(request)
-        async with viewer.reading() as read:
-            gang = _found(await read.one("gangs", id), f"gang g{id}")
-            parts = await read.gang_parts(id)
-            why, owns = await read.explained("explain_gang", id), await viewer.owns(read, gang)
-        end = gang["finished_at"] or parts.now
-        waited = waits(parts.steps, gang["waited"], end) if parts.steps else []
-        base = request.scope["gangq.base"]
-        life = Life(
-            parts.steps, parts.attempts, parts.beats, parts.displaced, waited, gang["epoch"], end, base=base
-        )
-        return self._page(
-            request, "gang.html", live=True, gang=gang, parts=parts, why=why, owns=owns, waited=waited,
-            owners=OWNERS, drawn=Markup(timeline(life)),
-        )  # fmt: skip
-
-    async def job(self, request: Request) -> Response:
-        id, viewer = number(request.path_params["id"]), viewer_of(request)
-        async with viewer.reading() as read:
-            job = _found(await read.one("jobs", id), f"job {id}")
-            parts = await read.job_parts(id)
-            why, owns = await read.explained("explain_job", id), await viewer.owns(read, job)
-        return self._page(request, "job.html", live=True, job=job, parts=parts, why=why, owns=owns)
-
-    async def services(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            services, gangs = await read.services()
-        return self._page(request, "services.html", live=True, services=services, gangs=gangs)
-
-    async def schedules(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            schedules = await read.schedules()
-        return self._page(request, "schedules.html", live=True, schedules=schedules)
-
-    async def limits(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            keys, queues = await read.limits()
-            now = await read.now()
-        return self._page(request, "limits.html", live=True, keys=keys, queues=queues, now=now)
-
-    async def batches(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            batches = await read.batches()
-        return self._page(request, "batches.html", live=True, batches=batches)
-
-    async def batch(self, request: Request) -> Response:
-        id, viewer = number(request.path_params["id"]), viewer_of(request)
-        async with viewer.reading() as read:
-            batch = _found(await read.one("batches", id), f"batch b{id}")
-            jobs, owns = await read.batch_jobs(id), await viewer.owns(read, batch)
-        return self._page(request, "batch.html", live=True, batch=batch, jobs=jobs, owns=owns)
+        return Route(page.path, show)
 
     async def live(self, request: Request) -> Response:
         viewer = viewer_of(request)
@@ -325,10 +267,24 @@ def labelled(page: str) -> str:
     return re.sub("<table>.*?</table>", with_headings, page, flags=re.DOTALL)
 
 
-def _found(row: Row | None, what: str) -> Row:
-    if row is None:
-        raise NotFound(f"{what} does not exist, or is older than its retention")
-    return row
+def _by_host(devices: Sequence[Row]) -> dict[str, Any]:
+    """What the page of the fleet says of its devices."""
+    hosts: dict[str, list[Row]] = {}
+    for row in devices:
+        hosts.setdefault(row["host"], []).append(row)
+    counts = Counter(row["state"] for row in devices if row["uuid"] is not None)
+    return {"hosts": hosts, "counts": counts, "startable": _startable_members(devices), "sizes": _MEMBERS}
+
+
+def _life(shown: Mapping[str, Any], base: str) -> dict[str, Any]:
+    """What the page of a gang says of its waits, and its picture."""
+    gang, steps = shown["gang"], shown["steps"]
+    end = gang["finished_at"] or shown["now"][0]["at"]
+    waited = waits(steps, gang["waited"], end) if steps else []
+    life = Life(
+        steps, shown["attempts"], shown["beats"], shown["displaced"], waited, gang["epoch"], end, base=base
+    )
+    return {"waited": waited, "owners": OWNERS, "drawn": Markup(timeline(life))}
 
 
 def _gpus(rows: Sequence[Row], base: str) -> Markup:

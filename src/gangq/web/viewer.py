@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,15 +38,9 @@ class Viewer:
     def __post_init__(self) -> None:
         self.live = Live(self.client)
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[Reader]:
-        """Lend a transaction that cannot write."""
-        async with reading(self.client) as read:
-            yield read
-
     async def learn_rights(self) -> None:
         """Read which of the verbs the login may call. Raises `NotAllowed` where it may not use gangq at all."""
-        async with self.reading() as read:
+        async with reading(self.client) as read:
             (found,) = await read.rows(_MAY)
         self.login, self.admin, self.verbs = found["login"], found["admin"], frozenset(found["verbs"])
 
