@@ -38,10 +38,12 @@ class Action:
     effect: str
     call: Callable[[AsyncClient, Any, Said], Awaitable[object]]
     asks: tuple[Literal["reason", "until"], ...] = ()
-    label: str = ""
+    title: str = ""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "label", self.label or self.word.capitalize())
+    @property
+    def label(self) -> str:
+        """How a question for it begins."""
+        return self.title or self.word.capitalize()
 
     @property
     def name(self) -> str:
@@ -51,9 +53,7 @@ class Action:
 
 async def _cancel_batch(client: AsyncClient, id: int, said: Said) -> None:
     async with reading(client) as read:
-        jobs = await read.rows(
-            "select id from gangq.jobs where batch_id = %(id)s and finished_at is null", id=id
-        )
+        jobs = await read("select id from gangq.jobs where batch_id = %(id)s and finished_at is null", id=id)
     await client.cancel(job_ids=[job["id"] for job in jobs], reason=said.reason)
 
 
@@ -82,7 +82,7 @@ _EACH = (
     ),
     Action(
         "retry", "batch", "retry", "Its jobs that have failed run once more under their ids.",
-        lambda client, id, _: client.retry_failed(batch_id=id), label="Retry the failed jobs of",
+        lambda client, id, _: client.retry_failed(batch_id=id), title="Retry the failed jobs of",
     ),
     Action(
         "pause", "schedule", "schedule",
@@ -193,7 +193,7 @@ async def find_target(viewer: Viewer, action: Action, what: str) -> Target:
     kind = _KINDS[action.on]
     key = number(what) if action.on in ONE else what
     async with reading(viewer.client) as read:
-        rows = await read.rows(kind.query, id=key)
+        rows = await read(kind.query, id=key)
         if not rows:
             raise NotFound(f"there is no {action.on} {what[:100]!r}")
         row = rows[0]
@@ -210,5 +210,5 @@ async def read_said(viewer: Viewer, form: Mapping[str, str]) -> Said:
     if length is None or not 1 <= length <= _LONGEST_PAUSE_S:
         raise InvalidInput(f"{after[:100]!r} is no length of a pause: write 90s, 15m, 2h or 3d")
     async with reading(viewer.client) as read:
-        (end,) = await read.rows("select gangq.now() + make_interval(secs => %(s)s) as at", s=length)
+        (end,) = await read("select gangq.now() + make_interval(secs => %(s)s) as at", s=length)
     return Said(form.get("reason") or None, end["at"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
@@ -9,36 +10,44 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from gangq.cli.output import seconds
-from gangq.client import AsyncClient
+from gangq.client import AsyncClient, Client
 from gangq.colours import colour_of
 from gangq.errors import Busy, GangqError, InvalidInput, NotAllowed, NotFound, WrongState
+from gangq.metrics import Collector, MetricsApp
 from gangq.web.actions import ACTIONS, Action, Target, find_target, number, read_said
 from gangq.web.gate import (
     FORM_COOKIE,
     SESSION_COOKIE,
     Gate,
-    Refused,
     cookie_path,
     read_form,
     set_cookie,
 )
 from gangq.web.queries import ONE, PAGES, PREFIXES, Page, Row, reading
-from gangq.web.scraped import WITH_LOGIN, Scraped
-from gangq.web.sessions import IDLE_S, MOST_S, LoginRefused, Sessions
-from gangq.web.timeline import Life, day_and_time, displacer, timeline
+from gangq.web.sessions import IDLE_S, MOST_S, Refused, Sessions
+from gangq.web.timeline import Life, day_and_time, displacer
 from gangq.web.viewer import Viewer, viewer_of
 from gangq.web.waits import OWNERS, waits
 
@@ -48,6 +57,10 @@ _HERE = Path(__file__).parent
 _MEMBERS = (1, 2, 4, 8)
 _HEADING = re.compile('<th( class="number")?>(.*?)</th>')
 _TOKEN = re.compile(r"[\w-]{43}", re.ASCII)
+_CONNECT_S = 2.0
+_ANSWER_S = 5.0
+_NO_METRICS = PlainTextResponse("no metrics with --login: gangq metrics serves them\n", 404)
+"""A scraper has no session, and the page with --login has no rights of its own."""
 _STATUS = ((NotFound, 404), (NotAllowed, 403), (InvalidInput, 400), (WrongState, 409))
 
 
@@ -74,12 +87,15 @@ def asgi(
         raise InvalidInput(f"the base path {base_path!r} does not begin with a slash: write /{base_path}")
     sessions = Sessions(dsn, idle_s=idle_s, most_s=most_s) if login else None
     viewer = None if login else Viewer(AsyncClient(dsn, max_size=4))
-    scraped = None if login else Scraped(dsn)
+    closing = AsyncExitStack()
+    for part in (sessions, viewer):
+        if part is not None:
+            closing.push_async_callback(part.close)
     web = _Web(sessions)
     routes: list[BaseRoute] = [
         *map(web.follow, PAGES),
         Route("/live", web.live),
-        Route("/metrics", scraped or WITH_LOGIN),
+        Route("/metrics", _NO_METRICS if login else _metrics(dsn, closing)),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
     if login:
@@ -90,11 +106,24 @@ def asgi(
             Route("/do/{action}", web.ask_action, methods=["GET"]),
             Route("/do/{action}", web.act, methods=["POST"]),
         ]
-    handlers = {GangqError: web.failed, Refused: web.failed, HTTPException: web.unknown}
-    inner = Starlette(routes=routes, exception_handlers=handlers)
+    failures = (GangqError, Refused, HTTPException)
+    inner = Starlette(routes=routes, exception_handlers=dict.fromkeys(failures, web.failed))
     # Such a redirect would not know the base path of a proxy that strips it.
     inner.router.redirect_slashes = False
-    return Gate(inner, base_path.rstrip("/"), hosts, sessions=sessions, viewer=viewer, scraped=scraped)
+    return Gate(inner, base_path.rstrip("/"), hosts, closing.aclose, sessions=sessions, viewer=viewer)
+
+
+def _metrics(dsn: str | None, closing: AsyncExitStack) -> ASGIApp:
+    """What `gangq metrics` serves, over one connection of its own, which the first scrape opens."""
+    if find_spec("prometheus_client") is None:
+        return PlainTextResponse("metrics need prometheus_client: pip install 'gangq[metrics]'\n", 404)
+    client = Client(dsn, max_size=1, connect_s=_CONNECT_S, timeout_s=_ANSWER_S)
+    closing.push_async_callback(asyncio.to_thread, client.close)
+
+    def failed(problem: object) -> None:
+        log.warning("scrape_failed", extra={"error": str(problem)})
+
+    return cast(ASGIApp, MetricsApp(Collector(client.metrics, failed=failed)))
 
 
 def _coloured(state: str) -> Markup:
@@ -127,11 +156,14 @@ class _Web:
         return HTMLResponse(labelled(text), status)
 
     async def failed(self, request: Request, problem: Exception) -> Response:
+        said = str(problem)
         if isinstance(problem, Refused):
             status = problem.status
+        elif isinstance(problem, HTTPException):
+            # No route has this path, or not with this method.
+            status, said = problem.status_code, f"{problem.detail}: {request.url.path[:100]}"
         else:
             status = next((status for kind, status in _STATUS if isinstance(problem, kind)), 503)
-        said = str(problem)
         if status == 503:
             log.warning("page_failed", extra={"path": request.url.path, "error": said})
             if not isinstance(problem, Busy):
@@ -140,13 +172,6 @@ class _Web:
         # Nothing is wrong with what was asked for: once the database answers, the open page shows it.
         live = status == 503 and request.method == "GET"
         return self._page(request, "problem.html", status, live=live, said=said)
-
-    async def unknown(self, request: Request, problem: Exception) -> Response:
-        """No route has this path, or not with this method."""
-        assert isinstance(problem, HTTPException)
-        return self._page(
-            request, "problem.html", problem.status_code, said=f"{problem.detail}: {request.url.path[:100]}"
-        )
 
     def follow(self, page: Page) -> Route:
         """The route of a page."""
@@ -157,7 +182,7 @@ class _Web:
             key = {name: number(text) for name, text in request.path_params.items()}
             async with reading(viewer.client) as read:
                 for name, query in page.queries.items():
-                    values[name] = rows = await read.rows(query, **key)
+                    values[name] = rows = await read(query, **key)
                     if name in ONE:
                         if not rows:
                             called = f"{name} {PREFIXES[name]}{key['id']}"
@@ -203,7 +228,7 @@ class _Web:
         address = request.client.host if request.client else ""
         try:
             name = await self._sessions.open(form.get("login", ""), form.get("password", ""), address)
-        except LoginRefused as refused:
+        except Refused as refused:
             return self._login_page(request, refused.status, str(refused))
         await self._sessions.end(request.cookies.get(SESSION_COOKIE, ""))
         answer = RedirectResponse(request.scope["gangq.base"] + "/", 303)
@@ -254,7 +279,7 @@ def labelled(page: str) -> str:
     the templates.
 
     Cells and headings are paired by counting: a row has a `<td` for each `<th`. Where an `if` leaves a `<td` out, the
-    same `if` leaves its `<th` out; otherwise the labels of all cells after it are shifted.
+    same condition leaves its heading empty; otherwise the labels of all cells after it are shifted.
 
     In a template each cell has its own line. The blanks before it are removed: on a card they would show.
     """
@@ -280,11 +305,13 @@ def _life(shown: Mapping[str, Any], base: str) -> dict[str, Any]:
     """What the page of a gang says of its waits, and its picture."""
     gang, steps = shown["gang"], shown["steps"]
     end = gang["finished_at"] or shown["now"][0]["at"]
-    waited = waits(steps, gang["waited"], end) if steps else []
+    if not steps:
+        return {"waited": [], "owners": OWNERS, "drawn": ""}
+    waited = waits(steps, gang["waited"], end)
     life = Life(
         steps, shown["attempts"], shown["beats"], shown["displaced"], waited, gang["epoch"], end, base=base
     )
-    return {"waited": waited, "owners": OWNERS, "drawn": Markup(timeline(life))}
+    return {"waited": waited, "owners": OWNERS, "drawn": Markup(life.drawn())}
 
 
 def _gpus(rows: Sequence[Row], base: str) -> Markup:

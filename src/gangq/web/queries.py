@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-import psycopg
 from psycopg.rows import dict_row
 
 from gangq.client import AsyncClient
@@ -171,24 +170,24 @@ PAGES = (
 )
 
 
-class Reader:
-    """Queries on one connection, in one transaction."""
-
-    def __init__(self, conn: psycopg.AsyncConnection[Any]) -> None:
-        self._conn = conn
-
-    async def rows(self, text: str, **values: Any) -> list[Row]:
-        """The rows of a statement, as dicts."""
-        async with self._conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(text.encode(), values or None)
-            return await cursor.fetchall()
+Read = Callable[..., Awaitable[list[Row]]]
+"""Reads the rows of a statement, given its values by name."""
 
 
 @asynccontextmanager
-async def reading(client: AsyncClient) -> AsyncIterator[Reader]:
+async def reading(client: AsyncClient) -> AsyncIterator[Read]:
     """A transaction that cannot write."""
-    async with client.connection("web") as conn, conn.transaction():
+    async with (
+        client.connection("web") as conn,
+        conn.transaction(),
+        conn.cursor(row_factory=dict_row) as cursor,
+    ):
         await conn.execute("set transaction isolation level repeatable read read only")
         await conn.execute("set local jit = off")
         await conn.execute("set local statement_timeout = '10s'")
-        yield Reader(conn)
+
+        async def read(text: str, **values: Any) -> list[Row]:
+            await cursor.execute(text.encode(), values or None)
+            return await cursor.fetchall()
+
+        yield read

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from gangq.client import AsyncClient
 from gangq.web.live import Live
-from gangq.web.queries import Reader, Row, reading
+from gangq.web.queries import Read, Row, reading
 
 _MAY = """
   select session_user::text as login, gangq.is_admin() as admin, array(
@@ -41,14 +41,14 @@ class Viewer:
     async def learn_rights(self) -> None:
         """Read which of the verbs the login may call. Raises `NotAllowed` where it may not use gangq at all."""
         async with reading(self.client) as read:
-            (found,) = await read.rows(_MAY)
+            (found,) = await read(_MAY)
         self.login, self.admin, self.verbs = found["login"], found["admin"], frozenset(found["verbs"])
 
-    async def owns(self, read: Reader, row: Row) -> bool:
+    async def owns(self, read: Read, row: Row) -> bool:
         """Whether it may cancel and retry this row of `gangs` or `jobs`; the database has the last word."""
         if self.admin or "cancel" not in self.verbs:
             return self.admin
-        (found,) = await read.rows(_OWNS, login=row["login"], queue=row["queue"])
+        (found,) = await read(_OWNS, login=row["login"], queue=row["queue"])
         return bool(found["owns"])
 
     async def close(self) -> None:
