@@ -28,12 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def _gangq_databases() -> Iterator[Databases]:
+    from gangq.embedded import Server
     from gangq.errors import EmbeddedError
     from gangq.testing.database import Databases
 
     with ExitStack() as opened:
         try:
-            found = opened.enter_context(Databases.temporary())
+            server = opened.enter_context(Server.temporary(settings={"max_connections": "200"}))
+            found = Databases(server)
         except EmbeddedError as problem:
             pytest.fail(
                 "the fixtures of gangq start a PostgreSQL of their own, and there is none to start: "

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -29,6 +28,7 @@ from gangq.embedded import server as server_module
 from gangq.embedded.directory import Postmaster
 from gangq.embedded.identity import Identity
 from gangq.errors import EmbeddedError, InvalidInput
+from worker.worker_process import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -122,13 +122,6 @@ def first_int(process: subprocess.Popen[str]) -> int:
 
 def socket_dir_of(dsn: str) -> Path:
     return Path(parse_qs(urlsplit(dsn).query)["host"][0])
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 15.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {within_s} s in vain until {what}"
-        time.sleep(0.01)
 
 
 def mode(path: Path) -> int:
@@ -242,13 +235,13 @@ def test_psql_gets_the_server_and_its_absence_is_said_plainly(
         bare.psql_argv()
 
 
-def test_no_tcp_by_default_and_with_a_port_only_by_password(make: Make, cluster: Path) -> None:
+def test_no_tcp_by_default_and_where_it_is_set_only_by_password(make: Make, cluster: Path) -> None:
     server = make(cluster).start()
     assert query(server.dsn(), "show listen_addresses") == ""
     server.stop()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    server = make(cluster, port=port).start()
+    server = make(cluster, settings={"listen_addresses": "127.0.0.1", "port": str(port)}).start()
     tcp = f"host=127.0.0.1 port={port} dbname=gangq"
     with pytest.raises(psycopg.OperationalError, match="password"):
         query(f"{tcp} user=postgres", "select 1")
@@ -315,7 +308,7 @@ def test_an_initdb_cut_short_is_never_taken_for_a_cluster(
     make: Make, script: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     owner = script(START, tmp_path / "pg")
-    until(lambda: any(tmp_path.glob("pg/initdb.partial-*/PG_VERSION")), "initdb is at work")
+    eventually(lambda: any(tmp_path.glob("pg/initdb.partial-*/PG_VERSION")), "initdb is at work")
     owner.kill()
     server = make().start()
     assert query(server.dsn(), "select 1") == 1
@@ -467,7 +460,7 @@ def test_orphans_that_do_not_notice_the_crash_are_ended(
     conn.pgconn.send_query(b"select count(*) from generate_series(1, 1000000000000)")
     conn.pgconn.flush()
     busy = f"select state = 'active' from pg_stat_activity where pid = {backend}"
-    until(lambda: query(server.dsn(), busy) is True, "the query runs")
+    eventually(lambda: query(server.dsn(), busy) is True, "the query runs")
     server.kill()
     assert directory.alive(backend) is not None
     assert query(server.start().dsn(), "select 1") == 1

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from gangq.errors import DatabaseUnreachable, GangqError, IncarnationEnded, Inva
 from gangq.host import deaths
 from gangq.host.backends import RestartCommand, Restarted
 from gangq.host.bouncer import Action, Bouncer, Prover
-from gangq.host.choice import Choice, choose
+from gangq.host.choice import choose
 from gangq.host.deaths import Proof
 from gangq.proc import procfs
 from gangq.proc.proof import Evidence, HostIdentity, Survivor, process_identity
@@ -412,7 +413,6 @@ class Recorder:
 
     def __init__(self, client: Client | None = None) -> None:
         self._client = client
-        self.said: list[tuple[str, dict[str, Any]]] = []
 
     def flagged(self) -> list[FlaggedRow]:
         raise NotImplementedError
@@ -441,15 +441,7 @@ def acted(database: Recorder, calls: list[str], **more: Any) -> list[Action]:
     actions: list[Action] = []
     real = database.flagged
     database.__dict__["flagged"] = lambda host: real()
-    bouncer = Bouncer(
-        database,  # type: ignore[arg-type]
-        host=HOST,
-        choose=lambda worker, identity: Choice(Backend(calls)),
-        prove=more.pop("prove", deaths.prove),
-        say=actions.append,
-        **more,
-    )
-    bouncer.round()
+    made(database, calls, actions, **{"prove": deaths.prove, **more}).round()
     return actions
 
 
@@ -483,16 +475,14 @@ FLAG = FlaggedRow("w1", HOST, 7, None, [1], 4711, {}, 40.0)  # type: ignore[arg-
 
 
 def made(database: Any, calls: list[str], actions: list[Action], **more: Any) -> Bouncer:
-    given = {"prove": lambda identity, within_s, kill_worker="": None, "done": None, **more}
-    backend = Backend(calls, given.pop("done"))
-    backend.kills_first = given.pop("kills_first", False)
-    return Bouncer(
-        database,
-        host=HOST,
-        choose=lambda worker, identity: Choice(backend),
-        say=actions.append,
-        **given,
-    )
+    backend = more.pop("backend", Backend)(calls, more.pop("done", None))
+    backend.kills_first = more.pop("kills_first", False)
+    given = {
+        "choose": lambda worker, identity: backend,
+        "prove": lambda identity, within_s, kill_worker="": None,
+        **more,
+    }
+    return Bouncer(database, host=HOST, say=actions.append, **given)
 
 
 def test_a_process_that_sigkill_does_not_end_is_reported_stuck() -> None:
@@ -568,15 +558,7 @@ def test_the_time_of_the_successor_begins_when_the_restart_is_over() -> None:
                 now[0] += 45
                 return super().restart(kill_after_s, environ)
 
-        bouncer = Bouncer(
-            database,
-            host=HOST,
-            choose=lambda worker, identity: Choice(Slow([])),
-            prove=lambda identity, within_s, kill_worker="": None,
-            verify_s=10,
-            clock=lambda: now[0],
-            say=actions.append,
-        )
+        bouncer = made(database, [], actions, backend=Slow, verify_s=10, clock=lambda: now[0])
         bouncer.round()
         now[0] += 9
         bouncer.verify()
@@ -711,13 +693,7 @@ def test_a_command_is_told_no_pid_because_any_workers_login_can_write_it_into_th
                 given.append(environ)
                 return super().restart(kill_after_s, environ)
 
-        bouncer = Bouncer(
-            database,
-            host=HOST,
-            choose=lambda worker, identity: Choice(Told([])),
-            prove=lambda identity, within_s, kill_worker="": None,
-        )
-        bouncer.round()
+        made(database, [], [], backend=Told).round()
         assert given == [{"GANGQ_WORKER": FLAG.worker, "GANGQ_INCARNATION": str(FLAG.incarnation)}]
 
 
@@ -731,28 +707,18 @@ def test_only_what_is_started_by_a_command_is_killed_first() -> None:
             kills.append(kill_worker)
 
         with pretended(FLAG) as (database, _, _):
-            backend = Backend([])
-            backend.kills_first = kills_first
-            Bouncer(
-                database,
-                host=HOST,
-                choose=lambda worker, identity, backend=backend: Choice(backend),
-                prove=prove,
-            ).round()
+            made(database, [], [], kills_first=kills_first, prove=prove).round()
         assert kills == expected
     assert RestartCommand(["x"]).kills_first
 
 
 def test_a_line_about_a_flag_that_stands_is_said_once() -> None:
+    def unmapped(worker: str, identity: Mapping[str, Any]) -> Backend:
+        raise InvalidInput("map it")
+
     with pretended(FLAG) as (database, _, _):
         actions: list[Action] = []
-        bouncer = Bouncer(
-            database,
-            host=HOST,
-            choose=lambda worker, identity: Choice(None, "map it"),
-            prove=lambda identity, within_s, kill_worker="": None,
-            say=actions.append,
-        )
+        bouncer = made(database, [], actions, choose=unmapped)
         bouncer.round()
         bouncer.round()
         assert [a.action for a in actions] == ["unmapped"]
@@ -864,14 +830,8 @@ def test_junk_instead_of_an_identity_proves_nothing(junk: Any) -> None:
     assert deaths.prove(junk, within_s=0.1, kill_worker="w1") is None
     with pretended(FLAG._replace(identity=junk)) as (database, _, _):
         actions: list[Action] = []
-        bouncer = Bouncer(
-            database,
-            host=HOST,
-            choose=lambda worker, identity: choose(worker, identity, see=seen.lineage),
-            prove=deaths.prove,
-            say=actions.append,
-        )
-        bouncer.round()
+        chosen = partial(choose, see=seen.lineage)
+        made(database, [], actions, choose=chosen, prove=deaths.prove).round()
         assert [a.action for a in actions] == ["unmapped"]
         assert deaths.report_dead(database, "w1", 7, junk, {}) == 0
 
@@ -939,8 +899,8 @@ def test_a_directory_that_cannot_be_one_is_no_clean_stop(name: str) -> None:
     identity = {"mark": "m", "host": _HERE, "process": process, "directory": f"/tmp/{DIRECTORY_PREFIX}{name}"}
     registered = deaths.Registered.of(identity)
     assert registered is not None
-    assert registered.private_directory is not None
-    assert clean_stop_reason(registered.private_directory, 7, registered.host.uid) is None
+    assert registered.directory is not None
+    assert clean_stop_reason(registered.directory, 7, registered.host.uid) is None
 
 
 def test_one_that_is_slow_to_give_its_memory_back_is_dead_and_not_stuck() -> None:

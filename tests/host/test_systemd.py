@@ -16,9 +16,9 @@ import pytest
 from gangq.client import Client
 from gangq.host import units
 from host import user_systemd
-from host.user_systemd import Manager, eventually
+from host.user_systemd import Manager
 from notify.receiver import receiver
-from worker.worker_process import short_leases
+from worker.worker_process import eventually, short_leases
 
 MISSING = user_systemd.missing()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))

@@ -12,13 +12,11 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
-T = TypeVar("T")
+from worker.worker_process import eventually
 
 _BINARIES = (Path("/lib/systemd/systemd"), Path("/usr/lib/systemd/systemd"))
 _HIERARCHIES = (Path("/sys/fs/cgroup/systemd"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
@@ -70,17 +68,6 @@ def missing() -> str | None:
     probe = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", "--cgroup", "true"]
     tried = subprocess.run(probe, capture_output=True, text=True, check=False)
     return f"namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else None
-
-
-def eventually(look: Callable[[], T], what: str, timeout: float = 20) -> T:
-    """Return what `look` finds once it is true; AssertionError, naming `what`, when it never is."""
-    until = time.monotonic() + timeout
-    while time.monotonic() < until:
-        found = look()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"did not happen within {timeout} s: {what}")
 
 
 class Manager:

@@ -51,7 +51,7 @@ class Guarded:
 def guarded(own_server: OwnServer) -> Iterator[Guarded]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with own_server(port=port) as server:
+    with own_server(settings={"listen_addresses": "127.0.0.1", "port": str(port)}) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as db:
             for login, role in LOGINS.items():
                 db.execute(f"create role {login} login in role {role}".encode())

@@ -110,7 +110,7 @@ def test_a_page_cannot_write(dsn: str) -> None:
         from gangq.web.queries import reading
 
         async with AsyncClient(dsn) as client, reading(client) as read:
-            await read.rows("select gangq.set_queue('x')")
+            await read("select gangq.set_queue('x')")
 
     with pytest.raises(Exception, match="read-only"):
         asyncio.run(write())

@@ -13,7 +13,7 @@ from lives import displaced_and_back
 
 import gangq.web
 from gangq.placement import gates
-from gangq.web.timeline import Life, timeline
+from gangq.web.timeline import Life
 from gangq.web.waits import OF_GATE, OWNERS, Wait, waits
 from sql.drive import PLACED, Claim, Q, Worker, ack_all
 
@@ -249,7 +249,7 @@ def test_links_of_two_displacements_at_once_do_not_lie_on_each_other() -> None:
     rows = [{"at": at, "for_gang": n, "for_job": None} for n in (7, 8)]
     end = START + timedelta(seconds=100)
     wait = Wait(START, end, {"full": 100})
-    text = timeline(Life([step(0, "submit")], [], [], rows, [wait], 1, end, base=""))
+    text = Life([step(0, "submit")], [], [], rows, [wait], 1, end, base="").drawn()
     first, second = (float(x) for x in re.findall(r'class="mark" x="([\d.]+)" y="48"', text))
     assert 960 - second > 80
     assert second - first > 80

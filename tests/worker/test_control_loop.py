@@ -20,7 +20,10 @@ def test_threads_that_wait_for_its_calls_leave_it_one_to_look_up_the_host_of_the
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with own_server(port=port) as server, psycopg.connect(server.dsn(), autocommit=True) as db:
+    with (
+        own_server(settings={"listen_addresses": "127.0.0.1", "port": str(port)}) as server,
+        psycopg.connect(server.dsn(), autocommit=True) as db,
+    ):
         db.execute("create role one login password 'secret' in role gangq_worker")
         with Client(f"postgresql://one:secret@localhost:{port}/gangq") as client:
             control = control_of(client)

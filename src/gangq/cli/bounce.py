@@ -16,8 +16,9 @@ from gangq.cli.options import duration
 from gangq.cli.output import say
 from gangq.cli.session import Session, common_options
 from gangq.errors import GangqError
+from gangq.host.backends import Backend
 from gangq.host.bouncer import Action, Bouncer
-from gangq.host.choice import Choice, WorkerMap, choose
+from gangq.host.choice import WorkerMap, choose
 from gangq.worker import seen
 
 _VERIFY_EVERY_S = 1.0
@@ -79,7 +80,7 @@ def bounce(
     private.close()
     mapped = tuple(WorkerMap.parse(each) for each in maps)
 
-    def chosen(worker: str, identity: Mapping[str, Any]) -> Choice:
+    def chosen(worker: str, identity: Mapping[str, Any]) -> Backend:
         return choose(worker, identity, see=seen.lineage, maps=mapped, trusted=trust or ("gangq-*",))
 
     def tell(action: Action) -> None:

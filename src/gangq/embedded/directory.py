@@ -21,6 +21,8 @@ from gangq.embedded.identity import Identity, nobody, user_name
 from gangq.errors import EmbeddedError
 
 SUPERUSER = "postgres"
+PORT = 5432
+_SOCKET = f".s.PGSQL.{PORT}"
 _SOCKET_PATH_MAX = 103  # the smaller of Linux's 107 bytes and macOS's 103
 _ORPHAN_GRACE_S = 5.0  # what a postmaster itself grants its backends before it kills them
 
@@ -36,11 +38,10 @@ class Postmaster:
 
 
 class DataDirectory:
-    """One data directory, and the socket of its server: a server on `port` [5432] has another one."""
+    """One data directory, and the socket of its server."""
 
-    def __init__(self, path: Path, port: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.port = port
 
     @property
     def log_path(self) -> Path:
@@ -108,14 +109,9 @@ class DataDirectory:
         )
 
     def _fits(self, directory: Path) -> bool:
-        path = os.fsencode(directory / self.socket_name)
+        path = os.fsencode(directory / _SOCKET)
         # A comma separates: a server has several directories, and a client several hosts.
         return len(path) <= _SOCKET_PATH_MAX and b"," not in path
-
-    @property
-    def socket_name(self) -> str:
-        """The file of the socket."""
-        return f".s.PGSQL.{self.port or 5432}"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -221,8 +217,7 @@ class DataDirectory:
                         process.kill()
                 deadline = time.monotonic() + 1.0
             time.sleep(0.05)
-        name = self.socket_name
-        for path in (self.path / "postmaster.pid", socket_dir / name, socket_dir / f"{name}.lock"):
+        for path in (self.path / "postmaster.pid", socket_dir / _SOCKET, socket_dir / f"{_SOCKET}.lock"):
             path.unlink(missing_ok=True)
 
     def _orphans(self) -> list[psutil.Process]:

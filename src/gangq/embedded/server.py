@@ -24,6 +24,7 @@ from psycopg import sql
 from gangq import private
 from gangq.embedded.binaries import Binaries, find_binaries, programs_for
 from gangq.embedded.directory import (
+    PORT,
     SUPERUSER,
     DataDirectory,
     Postmaster,
@@ -84,12 +85,12 @@ class Server:
     - `data_dir`: where the data lives; default: see `gangq.embedded` (an existing default directory
       of an older major wins over newer binaries, so that installing a PostgreSQL does not hide the jobs).
     - `binaries`: one of `find_binaries()`; default: the first that fits the data directory's major.
-    - `port`: also listen on 127.0.0.1 at this port, with passwords (scram-sha-256) only: a role without a
-      password, like the superuser, cannot log in there. Default: no TCP.
-    - `settings`: server settings (`{"max_connections": "300"}`); they beat ALTER SYSTEM.
+    - `settings`: server settings (`{"max_connections": "300"}`); they beat ALTER SYSTEM. With
+      `listen_addresses`, TCP takes passwords (scram-sha-256) only: a role without one, like the superuser, cannot
+      log in there. Default: no TCP.
     - `durable`: False turns fsync off: faster, and a power cut may lose the data.
 
-    `port`, `settings` and `durable` count when a server is started; one that already runs is taken as it is.
+    `settings` and `durable` count when a server is started; one that already runs is taken as it is.
     As a context manager it starts on entry and stops on exit. Making one starts and creates nothing; it
     raises `EmbeddedError` when there are no binaries or they do not fit the data directory.
     """
@@ -99,7 +100,6 @@ class Server:
         data_dir: Path | str | None = None,
         *,
         binaries: Binaries | None = None,
-        port: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
         durable: bool = True,
     ) -> None:
@@ -111,9 +111,8 @@ class Server:
             base = default_base()
             defaults = [base / f"pg-{b.major}" for b in candidates]
             self.data_dir = next((d for d in defaults if (d / "PG_VERSION").exists()), defaults[0]).resolve()
-        self.directory = DataDirectory(self.data_dir, port)
+        self.directory = DataDirectory(self.data_dir)
         self.binaries = self._fitting(candidates)
-        self.port = port
         self.settings = dict(settings)
         self.durable = durable
 
@@ -123,7 +122,6 @@ class Server:
         cls,
         *,
         binaries: Binaries | None = None,
-        port: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
         durable: bool = False,
         copy_of: Path | None = None,
@@ -143,7 +141,7 @@ class Server:
             if copy_of is not None:
                 subprocess.run(["cp", "-a", "--", str(copy_of), str(home / "pg")], check=True)
             try:
-                server = cls(home / "pg", binaries=binaries, port=port, settings=settings, durable=durable)
+                server = cls(home / "pg", binaries=binaries, settings=settings, durable=durable)
             except EmbeddedError:
                 shutil.rmtree(home)
                 raise
@@ -245,9 +243,9 @@ class Server:
         if running and running.socket_dir:
             socket_dir, port = running.socket_dir, running.port
         else:
-            socket_dir, port = self.directory.socket_dir(identity_of(self.data_dir)), self.port
+            socket_dir, port = self.directory.socket_dir(identity_of(self.data_dir)), PORT
         host = quote(str(socket_dir), safe="")
-        return f"postgresql://{SUPERUSER}@/{quote(dbname, safe='')}?host={host}&port={port or 5432}"
+        return f"postgresql://{SUPERUSER}@/{quote(dbname, safe='')}?host={host}&port={port}"
 
     def create_database(self, name: str, *, template: str | None = None) -> str:
         """Create database `name`, as a copy of `template` if given, and return its DSN.
@@ -328,8 +326,8 @@ class Server:
             self.log_path.replace(self.log_path.with_suffix(".log.1"))
         log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         settings = {
-            "listen_addresses": "127.0.0.1" if self.port else "",
-            "port": str(self.port or 5432),
+            "listen_addresses": "",
+            "port": str(PORT),
             "unix_socket_directories": str(socket_dir),
             "unix_socket_permissions": "0700",
             **({} if self.durable else _NOT_DURABLE),

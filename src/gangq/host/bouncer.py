@@ -25,9 +25,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gangq.errors import DatabaseUnreachable, GangqError
+from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput
 from gangq.host.backends import Backend, Restarted
-from gangq.host.choice import Choice
 from gangq.host.deaths import CHECK_S, Proof, prove, report_dead
 
 if TYPE_CHECKING:
@@ -89,9 +88,9 @@ class Bouncer:
     """The bouncer of one host. :meth:`round` ticks and acts on what is flagged now, :meth:`verify` looks what became
     of it.
 
-    ``choose`` says how a worker is restarted, ``prove`` looks for its processes. ``kill_after_s`` is what a worker
-    gets before SIGKILL, ``verify_s`` what its successor gets until its first heartbeat. ``report_only``: nothing is
-    restarted or reported.
+    ``choose`` says how a worker is restarted, or raises `InvalidInput`; ``prove`` looks for its processes.
+    ``kill_after_s`` is what a worker gets before SIGKILL, ``verify_s`` what its successor gets until its first
+    heartbeat. ``report_only``: nothing is restarted or reported.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Bouncer:
         client: Client,
         *,
         host: str,
-        choose: Callable[[str, Mapping[str, Any]], Choice],
+        choose: Callable[[str, Mapping[str, Any]], Backend],
         prove: Prover = prove,
         kill_after_s: float = 15.0,
         verify_s: float = 120.0,
@@ -206,9 +205,10 @@ class Bouncer:
             # Nothing can be started beside it.
             self._report_stuck(flag, proof)
             return
-        choice = self._choose(flag.worker, flag.identity)
-        if choice.backend is None:
-            self._tell(flag, "unmapped", False, f"left alone: {choice.problem}")
+        try:
+            backend = self._choose(flag.worker, flag.identity)
+        except InvalidInput as problem:
+            self._tell(flag, "unmapped", False, f"left alone: {problem}")
             return
         answer = self._client.bounce(
             incarnation=flag.incarnation, host=self._host, report_only=self._report_only
@@ -216,9 +216,9 @@ class Bouncer:
         if answer != "go":
             self._refused(flag, answer)
         elif self._report_only:
-            self._tell(flag, "would", True, f"would be restarted with: {choice.backend}")
+            self._tell(flag, "would", True, f"would be restarted with: {backend}")
         else:
-            self._restart(flag, choice.backend)
+            self._restart(flag, backend)
 
     def _report_dead(self, flag: FlaggedRow, proof: Proof) -> None:
         if self._report_only:
@@ -269,7 +269,10 @@ class Bouncer:
         log.warning(
             "bounce", extra={"worker": flag.worker, "incarnation": flag.incarnation, "backend": str(backend)}
         )
-        killed = self._end(flag) if backend.kills_first else None
+        killed = None
+        if backend.kills_first:
+            # Silent for so long, it will not answer SIGTERM either.
+            killed = self._prove(flag.identity, within_s=self._kill_after_s, kill_worker=flag.worker)
         if killed is not None and killed.stuck:
             self._stuck(pending, killed)
             return
@@ -304,10 +307,6 @@ class Bouncer:
         if done.proof is not None and (found is None or not found.dead):
             return Proof(True, done.proof)
         return found
-
-    def _end(self, flag: FlaggedRow) -> Proof | None:
-        """SIGKILL what can be seen of it: silent for so long, it will not answer SIGTERM either."""
-        return self._prove(flag.identity, within_s=self._kill_after_s, kill_worker=flag.worker)
 
     def _record_death(self, flag: FlaggedRow, proof: Proof) -> int:
         evidence = {"by": _BY, "host": self._host, **proof.evidence}
@@ -371,6 +370,3 @@ class Bouncer:
         self._said.add((flag.incarnation, text))
         line = f"worker {flag.worker} (incarnation {flag.incarnation}) {text}"
         self._say(Action(flag.worker, flag.incarnation, action, ok, line))
-
-
-__all__ = ["Action", "Bouncer", "Prover"]

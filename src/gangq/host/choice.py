@@ -9,9 +9,9 @@ from __future__ import annotations
 import fnmatch
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gangq.errors import InvalidInput
 from gangq.host.backends import (
@@ -56,15 +56,6 @@ class WorkerMap:
         made.backend("worker-1")
         return made
 
-    @property
-    def substitutes(self) -> bool:
-        """Whether the name of a worker becomes part of what is restarted."""
-        return "{worker}" in self.value
-
-    def fits(self, worker: str) -> bool:
-        """Whether it is about that worker."""
-        return fnmatch.fnmatchcase(worker, self.pattern)
-
     def backend(self, worker: str, container: str | None = None) -> Backend:
         """The backend for that worker, whose registered container, if any, is ``container``.
 
@@ -80,24 +71,11 @@ class WorkerMap:
         name = self.value.replace("{worker}", worker)
         if self.kind == "docker":
             return DockerContainer(container_name(name), worker_container=container)
-        if self.kind in ("unit", "user-unit"):
-            return SystemdUnit(unit_name(name), user=self.kind == "user-unit")
-        raise InvalidInput(f"no worker is restarted by kind {self.kind!r}: use one of {', '.join(KINDS)}")
+        return SystemdUnit(unit_name(name), user=self.kind == "user-unit")
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How one worker is restarted; or, ``backend`` None, why this host does not know, and what to do."""
-
-    backend: Backend | None
-    problem: str = ""
-
-
-class Seer(Protocol):
-    """Finds a worker among the processes of this host."""
-
-    def __call__(self, worker: str, identity: Mapping[str, Any]) -> tuple[int, ...] | str:
-        """Its pid and those of its ancestors; else why it is not seen."""
+Seer = Callable[[str, Mapping[str, Any]], tuple[int, ...] | str]
+"""Finds a worker among the processes of this host: its pid and those of its ancestors; else why it is not seen."""
 
 
 def choose(
@@ -107,8 +85,7 @@ def choose(
     see: Seer,
     maps: Sequence[WorkerMap] = (),
     trusted: Sequence[str] = ("gangq-*",),
-    uid: int | None = None,
-) -> Choice:
+) -> Backend:
     """How to restart a worker: the first of ``maps`` that fits its name, else what it said when it registered.
 
     Name and identity come from the database, where every worker's login can write them. So ``see`` looks for a worker
@@ -126,98 +103,78 @@ def choose(
 
     A container that does not run counts as seen, because nothing is restarted: neither now, nor if it runs again
     before its turn comes.
+
+    Raises:
+        InvalidInput: this host does not know how; what to do.
     """
     if not isinstance(identity, Mapping):
         identity = {}
     container = _text(identity, "container")
     for one in maps:
-        if one.fits(worker):
-            try:
-                backend = one.backend(worker, container)
-            except InvalidInput as e:
-                return Choice(None, str(e))
-            if one.kind == "command" and not one.substitutes:
-                return Choice(backend)
+        if fnmatch.fnmatchcase(worker, one.pattern):
+            backend = one.backend(worker, container)
+            if one.kind == "command" and "{worker}" not in one.value:
+                return backend
             return _if_seen(backend, see(worker, identity), must_be_its_main_process=one.kind != "command")
-    found = _registered(worker, identity, container, trusted, os.getuid() if uid is None else uid)
-    if found.backend is None:
-        return found
-    return _if_seen(found.backend, see(worker, identity), must_be_its_main_process=True)
+    backend = _registered(worker, identity, container, trusted)
+    return _if_seen(backend, see(worker, identity), must_be_its_main_process=True)
 
 
-def _if_seen(backend: Backend, seen: tuple[int, ...] | str, *, must_be_its_main_process: bool) -> Choice:
+def _if_seen(backend: Backend, seen: tuple[int, ...] | str, *, must_be_its_main_process: bool) -> Backend:
     """The backend, if the worker was seen: the table in :func:`choose`."""
     if isinstance(seen, str):
         if must_be_its_main_process and isinstance(backend, DockerContainer):
             stopped = backend.while_stopped()
             if stopped is not None:
                 # That it has ended proves the death of what was in it.
-                return Choice(stopped)
-        return Choice(
-            None,
+                return stopped
+        raise InvalidInput(
             f"{seen}, so {backend} might hit another: look at the host; a command without {{worker}} in it is run "
             "without this check, --map NAME='command:PROGRAM ARG'",
         )
-    if not must_be_its_main_process:
-        return Choice(backend)
-    main_pid = backend.main_pid()
-    if main_pid not in seen:
-        return Choice(
-            None,
+    if must_be_its_main_process and (main_pid := backend.main_pid()) not in seen:
+        raise InvalidInput(
             f"its process {seen[0]} does not belong to the main process of what {backend} would restart "
             f"({main_pid or 'none'}): map it to what it runs as, --map NAME=unit:... or NAME=docker:...",
         )
-    return Choice(backend)
+    return backend
 
 
 def _registered(
-    worker: str, identity: Mapping[str, Any], container: str | None, trusted: Sequence[str], own_uid: int
-) -> Choice:
+    worker: str, identity: Mapping[str, Any], container: str | None, trusted: Sequence[str]
+) -> Backend:
     """What the worker said it is."""
     user = "user_unit" in identity and _text(identity, "unit") is None
     unit = _text(identity, "unit") or _text(identity, "user_unit")
     if unit is not None:
-        try:
-            name = unit_name(unit)
-        except InvalidInput as e:
-            return Choice(None, str(e))
+        name = unit_name(unit)
         host = identity.get("host")
         its_uid = host.get("uid") if isinstance(host, Mapping) else None
-        if user and (not isinstance(its_uid, int) or its_uid != own_uid):
-            return Choice(
-                None,
-                f"it runs as unit {name} of the user with id {its_uid}: run gangq bounce as that user, too",
+        if user and (not isinstance(its_uid, int) or its_uid != os.getuid()):
+            raise InvalidInput(
+                f"it runs as unit {name} of the user with id {its_uid}: run gangq bounce as that user, too"
             )
-        if _trusted(name, trusted):
-            return Choice(SystemdUnit(name, user=user))
-        return Choice(None, _untrusted(worker, "unit", name, "user-unit" if user else "unit", trusted))
+        _require_trusted(worker, "unit", name, "user-unit" if user else "unit", trusted)
+        return SystemdUnit(name, user=user)
     if container is not None:
-        try:
-            found = DockerContainer(container_name(container), worker_container=container)
-        except InvalidInput as e:
-            return Choice(None, str(e))
+        found = DockerContainer(container_name(container), worker_container=container)
         called = found.name()
         if called is None:
-            return Choice(
-                None,
+            raise InvalidInput(
                 f"it runs in container {container}, which docker inspect does not find here: run gangq bounce on the "
-                "container's host, as a user who may use Docker",
+                "container's host, as a user who may use Docker"
             )
-        if _trusted(called, trusted):
-            return Choice(found)
-        return Choice(None, _untrusted(worker, "container", called, "docker", trusted))
-    return Choice(
-        None,
-        f"it runs neither as a unit nor in a container: say how to restart it, --map '{worker}=command:PROGRAM ARG'",
+        _require_trusted(worker, "container", called, "docker", trusted)
+        return found
+    raise InvalidInput(
+        f"it runs neither as a unit nor in a container: say how to restart it, --map '{worker}=command:PROGRAM ARG'"
     )
 
 
-def _trusted(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _untrusted(worker: str, what: str, name: str, kind: str, patterns: Sequence[str]) -> str:
-    return (
+def _require_trusted(worker: str, what: str, name: str, kind: str, patterns: Sequence[str]) -> None:
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+        return
+    raise InvalidInput(
         f"it says it is {what} {name}, and that is trusted only for names like {', '.join(patterns)}: "
         f"allow it with --trust '{name}' or --map '{worker}={kind}:{name}'"
     )

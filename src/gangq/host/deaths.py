@@ -41,6 +41,7 @@ class Registered:
     host: HostIdentity
     process: ProcessIdentity
     directory: Path | None
+    """Its private directory, if what it has recorded has the name of one. Readers check who wrote what is in it."""
 
     @classmethod
     def of(cls, identity: Mapping[str, Any]) -> Registered | None:
@@ -52,13 +53,9 @@ class Registered:
         process = ProcessIdentity.of(identity.get("process"))
         if not (isinstance(mark, str) and mark) or host is None or process is None:
             return None
-        return cls(mark, host, process, Path(directory) if isinstance(directory, str) else None)
-
-    @property
-    def private_directory(self) -> Path | None:
-        """The directory that it has recorded, if its name is that of one. Readers check who wrote what is in it."""
-        found = self.directory
-        return found if found is not None and found.name.startswith(DIRECTORY_PREFIX) else None
+        found = Path(directory) if isinstance(directory, str) else None
+        private = found is not None and found.name.startswith(DIRECTORY_PREFIX)
+        return cls(mark, host, process, found if private else None)
 
 
 def prove(identity: Mapping[str, Any], *, within_s: float, kill_worker: str = "") -> Proof | None:
@@ -117,9 +114,9 @@ def _recorded_here(worker: str, registered: Registered) -> bool:
     """Whether the user whom the database names as its own has recorded the same on this host, where only that user
     can write it.
     """
-    if registered.private_directory is None:
+    if registered.directory is None:
         return False
-    own = host_record.read(registered.private_directory, registered.host.uid)
+    own = host_record.read(registered.directory, registered.host.uid)
     return own is not None and (own.worker, own.mark, own.process) == (
         worker,
         registered.mark,
@@ -134,7 +131,7 @@ def report_dead(
     (:func:`gangq.worker.death_main.report_end`); return how many jobs that freed.
     """
     registered = Registered.of(identity)
-    directory, uid = (None, 0) if registered is None else (registered.private_directory, registered.host.uid)
+    directory, uid = (None, 0) if registered is None else (registered.directory, registered.host.uid)
     try:
         return report_end(client, worker, incarnation, directory, uid, evidence)[1]
     except IncarnationEnded:
@@ -199,6 +196,3 @@ def _unproven(client: Client, worker: str) -> Iterator[tuple[int, dict[str, Any]
     for last in client.predecessor(worker=worker):
         if last.ended_at is None:
             yield last.incarnation, last.identity
-
-
-__all__ = ["Found", "Proof", "Registered", "prove", "prove_and_report", "report_dead"]

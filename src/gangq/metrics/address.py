@@ -17,8 +17,8 @@ class Address(NamedTuple):
     port: int
 
     @classmethod
-    def of(cls, text: str, default: str = "127.0.0.1") -> Address:
-        """From HOST:PORT, or PORT for that of the ``default`` host; [::1]:9187 for IPv6, :9187 for any address.
+    def of(cls, text: str) -> Address:
+        """From HOST:PORT, or PORT for that of 127.0.0.1; [::1]:9187 for IPv6, :9187 for any address.
 
         Raises:
             InvalidInput: it is none of these.
@@ -28,7 +28,7 @@ class Address(NamedTuple):
             raise InvalidInput(
                 f"{text!r} is no address: write 127.0.0.1:9187, [::1]:9187 or :9187 (any address)"
             )
-        host = default if found["host"] is None else found["host"].strip("[]") or "0.0.0.0"
+        host = "127.0.0.1" if found["host"] is None else found["host"].strip("[]") or "0.0.0.0"
         return cls(host, int(found["port"]))
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -91,7 +92,7 @@ class MetricsServer:
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
-            address_family = _family(host)
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         try:
             self._server = Server((host, port), Handler)
@@ -113,12 +114,6 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def _family(host: str) -> int:
-    import socket
-
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class _Handler(BaseHTTPRequestHandler):

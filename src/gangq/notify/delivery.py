@@ -75,19 +75,10 @@ class Post:
         """Deliver `body`. In a thread of its own: no timeout of a socket bounds the look-up of a name."""
         parts = urlsplit(self.url)
         assert parts.hostname is not None
-        connection: http.client.HTTPConnection
+        https = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
         # Always with a port: without one http.client takes the end of an IPv6 address for it.
-        if parts.scheme == "https":
-            connection = http.client.HTTPSConnection(
-                parts.hostname,
-                parts.port or http.client.HTTPS_PORT,
-                timeout=self.timeout_s,
-                context=ssl.create_default_context(),
-            )
-        else:
-            connection = http.client.HTTPConnection(
-                parts.hostname, parts.port or http.client.HTTP_PORT, timeout=self.timeout_s
-            )
+        connection = kind(parts.hostname, parts.port or kind.default_port, timeout=self.timeout_s)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = {
             "Content-Type": "application/json",

@@ -6,49 +6,23 @@ import contextlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeAlias, TypeVar
 
 from gangq.client.encoding import dumps
 from gangq.context import find_current, runs_handler, set_current
 from gangq.coroutines import run_to_end
 from gangq.errors import InvalidInput, ResultNotStored, Stopped
-from gangq.retry import Retry
 from gangq.signatures import by_name, misfit, unfinished
-from gangq.task_options import TaskOptions
+from gangq.tasks import AsyncTask, Task
 from gangq.testing.context import FakeContext
 from gangq.worker.endings import HandlerUnfit, what_follows
 from gangq.worker.results import dumps_result
 
-if TYPE_CHECKING:
-    from gangq.app import App
-
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 
-class Declared(Protocol[R_co]):
-    """A task of an App, sync or async."""
-
-    @property
-    def app(self) -> App:
-        """Whose hooks are called."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def function(self) -> Callable[..., R_co] | None:
-        """Its handler; None where it is implemented elsewhere."""
-
-    @property
-    def defaults(self) -> TaskOptions:
-        """Its options."""
-
-    @property
-    def retry(self) -> Retry | None:
-        """Which of its errors are tried again."""
+Declared: TypeAlias = Task[..., R] | AsyncTask[..., R]
 
 
 def run(task: Declared[R], /, *args: Any, context: FakeContext | None = None, **kwargs: Any) -> R:

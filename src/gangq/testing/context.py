@@ -31,36 +31,11 @@ CHECKPOINT_BYTES = 1 << 20
 """How large a checkpoint may be in a fresh installation."""
 _MOST_STEP = (1 << 63) - 1
 _MASTER_PORT = 29500
+_DECLARED = ("queue", "priority", "max_attempts", "budget_s")
+"""The facts of a job that its task declares."""
 
 
-class Said:
-    """What a handler said to its context."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.beats: list[dict[str, Any]] = []
-        """Each beat as it would be stored: step, total, phase and the handler's own fields, where given."""
-        self.logs: list[logging.LogRecord] = []
-        """What was written to `log`, at every level."""
-        self.checkpoints: dict[int, bytes] = {}
-        """What was saved, by step."""
-        self.is_ready: tuple[bool, int | None] | None = None
-        """What `ready` said last: whether it is, and its port. None: nothing yet."""
-        self.loads: list[float] = []
-        """What `load` said."""
-        self.model: str | None = None
-        """What `set_model` said last."""
-        self.submitted: list[Submission] = []
-        """The jobs that Apps without a dsn submitted inside this one."""
-        self.snoozed_s: float | None = None
-        """How long `snooze` asked to wait."""
-        self.completed = False
-        """Whether the handler has called `complete`."""
-        self.result: Any = None
-        """What it completed with, as it would be stored."""
-
-
-class FakeContext(Said, HandlerContext):
+class FakeContext(HandlerContext):
     """The context of a handler that runs in a test; no worker and no database.
 
     What the handler is told:
@@ -126,6 +101,26 @@ class FakeContext(Said, HandlerContext):
         self._directory: Path | None = None
         self._given = self._as_file(checkpoint)
         """What `checkpoint` is in this epoch; what is saved meanwhile is for the next one, or the next attempt."""
+        self.beats: list[dict[str, Any]] = []
+        """Each beat as it would be stored: step, total, phase and the handler's own fields, where given."""
+        self.logs: list[logging.LogRecord] = []
+        """What was written to `log`, at every level."""
+        self.checkpoints: dict[int, bytes] = {}
+        """What was saved, by step."""
+        self.is_ready: tuple[bool, int | None] | None = None
+        """What `ready` said last: whether it is, and its port. None: nothing yet."""
+        self.loads: list[float] = []
+        """What `load` said."""
+        self.model: str | None = None
+        """What `set_model` said last."""
+        self.submitted: list[Submission] = []
+        """The jobs that Apps without a dsn submitted inside this one."""
+        self.snoozed_s: float | None = None
+        """How long `snooze` asked to wait."""
+        self.completed = False
+        """Whether the handler has called `complete`."""
+        self.result: Any = None
+        """What it completed with, as it would be stored."""
 
     # -- what a test does ------------------------------------------------------------------------------------
 
@@ -186,17 +181,9 @@ class FakeContext(Said, HandlerContext):
 
     def is_for(self, task: str, options: TaskOptions, payload: Mapping[str, Any]) -> None:
         """For `run`: this is the job of that task with this payload."""
-        self._info = info = replace(self._info, task=task, payload=payload)
-        if self._facts_given:
-            return
-        needs = declared(options)
-        self._info = replace(
-            info,
-            queue=needs.get("queue", info.queue),
-            priority=needs.get("priority", info.priority),
-            max_attempts=needs.get("max_attempts", info.max_attempts),
-            budget_s=needs.get("budget_s", info.budget_s),
-        )
+        needs = {} if self._facts_given else declared(options)
+        facts = {name: needs[name] for name in _DECLARED if name in needs}
+        self._info = replace(self._info, task=task, payload=payload, **facts)
 
     # -- what the handler sees -------------------------------------------------------------------------------
 

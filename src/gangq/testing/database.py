@@ -65,13 +65,6 @@ class Databases:
             # A watchdog that trips ends the process that runs the handler: that would be pytest.
             client.configure(notify_only=NOTIFY_CLASSES)
 
-    @classmethod
-    @contextlib.contextmanager
-    def temporary(cls) -> Iterator[Databases]:
-        """With a server of its own, which is removed afterwards. Raises `EmbeddedError` where none can be started."""
-        with Server.temporary(settings={"max_connections": "200"}) as server:
-            yield cls(server)
-
     @contextlib.contextmanager
     def new(self) -> Iterator[str]:
         """The DSN of a new database with the schema; it is dropped afterwards, whoever is connected."""

@@ -6,27 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gangq.app import App, AsyncApp
 from gangq.client.encoding import as_object, counted, dumps
 from gangq.client.rows import JobRow
+from gangq.testing.calls import Declared
 from gangq.testing.context import FakeContext
 
 _SHOWN = 20
 """How many jobs a message lists."""
-
-
-class OfApp(Protocol):
-    """A task of an App, sync or async."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def app(self) -> App:
-        """Where it is declared."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class _Seen:
         return f"{self.about}: {json.dumps(self.payload)}"
 
 
-def submitted(app: App | AsyncApp, task: OfApp | str | None = None) -> list[JobRow]:
+def submitted(app: App | AsyncApp, task: Declared[Any] | str | None = None) -> list[JobRow]:
     """Return the jobs in the App's database, live and ended, in order of submission; with `task` those of it.
 
     A gang counts as its members. What a transaction has submitted that is not committed is not there.
@@ -58,7 +47,7 @@ def submitted(app: App | AsyncApp, task: OfApp | str | None = None) -> list[JobR
 
 
 def assert_submitted(
-    task: OfApp,
+    task: Declared[Any],
     payload: Mapping[str, Any] | None = None,
     /,
     *,

@@ -1,6 +1,7 @@
 """A page that shows the fleet, what runs, what waits and why: `gangq web`, or mounted in another ASGI app.
 
-Layers: `queries` (what is read), `timeline` (rows to SVG), `pages` (routes and templates), `live` (LISTEN to events).
+Layers: `queries` (each page and what it reads), `timeline` (rows to SVG), `pages` (routes and templates), `live`
+(LISTEN to events).
 
 How an open page follows: in page.html, htmx opens one stream to /live for the tab (`#live`). `live.Live` has one
 connection that listens for all streams, and sends each the event `changed` after a change. The event triggers the

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from gangq.client import AsyncClient
 from gangq.durations import parse_seconds
 from gangq.errors import InvalidInput, NotFound
-from gangq.web.queries import Row, reading
+from gangq.web.queries import ONE, reading
 from gangq.web.viewer import Viewer
 
 On = Literal["gang", "job", "batch", "schedule", "service", "queue", "task", "host"]
@@ -38,10 +38,12 @@ class Action:
     effect: str
     call: Callable[[AsyncClient, Any, Said], Awaitable[object]]
     asks: tuple[Literal["reason", "until"], ...] = ()
-    label: str = ""
+    title: str = ""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "label", self.label or self.word.capitalize())
+    @property
+    def label(self) -> str:
+        """How a question for it begins."""
+        return self.title or self.word.capitalize()
 
     @property
     def name(self) -> str:
@@ -51,8 +53,8 @@ class Action:
 
 async def _cancel_batch(client: AsyncClient, id: int, said: Said) -> None:
     async with reading(client) as read:
-        jobs = await read.live_jobs_of_batch(id)
-    await client.cancel(job_ids=jobs, reason=said.reason)
+        jobs = await read("select id from gangq.jobs where batch_id = %(id)s and finished_at is null", id=id)
+    await client.cancel(job_ids=[job["id"] for job in jobs], reason=said.reason)
 
 
 _EACH = (
@@ -80,7 +82,7 @@ _EACH = (
     ),
     Action(
         "retry", "batch", "retry", "Its jobs that have failed run once more under their ids.",
-        lambda client, id, _: client.retry_failed(batch_id=id), label="Retry the failed jobs of",
+        lambda client, id, _: client.retry_failed(batch_id=id), title="Retry the failed jobs of",
     ),
     Action(
         "pause", "schedule", "schedule",
@@ -147,21 +149,35 @@ class Target:
     key: int | str
     title: str
     path: str
-    allowed: bool = True
+    allowed: bool
 
 
-class _Numbered(NamedTuple):
-    """What has a number: the view that it is in, how the number begins, and what a question says of it."""
+class _Kind(NamedTuple):
+    """What an action can be on: how it is looked up, its page, and what a question calls it."""
 
-    view: str
-    prefix: str
-    said: Callable[[Row], str]
+    query: str
+    path: str
+    said: str
 
 
-_NUMBERED = {
-    "gang": _Numbered("gangs", "g", lambda row: f"{row['task']}, {row['size']} members"),
-    "job": _Numbered("jobs", "", lambda row: str(row["task"])),
-    "batch": _Numbered("batches", "b", lambda row: f"{row['name']}, {row['size']} jobs"),
+_KINDS: dict[On, _Kind] = {
+    "gang": _Kind(ONE["gang"], "/gangs/{id}", "gang g{id} ({task}, {size} members, {state})"),
+    "job": _Kind(ONE["job"], "/jobs/{id}", "job {id} ({task}, {state})"),
+    "batch": _Kind(ONE["batch"], "/batches/{id}", "batch b{id} ({name}, {size} jobs, {state})"),
+    "schedule": _Kind(
+        "select * from gangq.schedules where name = %(id)s", "/schedules", "schedule {name} ({task})"
+    ),
+    "service": _Kind(
+        "select * from gangq.services where name = %(id)s", "/services", "service {name} ({task})"
+    ),
+    "queue": _Kind("select name from gangq.queues where name = %(id)s", "/", "queue {name}"),
+    "task": _Kind(
+        "(select task from gangq.tasks where task = %(id)s limit 1) union "
+        "(select task from gangq.jobs where task = %(id)s limit 1)",
+        "/",
+        "task {task}",
+    ),
+    "host": _Kind("select host from gangq.fleet where host = %(id)s limit 1", "/", "host {host}"),
 }
 
 
@@ -174,23 +190,15 @@ def number(text: str) -> int:
 
 async def find_target(viewer: Viewer, action: Action, what: str) -> Target:
     """Look up what is named; the verbs of queues and tasks would make what does not exist. Raises `NotFound`."""
-    none = NotFound(f"there is no {action.on} {what[:100]!r}")
-    async with viewer.reading() as read:
-        if found := _NUMBERED.get(action.on):
-            id = number(what)
-            row = await read.one(found.view, id)
-            if row is None:
-                raise none
-            title = f"{action.on} {found.prefix}{id} ({found.said(row)}, {row['state']})"
-            return Target(id, title, f"/{found.view}/{id}", await viewer.owns(read, row))
-        if action.on in ("schedule", "service"):
-            row = await read.named(f"{action.on}s", what)
-            if row is None:
-                raise none
-            return Target(what, f"{action.on} {what} ({row['task']})", f"/{action.on}s", row["readable"])
-        if not await read.exists(action.on, what):
-            raise none
-    return Target(what, f"{action.on} {what}", "/")
+    kind = _KINDS[action.on]
+    key = number(what) if action.on in ONE else what
+    async with reading(viewer.client) as read:
+        rows = await read(kind.query, id=key)
+        if not rows:
+            raise NotFound(f"there is no {action.on} {what[:100]!r}")
+        row = rows[0]
+        allowed = await viewer.owns(read, row) if action.on in ONE else row.get("readable", True)
+    return Target(key, kind.said.format_map(row), kind.path.format_map(row), allowed)
 
 
 async def read_said(viewer: Viewer, form: Mapping[str, str]) -> Said:
@@ -201,5 +209,6 @@ async def read_said(viewer: Viewer, form: Mapping[str, str]) -> Said:
     length = parse_seconds(after)
     if length is None or not 1 <= length <= _LONGEST_PAUSE_S:
         raise InvalidInput(f"{after[:100]!r} is no length of a pause: write 90s, 15m, 2h or 3d")
-    async with viewer.reading() as read:
-        return Said(form.get("reason") or None, await read.now() + timedelta(seconds=length))
+    async with reading(viewer.client) as read:
+        (end,) = await read("select gangq.now() + make_interval(secs => %(s)s) as at", s=length)
+    return Said(form.get("reason") or None, end["at"])

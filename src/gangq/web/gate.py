@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gangq.web.scraped import Scraped
-from gangq.web.sessions import Sessions
+from gangq.web.sessions import Refused, Sessions
 from gangq.web.viewer import Viewer
 
 SESSION_COOKIE = "gangq_session"
@@ -29,14 +28,6 @@ _LARGEST_FORM = 16_384
 _MOST_FIELDS = 10
 
 
-class Refused(Exception):
-    """A form that this page did not make, or that is too large."""
-
-    def __init__(self, said: str, status: int = 403) -> None:
-        super().__init__(said)
-        self.status = status
-
-
 class Gate:
     """The page as an ASGI app. Checks the Host header (a page elsewhere could otherwise reach this one by a name of
     its own), finds the viewer, and adds the headers that every answer has.
@@ -47,26 +38,18 @@ class Gate:
         inner: ASGIApp,
         base_path: str,
         hosts: Sequence[str],
+        close: Callable[[], Awaitable[None]],
         *,
         sessions: Sessions | None,
         viewer: Viewer | None,
-        scraped: Scraped | None,
     ) -> None:
         self._inner = inner
         self._base_path = base_path
         self._hosts = {*_HOSTS, *map(str.lower, hosts)}
         self._sessions = sessions
         self._viewer = viewer
-        self._scraped = scraped
-
-    async def close(self) -> None:
+        self.close = close
         """End all sessions and close all connections."""
-        if self._sessions is not None:
-            await self._sessions.close()
-        if self._viewer is not None:
-            await self._viewer.close()
-        if self._scraped is not None:
-            await self._scraped.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI app."""

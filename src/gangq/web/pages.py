@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from gangq.cli.output import seconds
-from gangq.client import AsyncClient
+from gangq.client import AsyncClient, Client
 from gangq.colours import colour_of
 from gangq.errors import Busy, GangqError, InvalidInput, NotAllowed, NotFound, WrongState
+from gangq.metrics import Collector, MetricsApp
 from gangq.web.actions import ACTIONS, Action, Target, find_target, number, read_said
 from gangq.web.gate import (
     FORM_COOKIE,
     SESSION_COOKIE,
     Gate,
-    Refused,
     cookie_path,
     read_form,
     set_cookie,
 )
-from gangq.web.queries import Row
-from gangq.web.scraped import WITH_LOGIN, Scraped
-from gangq.web.sessions import IDLE_S, MOST_S, LoginRefused, Sessions
-from gangq.web.timeline import Life, day_and_time, displacer, timeline
+from gangq.web.queries import ONE, PAGES, PREFIXES, Page, Row, reading
+from gangq.web.sessions import IDLE_S, MOST_S, Refused, Sessions
+from gangq.web.timeline import Life, day_and_time, displacer
 from gangq.web.viewer import Viewer, viewer_of
 from gangq.web.waits import OWNERS, waits
 
@@ -48,6 +57,10 @@ _HERE = Path(__file__).parent
 _MEMBERS = (1, 2, 4, 8)
 _HEADING = re.compile('<th( class="number")?>(.*?)</th>')
 _TOKEN = re.compile(r"[\w-]{43}", re.ASCII)
+_CONNECT_S = 2.0
+_ANSWER_S = 5.0
+_NO_METRICS = PlainTextResponse("no metrics with --login: gangq metrics serves them\n", 404)
+"""A scraper has no session, and the page with --login has no rights of its own."""
 _STATUS = ((NotFound, 404), (NotAllowed, 403), (InvalidInput, 400), (WrongState, 409))
 
 
@@ -74,20 +87,15 @@ def asgi(
         raise InvalidInput(f"the base path {base_path!r} does not begin with a slash: write /{base_path}")
     sessions = Sessions(dsn, idle_s=idle_s, most_s=most_s) if login else None
     viewer = None if login else Viewer(AsyncClient(dsn, max_size=4))
-    scraped = None if login else Scraped(dsn)
+    closing = AsyncExitStack()
+    for part in (sessions, viewer):
+        if part is not None:
+            closing.push_async_callback(part.close)
     web = _Web(sessions)
     routes: list[BaseRoute] = [
-        Route("/", web.fleet),
-        Route("/services", web.services),
-        Route("/schedules", web.schedules),
-        Route("/limits", web.limits),
-        Route("/batches", web.batches),
-        Route("/batches/{id}", web.batch),
-        Route("/usage", web.usage),
-        Route("/gangs/{id}", web.gang),
-        Route("/jobs/{id}", web.job),
+        *map(web.follow, PAGES),
         Route("/live", web.live),
-        Route("/metrics", scraped or WITH_LOGIN),
+        Route("/metrics", _NO_METRICS if login else _metrics(dsn, closing)),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
     if login:
@@ -98,11 +106,24 @@ def asgi(
             Route("/do/{action}", web.ask_action, methods=["GET"]),
             Route("/do/{action}", web.act, methods=["POST"]),
         ]
-    handlers = {GangqError: web.failed, Refused: web.failed, HTTPException: web.unknown}
-    inner = Starlette(routes=routes, exception_handlers=handlers)
+    failures = (GangqError, Refused, HTTPException)
+    inner = Starlette(routes=routes, exception_handlers=dict.fromkeys(failures, web.failed))
     # Such a redirect would not know the base path of a proxy that strips it.
     inner.router.redirect_slashes = False
-    return Gate(inner, base_path.rstrip("/"), hosts, sessions=sessions, viewer=viewer, scraped=scraped)
+    return Gate(inner, base_path.rstrip("/"), hosts, closing.aclose, sessions=sessions, viewer=viewer)
+
+
+def _metrics(dsn: str | None, closing: AsyncExitStack) -> ASGIApp:
+    """What `gangq metrics` serves, over one connection of its own, which the first scrape opens."""
+    if find_spec("prometheus_client") is None:
+        return PlainTextResponse("metrics need prometheus_client: pip install 'gangq[metrics]'\n", 404)
+    client = Client(dsn, max_size=1, connect_s=_CONNECT_S, timeout_s=_ANSWER_S)
+    closing.push_async_callback(asyncio.to_thread, client.close)
+
+    def failed(problem: object) -> None:
+        log.warning("scrape_failed", extra={"error": str(problem)})
+
+    return cast(ASGIApp, MetricsApp(Collector(client.metrics, failed=failed)))
 
 
 def _coloured(state: str) -> Markup:
@@ -135,11 +156,14 @@ class _Web:
         return HTMLResponse(labelled(text), status)
 
     async def failed(self, request: Request, problem: Exception) -> Response:
+        said = str(problem)
         if isinstance(problem, Refused):
             status = problem.status
+        elif isinstance(problem, HTTPException):
+            # No route has this path, or not with this method.
+            status, said = problem.status_code, f"{problem.detail}: {request.url.path[:100]}"
         else:
             status = next((status for kind, status in _STATUS if isinstance(problem, kind)), 503)
-        said = str(problem)
         if status == 503:
             log.warning("page_failed", extra={"path": request.url.path, "error": said})
             if not isinstance(problem, Busy):
@@ -149,85 +173,28 @@ class _Web:
         live = status == 503 and request.method == "GET"
         return self._page(request, "problem.html", status, live=live, said=said)
 
-    async def unknown(self, request: Request, problem: Exception) -> Response:
-        """No route has this path, or not with this method."""
-        assert isinstance(problem, HTTPException)
-        return self._page(
-            request, "problem.html", problem.status_code, said=f"{problem.detail}: {request.url.path[:100]}"
-        )
+    def follow(self, page: Page) -> Route:
+        """The route of a page."""
 
-    async def fleet(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            fleet, queues = await read.fleet(), await read.queues()
-            running, waiting, planned = await read.running(), await read.waiting(), await read.planned()
-            paused = await read.paused_tasks()
-        hosts: dict[str, list[Row]] = {}
-        for row in fleet:
-            hosts.setdefault(row["host"], []).append(row)
-        counts = Counter(row["state"] for row in fleet if row["uuid"] is not None)
-        return self._page(
-            request, "fleet.html", live=True, hosts=hosts, counts=counts, queues=queues, running=running,
-            waiting=waiting, planned=planned, paused=paused, startable=_startable_members(fleet), sizes=_MEMBERS,
-        )  # fmt: skip
+        async def show(request: Request) -> Response:
+            viewer = viewer_of(request)
+            values: dict[str, Any] = {}
+            key = {name: number(text) for name, text in request.path_params.items()}
+            async with reading(viewer.client) as read:
+                for name, query in page.queries.items():
+                    values[name] = rows = await read(query, **key)
+                    if name in ONE:
+                        if not rows:
+                            called = f"{name} {PREFIXES[name]}{key['id']}"
+                            raise NotFound(f"{called} does not exist, or is older than its retention")
+                        values |= {name: rows[0], "owns": await viewer.owns(read, rows[0])}
+            if page.name == "fleet":
+                values |= _by_host(values.pop("devices"))
+            elif page.name == "gang":
+                values |= _life(values, request.scope["gangq.base"])
+            return self._page(request, f"{page.name}.html", live=True, **values)
 
-    async def usage(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            used, trips = await read.usage(), await read.trips()
-            quarantined = [row for row in await read.fleet() if row["state"] == "quarantined"]
-        return self._page(request, "usage.html", live=True, used=used, trips=trips, quarantined=quarantined)
-
-    async def gang(self, request: Request) -> Response:
-        id, viewer = number(request.path_params["id"]), viewer_of(request)
-        async with viewer.reading() as read:
-            gang = _found(await read.one("gangs", id), f"gang g{id}")
-            parts = await read.gang_parts(id)
-            why, owns = await read.explained("explain_gang", id), await viewer.owns(read, gang)
-        end = gang["finished_at"] or parts.now
-        waited = waits(parts.steps, gang["waited"], end) if parts.steps else []
-        base = request.scope["gangq.base"]
-        life = Life(
-            parts.steps, parts.attempts, parts.beats, parts.displaced, waited, gang["epoch"], end, base=base
-        )
-        return self._page(
-            request, "gang.html", live=True, gang=gang, parts=parts, why=why, owns=owns, waited=waited,
-            owners=OWNERS, drawn=Markup(timeline(life)),
-        )  # fmt: skip
-
-    async def job(self, request: Request) -> Response:
-        id, viewer = number(request.path_params["id"]), viewer_of(request)
-        async with viewer.reading() as read:
-            job = _found(await read.one("jobs", id), f"job {id}")
-            parts = await read.job_parts(id)
-            why, owns = await read.explained("explain_job", id), await viewer.owns(read, job)
-        return self._page(request, "job.html", live=True, job=job, parts=parts, why=why, owns=owns)
-
-    async def services(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            services, gangs = await read.services()
-        return self._page(request, "services.html", live=True, services=services, gangs=gangs)
-
-    async def schedules(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            schedules = await read.schedules()
-        return self._page(request, "schedules.html", live=True, schedules=schedules)
-
-    async def limits(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            keys, queues = await read.limits()
-            now = await read.now()
-        return self._page(request, "limits.html", live=True, keys=keys, queues=queues, now=now)
-
-    async def batches(self, request: Request) -> Response:
-        async with viewer_of(request).reading() as read:
-            batches = await read.batches()
-        return self._page(request, "batches.html", live=True, batches=batches)
-
-    async def batch(self, request: Request) -> Response:
-        id, viewer = number(request.path_params["id"]), viewer_of(request)
-        async with viewer.reading() as read:
-            batch = _found(await read.one("batches", id), f"batch b{id}")
-            jobs, owns = await read.batch_jobs(id), await viewer.owns(read, batch)
-        return self._page(request, "batch.html", live=True, batch=batch, jobs=jobs, owns=owns)
+        return Route(page.path, show)
 
     async def live(self, request: Request) -> Response:
         viewer = viewer_of(request)
@@ -261,7 +228,7 @@ class _Web:
         address = request.client.host if request.client else ""
         try:
             name = await self._sessions.open(form.get("login", ""), form.get("password", ""), address)
-        except LoginRefused as refused:
+        except Refused as refused:
             return self._login_page(request, refused.status, str(refused))
         await self._sessions.end(request.cookies.get(SESSION_COOKIE, ""))
         answer = RedirectResponse(request.scope["gangq.base"] + "/", 303)
@@ -312,7 +279,7 @@ def labelled(page: str) -> str:
     the templates.
 
     Cells and headings are paired by counting: a row has a `<td` for each `<th`. Where an `if` leaves a `<td` out, the
-    same `if` leaves its `<th` out; otherwise the labels of all cells after it are shifted.
+    same condition leaves its heading empty; otherwise the labels of all cells after it are shifted.
 
     In a template each cell has its own line. The blanks before it are removed: on a card they would show.
     """
@@ -325,10 +292,26 @@ def labelled(page: str) -> str:
     return re.sub("<table>.*?</table>", with_headings, page, flags=re.DOTALL)
 
 
-def _found(row: Row | None, what: str) -> Row:
-    if row is None:
-        raise NotFound(f"{what} does not exist, or is older than its retention")
-    return row
+def _by_host(devices: Sequence[Row]) -> dict[str, Any]:
+    """What the page of the fleet says of its devices."""
+    hosts: dict[str, list[Row]] = {}
+    for row in devices:
+        hosts.setdefault(row["host"], []).append(row)
+    counts = Counter(row["state"] for row in devices if row["uuid"] is not None)
+    return {"hosts": hosts, "counts": counts, "startable": _startable_members(devices), "sizes": _MEMBERS}
+
+
+def _life(shown: Mapping[str, Any], base: str) -> dict[str, Any]:
+    """What the page of a gang says of its waits, and its picture."""
+    gang, steps = shown["gang"], shown["steps"]
+    end = gang["finished_at"] or shown["now"][0]["at"]
+    if not steps:
+        return {"waited": [], "owners": OWNERS, "drawn": ""}
+    waited = waits(steps, gang["waited"], end)
+    life = Life(
+        steps, shown["attempts"], shown["beats"], shown["displaced"], waited, gang["epoch"], end, base=base
+    )
+    return {"waited": waited, "owners": OWNERS, "drawn": Markup(life.drawn())}
 
 
 def _gpus(rows: Sequence[Row], base: str) -> Markup:

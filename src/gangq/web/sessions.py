@@ -25,8 +25,8 @@ _ATTEMPTS_ALL = 60
 _PER_S = 60.0
 
 
-class LoginRefused(Exception):
-    """The message is shown to whoever tried."""
+class Refused(Exception):
+    """A login that is not let in, or a form that is not read: the message is shown to whoever sent it."""
 
     def __init__(self, said: str, status: int = 403) -> None:
         super().__init__(said)
@@ -95,14 +95,14 @@ class Sessions:
         return session
 
     async def open(self, login: str, password: str, address: str) -> str:
-        """Log in to PostgreSQL and return the name of the session. Raises `LoginRefused`."""
+        """Log in to PostgreSQL and return the name of the session. Raises `Refused`."""
         if not self._attempts.admit(login, address):
-            raise LoginRefused("too many attempts: wait a minute", 429)
+            raise Refused("too many attempts: wait a minute", 429)
         if len(self._sessions) >= _SESSIONS:
-            raise LoginRefused("too many people are logged in", 503)
+            raise Refused("too many people are logged in", 503)
         # libpq takes an empty password for none, and would look for one in its own files.
         if not login or not password or "\0" in login + password:
-            raise LoginRefused("a login and its password are needed")
+            raise Refused("a login and its password are needed")
         client = AsyncClient(self._dsn, user=login, password=password, min_size=0, max_size=2)
         session = Session(client, form_token=secrets.token_urlsafe(32), began=self._now(), seen=self._now())
         try:
@@ -110,14 +110,14 @@ class Sessions:
                 proven = conn.pgconn.used_password
             if not proven:
                 log.warning("login_without_password", extra={"login": login})
-                raise LoginRefused("PostgreSQL asked for no password, so nobody can prove who they are")
+                raise Refused("PostgreSQL asked for no password, so nobody can prove who they are")
             await session.learn_rights()
         except GangqError as problem:
             await session.close()
             log.warning(
                 "login_refused", extra={"login": login, "address": address, "error": type(problem).__name__}
             )
-            raise LoginRefused("PostgreSQL refuses this login and password, or is not reached") from None
+            raise Refused("PostgreSQL refuses this login and password, or is not reached") from None
         except BaseException:
             await session.close()
             raise

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
-from typing import Any
 
-from gangq.web.waits import OWNERS, Wait
-
-Row = dict[str, Any]
+from gangq.web.waits import OWNERS, Row, Wait
 
 _LEFT, _RIGHT, _WIDTH, _LANE = 56, 900, 960, 18
 _BAR, _TOLD, _WHO, _TOP = 8, 36, 48, 54
@@ -27,9 +24,20 @@ _MARKS = {
 }
 
 
-@dataclass(frozen=True)
+def day_and_time(at: datetime) -> str:
+    """A moment with its zone, the same for everybody who looks."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%H:%M:%S} UTC"
+
+
+@dataclass
 class Life:
-    """What is drawn: rows of gangq.timeline, attempts, member_beats (of all attempts) and preemptions; the waits."""
+    """What is drawn: rows of gangq.timeline (one at least), attempts, member_beats (of all attempts) and preemptions;
+    the waits.
+    """
 
     steps: Sequence[Row]
     attempts: Sequence[Row]
@@ -41,32 +49,15 @@ class Life:
     base: str = field(kw_only=True)
     """The path that links begin with."""
 
-
-def day_and_time(at: datetime) -> str:
-    """A moment with its zone, the same for everybody who looks."""
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _time(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%H:%M:%S} UTC"
-
-
-def timeline(life: Life) -> str:
-    """Draw a gang's life, from its first step on record to its end, or now."""
-    return _Drawing(life).text() if life.steps else ""
-
-
-class _Drawing:
-    def __init__(self, life: Life) -> None:
-        self._life = life
-        self._start = life.steps[0]["at"]
-        self._length = max((life.end - self._start).total_seconds(), 0.001)
-        ranks = sorted({(r["rank"], r["job_id"]) for r in life.attempts if r["rank"] is not None})[:_MOST]
+    def __post_init__(self) -> None:
+        self._start = self.steps[0]["at"]
+        self._length = max((self.end - self._start).total_seconds(), 0.001)
+        ranks = sorted({(r["rank"], r["job_id"]) for r in self.attempts if r["rank"] is not None})[:_MOST]
         self._lanes = {job: (_TOP + _LANE * place, rank) for place, (rank, job) in enumerate(ranks)}
         self._bottom = _TOP + _LANE * len(ranks)
 
-    def text(self) -> str:
-        end = self._life.end
+    def drawn(self) -> str:
+        """From the first step on record to the end of the gang, or now."""
         parts = [
             f'<svg class="timeline" viewBox="0 0 {_WIDTH} {self._bottom + 26}" role="group" '
             f'aria-label="Timeline of {len(self._lanes)} ranks over {self._length:.0f} seconds">',
@@ -77,7 +68,7 @@ class _Drawing:
             *self._beats(),
             *self._steps(),
             f'<text x="{_LEFT}" y="{self._bottom + 18}">{day_and_time(self._start)}</text>',
-            f'<text x="{_RIGHT}" y="{self._bottom + 18}" text-anchor="end">{_time(end)}</text></svg>',
+            f'<text x="{_RIGHT}" y="{self._bottom + 18}" text-anchor="end">{_time(self.end)}</text></svg>',
         ]
         return "".join(parts)
 
@@ -87,7 +78,7 @@ class _Drawing:
 
     def _waits(self) -> list[str]:
         parts = []
-        for wait in self._life.waits:
+        for wait in self.waits:
             left = self._x(wait.since)
             scale = (self._x(wait.until) - left) / (wait.until - wait.since).total_seconds()
             for owner, seconds in wait.seconds.items():
@@ -100,14 +91,14 @@ class _Drawing:
 
     def _attempts(self) -> list[str]:
         parts = []
-        for row in self._life.attempts:
+        for row in self.attempts:
             if row["job_id"] in self._lanes:
                 y, _ = self._lanes[row["job_id"]]
-                epoch = row["epoch"] or (self._life.epoch if row["cause"] is None else "not on record")
+                epoch = row["epoch"] or (self.epoch if row["cause"] is None else "not on record")
                 said = f"epoch {epoch} on {row['worker']} ({row['host']}): {row['cause'] or 'runs'}"
                 kind = {"done": "done", None: "runs"}.get(row["cause"], "ended")
                 left = self._x(row["started_at"])
-                width = self._x(row["ended_at"] or self._life.end) - left
+                width = self._x(row["ended_at"] or self.end) - left
                 parts.append(_bar(left, width, y, 13, kind, said))
         return parts
 
@@ -115,12 +106,12 @@ class _Drawing:
         """Of each attempt the last beat, how long it was silent after it, and its newest checkpoint."""
         parts = []
         drawn: set[tuple[int, datetime]] = set()
-        for row in self._life.beats:
+        for row in self.beats:
             if row["job_id"] not in self._lanes:
                 continue
             y, _ = self._lanes[row["job_id"]]
             if row["beat_at"] is not None:
-                end = row["stopped_at"] or self._life.end
+                end = row["stopped_at"] or self.end
                 at, gap = self._x(row["beat_at"]), (end - row["beat_at"]).total_seconds()
                 known = row["longest_gap_s"]
                 kind = "silent" if known is not None and gap > known else "quiet"
@@ -148,7 +139,7 @@ class _Drawing:
         parts: list[str] = []
         free = _LEFT
         first: dict[int, bool] = {}
-        for row in self._life.steps:
+        for row in self.steps:
             at, what = self._x(row["at"]), row["what"]
             said = f"{_time(row['at'])} {what} {row['reason'] or ''}"
             if what in ("drain", "reserve", "go", "end"):
@@ -175,14 +166,14 @@ class _Drawing:
         """Who displaced it, as a link below the moment."""
         parts: list[str] = []
         most = float(_WIDTH)
-        for row in reversed(self._life.displaced):
+        for row in reversed(self.displaced):
             what, path = displacer(row)
             said = f"displaced by {what}"
             # Where the picture or the next one would be in the way, it moves to the left.
             at = min(self._x(row["at"]) + 2, most - _CHARACTER * (len(said) + 1))
             most = at
             parts.append(
-                f'<a href="{escape(self._life.base + path)}"><text class="mark" x="{at:.1f}" y="{_WHO}">'
+                f'<a href="{escape(self.base + path)}"><text class="mark" x="{at:.1f}" y="{_WHO}">'
                 f"{said}<title>{said}, {_time(row['at'])}</title></text></a>"
             )
         return parts[::-1]

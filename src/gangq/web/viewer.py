@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +9,7 @@ from starlette.requests import Request
 
 from gangq.client import AsyncClient
 from gangq.web.live import Live
-from gangq.web.queries import Reader, Row, reading
+from gangq.web.queries import Read, Row, reading
 
 _MAY = """
   select session_user::text as login, gangq.is_admin() as admin, array(
@@ -40,23 +38,17 @@ class Viewer:
     def __post_init__(self) -> None:
         self.live = Live(self.client)
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[Reader]:
-        """Lend a transaction that cannot write."""
-        async with reading(self.client) as read:
-            yield read
-
     async def learn_rights(self) -> None:
         """Read which of the verbs the login may call. Raises `NotAllowed` where it may not use gangq at all."""
-        async with self.reading() as read:
-            (found,) = await read.rows(_MAY)
+        async with reading(self.client) as read:
+            (found,) = await read(_MAY)
         self.login, self.admin, self.verbs = found["login"], found["admin"], frozenset(found["verbs"])
 
-    async def owns(self, read: Reader, row: Row) -> bool:
+    async def owns(self, read: Read, row: Row) -> bool:
         """Whether it may cancel and retry this row of `gangs` or `jobs`; the database has the last word."""
         if self.admin or "cancel" not in self.verbs:
             return self.admin
-        (found,) = await read.rows(_OWNS, login=row["login"], queue=row["queue"])
+        (found,) = await read(_OWNS, login=row["login"], queue=row["queue"])
         return bool(found["owns"])
 
     async def close(self) -> None:
