@@ -155,7 +155,8 @@ def prove_and_report(
 ) -> Iterator[Found]:
     """Report every incarnation of this name dead that is, and whose death is not on record yet."""
     for incarnation, identity in _unproven(client, worker):
-        yield _looked_for(client, worker, incarnation, identity, within_s, evidence)
+        dead, jobs, said = _looked_for(client, worker, incarnation, identity, within_s, evidence)
+        yield Found(worker, incarnation, dead, jobs, f"worker {worker}, incarnation {incarnation} {said}")
 
 
 def _looked_for(
@@ -165,28 +166,21 @@ def _looked_for(
     identity: Mapping[str, Any],
     within_s: float,
     evidence: Mapping[str, Any],
-) -> Found:
+) -> tuple[bool, int, str]:
+    """Whether it is dead, how many jobs that freed, and both in words."""
     registered = Registered.of(identity)
-    called = f"worker {worker}, incarnation {incarnation}"
     if (
         registered is not None
         and registered.host == HostIdentity.here()
         and is_same_process(registered.process)
     ):
-        pid = registered.process.pid
-        return Found(worker, incarnation, False, 0, f"{called} lives (process {pid}): nothing was reported")
+        return False, 0, f"lives (process {registered.process.pid}): nothing was reported"
     proof = prove(identity, within_s=within_s)
     if proof is None or not proof.dead:
         why = "what it registered of itself cannot be read" if proof is None else proof.why_not
-        return Found(
-            worker,
-            incarnation,
-            False,
-            0,
-            f"{called} cannot be proven dead from here ({why}): what it holds is free when its lease ends",
-        )
+        return False, 0, f"cannot be proven dead from here ({why}): what it holds is free when its lease ends"
     jobs = report_dead(client, worker, incarnation, identity, {**evidence, **proof.evidence})
-    return Found(worker, incarnation, True, jobs, f"{called} is dead and was reported so; jobs freed: {jobs}")
+    return True, jobs, f"is dead and was reported so; jobs freed: {jobs}"
 
 
 def _unproven(client: Client, worker: str) -> Iterator[tuple[int, dict[str, Any]]]:
