@@ -51,14 +51,12 @@ begin
     begin
       perform 1 from gangq.live_gangs g where g.id = any (gang_ids) order by g.id for update;
     exception when lock_not_available then
-      patient := false;
+      null;
     end;
   end if;
-  if not patient then
-    gang_ids := array(
-      select g.id from gangq.live_gangs g
-      where g.id = any (gang_ids) order by g.id for update skip locked);
-  end if;
+  gang_ids := array(
+    select g.id from gangq.live_gangs g
+    where g.id = any (gang_ids) order by g.id for update skip locked);
   return array(
     select j.id from gangq.live_jobs j
     where j.incarnation = lock_reserved.incarnation and j.state = 'reserved'
