@@ -87,29 +87,21 @@ end $$;
 create function gangq.check_ceiling(queue text, priority integer, submitter text, login text)
 returns void language plpgsql stable as $$
 declare
-  path text[] := gangq.queue_path(queue);
-  roles text[];
-  login_roles text[];
   over record;
 begin
-  if not exists (
-    select 1 from gangq.queues_table q where q.name = any (path) and q.ceilings <> '{}')
-  then
-    return;
-  end if;
-  roles := gangq.roles_of(submitter);
-  login_roles := gangq.roles_of(login);
-  if 'gangq_admin' = any (roles) then
-    return;
-  end if;
   select q.name, c.most into over
   from gangq.queues_table q
   cross join lateral (
-    select coalesce(max(e.value::integer) filter (where e.key = any (roles)), max(e.value::integer))
-      as most
-    from jsonb_each_text(q.ceilings) e
-    where e.key = any (roles || login_roles)) c
-  where q.name = any (path) and c.most < check_ceiling.priority
+    select coalesce(max(e.value::integer) filter (where e.key = any (r.own)),
+      max(e.value::integer)) as most
+    from (
+      select gangq.roles_of(check_ceiling.submitter) as own,
+        gangq.roles_of(check_ceiling.login) as of_login
+      offset 0) r
+    cross join jsonb_each_text(q.ceilings) e
+    where e.key = any (r.own || r.of_login) and 'gangq_admin' <> all (r.own)) c
+  where q.ceilings <> '{}' and q.name = any (gangq.queue_path(check_ceiling.queue))
+    and c.most < check_ceiling.priority
   order by c.most, length(q.name) desc limit 1;
   if found then
     perform gangq.refuse('42501',
