@@ -171,7 +171,7 @@ begin
       'submitter', j.submitter,
       -- What was put to the front has no age: nothing overtakes it.
       'since', case when gangq.pos_of(h.head) >= gangq.first_pos()
-        then gangq.seconds(j.submitted_at) end, 'jobs', n.jobs,
+        then gangq.seconds(j.submitted_at) end, 'count', n.jobs,
       'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s)::float8)
     from (select x.* from heads x where x.head is not null order by x.head limit 1000) h
     join gangq.shapes s on s.id = h.shape_id

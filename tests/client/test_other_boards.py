@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -18,6 +18,7 @@ from gangq.decider.previews import explain_now_steps, plan_steps
 from gangq.errors import GangqError, InvalidInput, SchemaMismatch
 from gangq.placement import Board
 from gangq.placement import board as board_module
+from gangq.placement.board import Ask
 from gangq.placement.decisions import Decision, Seat
 
 WAITS = [Reason("state", False, "pending", {"ask": "k1/0"}), Reason("start", True, "the next pass", None)]
@@ -72,6 +73,35 @@ def test_a_board_tells_its_format_and_one_that_tells_none_is_of_the_first(
     monkeypatch.setattr(board_module, "FORMAT", 2)
     with pytest.raises(SchemaMismatch, match=r"format 1, .* on format 2: .*older gangq"):
         Board.from_json({"now": 1.0})
+
+
+FORMAT_1 = {
+    "": "now workers units kinds asks queues limits rates cut kept places levels warm_s planned_starts victims "
+    "grace_s pass_number asked recorded format",
+    "workers": "id name host slots memory_mb millicpus devices class_id domains open doubtful warm",
+    "units": "id holds ends_at queue submitter priority since lost_s movable movable_at ends_by part_of leaving "
+    "drained apart ask limit_key",
+    "kinds": "id roles queue require prefer apart model limit_key paused_task",
+    "asks": "id kind priority age submitter estimate_s count since missing mates avoid_hosts",
+    "queues": "name paused policy weight maximum guaranteed submitter_maximum max_gangs max_jobs displaces "
+    "light_jobs rate",
+    "kept": "ask holds starts_at",
+    "places": "id worker kind devices job",
+}
+"""The fields that 0.2.0 has written to its boards."""
+
+
+def test_a_field_has_the_name_that_it_had_when_the_format_began() -> None:
+    """Of a released format none is renamed or taken away: boards that are recorded or in a file have it, and after
+    `gangq migrate` a worker of the release before decides on until it is replaced.
+    """
+    assert board_module.FORMAT == 1
+    hints = get_type_hints(Board)
+    for part, names in FORMAT_1.items():
+        kind = get_args(hints[part])[0] if part else Board
+        assert [name for name in names.split() if name not in kind._fields] == [], part
+    (ask,) = Board.from_json({"now": 1, "asks": [{"id": "k1/0", "kind": 1, "count": 3}]}).asks
+    assert ask == Ask("k1/0", 1, count=3)
 
 
 @pytest.mark.parametrize("data", [[], "board", {"now": "soon"}, {"now": 1, "asks": 7}])

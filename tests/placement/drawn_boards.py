@@ -195,7 +195,7 @@ def _ask(age: int, name: str, size: str, options: dict[str, str], kinds: list[Ki
         age=age,
         submitter=options.get("by", "me"),
         estimate_s=float(options.get("ends", 3600)),
-        jobs=int(count or 1),
+        count=int(count or 1),
         since=NOW - float(options["since"]) if "since" in options else None,
         missing=tuple(int(n) for n in options["missing"].split("+")) if "missing" in options else None,
         mates=tuple(tuple(int(w) for w in role.split(",") if w) for role in mates),

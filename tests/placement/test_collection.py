@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -58,3 +60,38 @@ def test_nothing_is_collected_in_a_pass_and_afterwards_it_is_as_before(
     with pytest.raises(AttributeError):
         decide(Picture(BOARD).board)
     assert gc.isenabled()
+
+
+def test_a_process_that_is_forked_while_another_thread_decides_collects_its_garbage() -> None:
+    """As a handler's loader of data is, in whose worker the control loop decides."""
+    begun, over = threading.Event(), threading.Event()
+
+    @uncollected()
+    def decides() -> None:
+        begun.set()
+        over.wait()
+
+    thread = threading.Thread(target=decides)
+    thread.start()
+    begun.wait()
+    pid = os.fork()
+    if pid == 0:
+        inherited = gc.isenabled()
+        decide(Picture(BOARD).board)
+        os._exit(0 if inherited and gc.isenabled() else 1)
+    over.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert gc.isenabled()
+
+
+def test_passes_of_two_threads_leave_it_as_it_was() -> None:
+    """Whichever of them ends first."""
+    for first in (0, 1):
+        contexts = [uncollected(), uncollected()]
+        for context in contexts:
+            context.__enter__()
+        contexts.pop(first).__exit__(None, None, None)
+        assert not gc.isenabled()
+        contexts[0].__exit__(None, None, None)
+        assert gc.isenabled()

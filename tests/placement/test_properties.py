@@ -119,7 +119,7 @@ def random_board(dice: random.Random) -> Board:
                     age=len(asks),
                     submitter=dice.choice(["ann", "bob"]),
                     estimate_s=dice.choice([40.0, 400.0, 4000.0]),
-                    jobs=dice.randint(1, 9) if single else 1,
+                    count=dice.randint(1, 9) if single else 1,
                 )
             )
     unique = {ask.id: ask for ask in asks}
@@ -182,8 +182,8 @@ def test_what_is_decided_keeps_every_rule(seed: int, dice: random.Random) -> Non
                 assert all(r.least <= counts[i] <= r.most for i, r in enumerate(kind.roles)), case
                 assert decision.refused is None, case
             if ask.single:
-                assert len(decision.seats) == ask.jobs or decision.refused, case
-                assert len(decision.seats) <= ask.jobs, case
+                assert len(decision.seats) == ask.count or decision.refused, case
+                assert len(decision.seats) <= ask.count, case
             if not decision.seats:
                 assert decision.refused is not None, case
             started += bool(decision.seats)

@@ -33,7 +33,7 @@ RATE = Rate("4/1m", 4, 15.0)
 def decided(rate: Rate, *, count: int = 9, least: int = 1, most: int = 1, **more: Any) -> Decision:
     """What becomes of single jobs, or of a gang of these sizes, under a rate at the moment 1000."""
     single = most == 1
-    ask = Ask("k7/0" if single else "g7", -7 if single else 7, jobs=count if single else 1)
+    ask = Ask("k7/0" if single else "g7", -7 if single else 7, count=count if single else 1)
     role = Role(Needs(memory_mb=1), least, most)
     board = Board(
         now=1000.0,
@@ -91,7 +91,7 @@ def test_a_place_whose_start_is_counted_stays_where_it_is(counted: bool) -> None
         workers=workers,
         units=(Unit("j1", (Hold(1, (10,)),), 2000.0),),
         kinds=(Kind(-7, (Role(Needs(gpus=1)),), limit_key="api"),),
-        asks=(Ask("k7/0", -7, jobs=3),),
+        asks=(Ask("k7/0", -7, count=3),),
         places=(Place(5, 2, -7, (21,)),),
         rates={"api": Rate("4/1m", 4, 15.0, 1060.0)} if counted else {},
     )

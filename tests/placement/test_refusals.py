@@ -146,7 +146,7 @@ def test_a_paused_task_holds_its_kind_alone_and_is_named() -> None:
         0.0,
         workers=(Worker(1, "h0", "h0", slots=2, devices=(Device(1), Device(2))),),
         kinds=(Kind(1, (role,), paused_task="train"), Kind(2, (role,))),
-        asks=(Ask("g1", 1, priority=9), Ask("k2/0", 2, jobs=1)),
+        asks=(Ask("g1", 1, priority=9), Ask("k2/0", 2, count=1)),
     )
     held, other = decide(board)
     assert (held.ask, held.action, other.ask, other.action) == ("g1", "wait", "k2/0", "start")

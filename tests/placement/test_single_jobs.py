@@ -169,7 +169,7 @@ def test_where_one_starts_and_the_next_must_displace_nobody_is_told_before_the_n
     assert (jobs.refused.gate, jobs.refused.holders) == ("stopping", ())
     assert gang.action == "wait"
     (jobs, gang) = decide(
-        board._replace(asks=(board.asks[0]._replace(jobs=1), board.asks[1]), workers=board.workers[1:])
+        board._replace(asks=(board.asks[0]._replace(count=1), board.asks[1]), workers=board.workers[1:])
     )
     assert (jobs.action, jobs.stop, gang.action) == ("stop", ("g65",), "wait")
 
@@ -205,7 +205,7 @@ class Stream:
         )
 
     def board(self) -> Board:
-        small = Ask("k1/0", 1, 0, age=9, submitter="me", estimate_s=100, jobs=20)
+        small = Ask("k1/0", 1, 0, age=9, submitter="me", estimate_s=100, count=20)
         return Board(
             now=self.now,
             workers=self.workers,
@@ -337,7 +337,7 @@ def test_a_stream_of_jobs_whose_model_is_loaded_keeps_no_other_waiting_for_longe
     came, started = 5.0, None
     for now in range(100):
         waiting = [second for second in warm if second <= now]
-        asks = [Ask("k2/0", 2, 0, 1, "me", 1.0, jobs=len(waiting), since=min(waiting))] if waiting else []
+        asks = [Ask("k2/0", 2, 0, 1, "me", 1.0, count=len(waiting), since=min(waiting))] if waiting else []
         if now >= came:
             asks.append(Ask("k1/0", 1, 0, 0, "me", 1.0, since=came))
         board = Board(

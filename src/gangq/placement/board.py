@@ -177,7 +177,7 @@ class Ask(NamedTuple):
     submitter: str = ""
     estimate_s: float = 3600.0
     """How long it is taken to run: its budget, or the 90th percentile of its task where that is less."""
-    jobs: int = 1
+    count: int = 1  # type: ignore[assignment]  # in place of the method of tuples
     """How many jobs wait in this line; 1 for a gang."""
     since: float | None = None
     """When the first of these single jobs was submitted. None: a gang, or it was sent to the front after a trip."""

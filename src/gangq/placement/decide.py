@@ -71,8 +71,8 @@ def judge(now: Pass, ask: Ask) -> None:
     seats = now.seats(ask, counts)
     if not isinstance(seats, Refused):
         now.start(ask, *now.grow(ask, counts, seats))
-        if ask.jobs > 1:
-            now.turns.again(ask._replace(jobs=ask.jobs - 1))
+        if ask.count > 1:
+            now.turns.again(ask._replace(count=ask.count - 1))
         return
     if stopping := now.stopping(ask):
         now.wait(ask, stopping)
