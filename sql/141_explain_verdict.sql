@@ -3,7 +3,8 @@
 
 -- Internal. So many seconds, short: 12 s, 3m05s, 2h10m, 3d04h. What is more than 10^12, infinity
 -- and NaN count as that.
-create function gangq.in_short(seconds numeric) returns text language sql immutable as $$
+create function gangq.in_short(seconds numeric) returns text language sql immutable
+return (
   select case
     when seconds is null then null
     when n.s < 60 then n.s || ' s'
@@ -11,13 +12,12 @@ create function gangq.in_short(seconds numeric) returns text language sql immuta
     when n.s < 172800 then format('%sh%sm', n.s / 3600, lpad((n.s / 60 % 60)::text, 2, '0'))
     else format('%sd%sh', n.s / 86400, lpad((n.s / 3600 % 24)::text, 2, '0')) end
   from (select least(greatest(0, ceil(in_short.seconds)), 1e12)::bigint as s) n
-$$;
+);
 
 -- Internal. The time between two moments, in_short. Either may be infinity.
 create function gangq.span(until timestamptz, since timestamptz) returns text
-language sql immutable as $$
-  select gangq.in_short(extract(epoch from until) - extract(epoch from since))
-$$;
+language sql immutable
+return gangq.in_short(extract(epoch from until) - extract(epoch from since));
 
 -- Internal. A verdict in words, with its age. v null: there is none. since: when it could first
 -- have been judged. Passes are made only while something waits, so an old one alone is no alarm.

@@ -2,11 +2,10 @@
 
 -- Internal. A planned start in words; null: there is none. follows: whose end it waits for.
 create function gangq.planned_in_words(p gangq.plans, follows text, t timestamptz) returns text
-language sql stable as $$
-  select format('place %s of those with a planned start, in %s', (p).place,
-    gangq.span((p).starts_at, t)) || coalesce(', ' || follows, '')
-  where (p).starts_at is not null
-$$;
+language sql stable
+return case when (p).starts_at is not null
+  then format('place %s of those with a planned start, in %s', (p).place,
+    gangq.span((p).starts_at, t)) || coalesce(', ' || follows, '') end;
 
 -- Internal, for the view waiting: solo jobs, one row per kind and priority. Without sequential
 -- scans: the rows are read from indexes, however many there are.

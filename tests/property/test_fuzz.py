@@ -508,6 +508,7 @@ CALLS: dict[str, Callable[[World], Arguments]] = {
     "hosts_of": lambda w: {"gang_id": 1},
     "idle_beside_work": lambda w: {"waited_s": 1},
     "in_epoch": lambda w: {"j": None, "g": None},
+    "in_short": lambda w: {"seconds": 1},
     "inputs": lambda w: {**w.pair()},
     "is_admin": lambda w: {},
     "is_paused": lambda w: {"s": None, "t": None},
@@ -536,6 +537,7 @@ CALLS: dict[str, Callable[[World], Arguments]] = {
     "pause_schedule": lambda w: {**w.schedule(), "until": "2100-01-01"},
     "pause_task": lambda w: {"task": "fuzz paused", "until": "2100-01-01", "reason": "r"},
     "plan_schedules": lambda w: w.planned(),
+    "planned_in_words": lambda w: {"p": None, "follows": None, "t": None},
     "predecessor": lambda w: w.some_worker(),
     "preempt_gang": lambda w: {"gang_id": w.gang("running")[0], "reason": "r"},
     "preview": lambda w: {"changes": '[{"add_workers": 1}]', "kinds": [1]},
@@ -591,6 +593,7 @@ CALLS: dict[str, Callable[[World], Arguments]] = {
     "shared_queues": lambda w: {},
     "shrink_gang": lambda w: {**w.shrinking(), "reason": "r"},
     "snooze": lambda w: {**w.pair(), "for_s": 5},
+    "span": lambda w: {"until": None, "since": None},
     "stop_service": lambda w: w.service(),
     "submit": lambda w: {"task": "fuzz", "payloads": '{"{}"}'},
     "submit_gang": lambda w: {"task": "fuzz", "size": 2},
@@ -616,7 +619,7 @@ CALLS: dict[str, Callable[[World], Arguments]] = {
     "usage": lambda w: {"since": "30 days", "by": ["submitter"]},
     "waiting_so_far": lambda w: {"gang_id": 1},
     "watch_terms": lambda w: {"task": "fuzz", "device_class": "", "queue": "default"},
-    "what_waits": lambda w: {},
+    "waiting_jobs": lambda w: {},
 }
 """For each function, by name, the arguments of a call that succeeds."""
 
