@@ -99,7 +99,7 @@ def seen() -> dict[str, Any]:
         },
         "something_else": [{"written_by": "another language"}],
     }
-    return evidence_of.collect(own=True, more=more, log_tail="step 40\nstep 41\n\x1b[2Jlast words\n")
+    return evidence_of.collect(own=True, log_tail=lambda: "step 40\nstep 41\n\x1b[2Jlast words\n") | more
 
 
 def column(table: str, title: str) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,8 +262,8 @@ def too_large(q: Q) -> list[Row]:
 
 def unknown_to_this_library(q: Q) -> list[Row]:
     board = Picture("h0 ...\nX 2").board
-    kinds = tuple(replace(k, roles=(replace(k.roles[0], strategy="x"),)) for k in board.kinds)
-    (refused,) = (one.refused for one in decide(replace(board, kinds=kinds)) if one.refused)
+    kinds = tuple(k._replace(roles=(k.roles[0]._replace(strategy="x"),)) for k in board.kinds)
+    (refused,) = (one.refused for one in decide(board._replace(kinds=kinds)) if one.refused)
     return [{"gate": str(refused.gate), "detail": explain(refused)[0]}]
 
 
