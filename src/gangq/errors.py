@@ -176,6 +176,12 @@ class WorkerGone(GangqError):
     """The worker that runs this job does not answer on its socket."""
 
 
+class Unrunnable(GangqError):
+    """No attempt of a job can begin: a command's payload is malformed, or the App is in no module that a child could
+    import.
+    """
+
+
 class CommandStartError(GangqError):
     """A command could not be started; nothing of it runs.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gangq import logqueue
 from gangq.app import App
 from gangq.commands import COMMAND
-from gangq.errors import UnknownTask
+from gangq.errors import UnknownTask, Unrunnable
 from gangq.retry import Again
 from gangq.tasks import CoroutineTask
 from gangq.worker.endings import Done
@@ -16,7 +16,7 @@ from gangq.worker.gangs import PortHolder
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.reporter import Reporter
 from gangq.worker.results import describe
-from gangq.worker.runner_command import Command, CommandRunner, Unrunnable
+from gangq.worker.runner_command import Command, CommandRunner
 from gangq.worker.runner_inline import InlineRunner
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq import tracing
 from gangq.context import Checkpoint
-from gangq.errors import CommandStartError, GangqError, Stopped
+from gangq.errors import CommandStartError, Stopped, Unrunnable
 from gangq.gpu import Detection
 from gangq.proc import cgroup, procfs, statefile
 from gangq.proc.proof import HostIdentity
@@ -54,10 +54,6 @@ _PROOF_S = 40.0
 """After a fault of this worker, how long to wait for the end of a command before it counts as beyond SIGKILL: longer
 than its guardian waits.
 """
-
-
-class Unrunnable(GangqError):
-    """No attempt can begin: the payload is malformed, or the App is in no module that a child could import."""
 
 
 @dataclass(frozen=True)
