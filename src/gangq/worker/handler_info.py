@@ -186,7 +186,8 @@ def as_wire(job: ActiveJob) -> dict[str, Any]:
     """What a child is told of its job, as JSON."""
     info, service = job_info(job), None if job.replica is None else job.replica.service
     return {
-        "job": {**asdict(info), "payload": dict(info.payload)},
+        # Not by asdict, which copies the payload deeply: the control loop does this.
+        "job": {**vars(info), "payload": dict(info.payload)},
         "gang": None if job.gang is None else asdict(job.gang),
         "devices": [asdict(device) for device in device_infos(job)],
         "service": None if service is None else asdict(service),
