@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.loops")
 
 _AGAIN_S = 1.0
-"""How long to wait before checking again: whether the driver answers, a slot is free, the loop has no fault. A job
-that ends wakes it sooner.
+"""How long to wait before checking again whether the driver answers or a slot is free (what wakes a claim ends that
+sooner), and after a fault of the loop.
 """
 _CLAIM_LOCK_S = 0.01
 """How long to wait before checking again whether a report still claims for the same lane."""
