@@ -76,12 +76,16 @@ returns gangq.services_table language plpgsql as $$
 declare
   s gangq.services_table;
 begin
-  perform gangq.check_new('service')
-  where not exists (select from gangq.services_table x where x.name = service_to_set.name);
+  -- Nearly always it is there, and stays as it is: nothing is written.
+  select x.* into s from gangq.services_table x where x.name = service_to_set.name for update;
+  if found then
+    return s;
+  end if;
+  perform gangq.check_new('service');
   insert into gangq.services_table as x (name, replicas, stopped, revision, surge, ready_within_s,
     linger_s, submitter, login, set_at)
   values (service_to_set.name, 1, false, 0, 1, 600, 5, gangq.caller(), session_user, t)
-  -- Changes nothing, and locks it.
+  -- Another session has made it meanwhile. Changes nothing, and locks it.
   on conflict on constraint services_table_pkey do update set name = x.name
   returning x.* into s;
   perform gangq.refuse('GQ001', format('service %L is new and has no task', name),
@@ -166,6 +170,8 @@ declare
   x gangq.scaling_table;
   scaled gangq.scaling_table;
 begin
+  -- All names: all_options sees none of a null.
+  perform gangq.read_options('set_service', coalesce(options, '{}'), o);
   perform gangq.read_options('set_service', jsonb_strip_nulls(jsonb_build_object('name', name,
     'task', task, 'gang', gang, 'work', work)), null::gangq.other_arguments);
   perform gangq.refuse('GQ001', 'a service has a name',

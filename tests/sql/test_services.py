@@ -99,6 +99,7 @@ def test_what_is_set_again_is_the_same_and_what_is_left_out_stays(q: Q) -> None:
         ({"work": {"timeout_style": "soft"}}, "single jobs"),
         ({"work": {"after_any": [1]}}, "a service submits without after_any"),
         ({"work": {"gpu": 1}}, "no option 'gpu'"),
+        ({"options": {"surg": None}}, "no option 'surg'"),
         ({"work": []}, "work is []"),
         ({"health": "healthz"}, "health is"),
         ({"health": "http://h:99999/"}, "health is http://h:99999/"),
@@ -992,6 +993,15 @@ def test_what_was_scaled_or_stopped_by_hand_stays_when_a_program_declares_it_aga
     q.call("stop_service", name="chat")
     assert put(q, **{**declared, "replicas": 3}) == "same"
     assert service(q)["state"] == "stopped"
+
+
+def test_what_is_declared_as_it_is_writes_nothing(q: Q) -> None:
+    """Each start of each worker declares its services."""
+    put(q, source="prog")
+    version = "select xmin::text from gangq.services_table"
+    made = q.value(version)
+    assert put(q, source="prog") == "same"
+    assert q.value(version) == made
 
 
 def test_an_option_that_a_program_leaves_out_when_it_declares_it_again_has_its_default(q: Q) -> None:
