@@ -180,6 +180,23 @@ def test_arming_again_costs_microseconds() -> None:
     assert spent < 0.1
 
 
+def test_a_code_for_which_the_kernel_gave_no_timer_is_asked_for_again() -> None:
+    code = (
+        "import resource\n"
+        "switch, pending = Deadman(), resource.RLIMIT_SIGPENDING\n"
+        "switch.arm(boottime() + 600, 75)\n"
+        "limits = resource.getrlimit(pending)\n"
+        "resource.setrlimit(pending, (0, limits[1]))\n"
+        "at = boottime() + 0.3; say(at)\n"
+        "try: switch.arm(at, 78)\n"
+        "except Unsupported: resource.setrlimit(pending, limits)\n"
+        "else: os._exit(1)\n"
+        "switch.arm(at, 78); hold_the_gil()\n"
+    )
+    status, _, err = run(f"from gangq.errors import Unsupported\n{code}")
+    assert status == 78, err
+
+
 def test_elsewhere_than_on_linux_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadman.sys, "platform", "darwin")
     with pytest.raises(Unsupported, match="darwin"):

@@ -177,8 +177,9 @@ class Deadman:
         # The later one first: at no instant between these calls may the process be without a switch.
         self._kill_timer.set(at + _KILL_AFTER_S)
         if self._exit_timer is None or code != self._code:
-            former, self._code = self._exit_timer, code
-            self._exit_timer = KernelTimer.calling(self._libc, self._exit_address, code, self._clock)
+            # The kernel may refuse it: then the former timer is still there, with its own code.
+            made = KernelTimer.calling(self._libc, self._exit_address, code, self._clock)
+            former, self._exit_timer, self._code = self._exit_timer, made, code
             self._exit_timer.set(at)
             if former is not None:
                 former.delete()
