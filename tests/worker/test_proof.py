@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -294,6 +295,19 @@ def test_a_proc_in_which_this_process_has_another_pid_proves_nothing(
 ) -> None:
     monkeypatch.setattr(os.path, "realpath", lambda _: f"/proc/{os.getpid() + 1}")
     assert not confirm_gone(mark, [], host=HostIdentity.here()).proves_death
+
+
+def test_whose_a_living_process_is_is_an_error_where_it_cannot_be_read() -> None:
+    files = resource.RLIMIT_NOFILE
+    limits = resource.getrlimit(files)
+    resource.setrlimit(files, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            procfs.user_ids(os.getpid())
+    finally:
+        resource.setrlimit(files, limits)
+    assert procfs.user_ids(os.getpid()) == {os.getuid()}
+    assert procfs.user_ids(4194304) == set()
 
 
 @pytest.mark.skipif(

@@ -281,8 +281,16 @@ def status(place: str) -> dict[str, str]:
 
 
 def user_ids(pid: int) -> set[int]:
-    """Its real, effective, saved and file system user ids; empty when it is gone."""
-    return {int(word) for word in status(f"/proc/{pid}").get("Uid", "").split()}
+    """Its real, effective, saved and file system user ids; empty when it is gone.
+
+    Raises:
+        OSError: they cannot be read, which does not say that it is gone.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return {int(word) for line in file if line.startswith(b"Uid:") for word in line.split()[1:]}
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
 
 
 def threads(pid: int, most: int = 64) -> list[dict[str, object]]:
