@@ -309,6 +309,27 @@ def test_why_a_process_ended_holds_what_it_printed_last() -> None:
     assert "was killed by SIGABRT, last words 'symbol lookup error: nvmlInit'" in child.why_ended()
 
 
+def test_a_process_that_closes_its_side_and_outlives_sigkill_is_a_failure_too(
+    fake_nvml: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose exit hangs in the driver: its pipes are closed by then."""
+    monkeypatch.setattr(killing, "DEATH_S", 0.1)
+    sampler = SamplerProcess(whole_cards(fake_nvml(gpu("a"))))
+    code = "import os, time; os.close(1); time.sleep(600)"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        try:
+            child = SamplingChild(process, CurrentCall.create(), 0.0)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "killpg", lambda pid, _: None)
+                sampler._ended(child)
+            assert sampler.pids() == [process.pid]
+            assert "SIGKILL does not end it" in sampler._why_not
+            assert sampler._start_at > time.monotonic()
+        finally:
+            process.kill()
+
+
 def test_a_process_that_dies_is_replaced_and_its_devices_are_unknown_meanwhile(fake_nvml: Script) -> None:
     environ = fake_nvml(gpu("a"))
     with sampling(environ) as sampler:

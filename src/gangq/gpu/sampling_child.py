@@ -106,10 +106,12 @@ class SamplingChild:
 
     def why_ended(self) -> str:
         """Why it ended, once it has: as it said itself, or by its status and the last line on its stderr."""
-        return (
-            self.failed
-            or f"the sampling process ended: it {how_ended(self.process.returncode, self.stderr_tail)}"
-        )
+        if self.failed:
+            return self.failed
+        code = self.process.returncode
+        if code is None:
+            return "the sampling process closed its side, and SIGKILL does not end it"
+        return f"the sampling process ended: it {how_ended(code, self.stderr_tail)}"
 
     def end(self, grace_s: float = 0.0) -> bool:
         """Kill it, if it has not ended within the grace, and close its pipes; says whether it is dead."""
