@@ -207,6 +207,19 @@ def test_a_supervisor_reports_whatever_stands_where_its_worker_keeps_a_trip(
     assert allowed == [5.0]
 
 
+@pytest.mark.parametrize(
+    ("record", "secrets"), [("{", "{}"), ("7", "{}"), ("", "{}"), ("{}", "{"), ("{}", "")]
+)
+def test_a_supervisor_says_that_it_cannot_report_by_junk_of_its_worker_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], record: str, secrets: str
+) -> None:
+    monkeypatch.setattr(death_report, "_run_report", lambda *given: pytest.fail("it was started"))
+    death_report.send(
+        Log(as_json=True), {}, secrets.encode(), record.encode(), 7, {}, stuck=[], left=[], frozen_at=None
+    )
+    assert "death_not_reported" in capfd.readouterr().err
+
+
 def test_a_disk_without_room_is_left_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

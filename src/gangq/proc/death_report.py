@@ -44,8 +44,13 @@ def send(
         "stuck": [_describe(entry) for entry in stuck],
         "left": [_describe(entry) for entry in left],
     }
-    worker = json.loads(record)
-    directory = worker.get("directory") or ""
+    try:
+        worker, handed = json.loads(record), json.loads(secrets)
+        directory = worker.get("directory") or ""
+    except (AttributeError, ValueError, RecursionError) as problem:
+        # A handler can overwrite the memory of its process, which the record is in.
+        log.say("error", "death_not_reported", error=repr(problem), advice="its lease ends by itself")
+        return
     trip = statefile.read_report(directory, statefile.TRIP, incarnation, uid=os.getuid()) or {}
     reported = bool(trip.get("reported"))
     if not reported and directory:
@@ -62,7 +67,7 @@ def send(
         log.say("warning", "report_skipped", advice=_REPORTED_LATER)
         return
     until = clock.boottime() + for_s
-    words = {"record": worker, "secrets": json.loads(secrets), "facts": facts, "until": until}
+    words = {"record": worker, "secrets": handed, "facts": facts, "until": until}
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
         status = _run_report(root, json.dumps(words).encode(), environ, for_s)
