@@ -7,7 +7,6 @@ names the columns left out.
 
 from __future__ import annotations
 
-import functools
 import re
 import shutil
 import sys
@@ -15,6 +14,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import click
@@ -100,8 +100,8 @@ def columns(names: str, cells: Mapping[str, Cell] | None = None) -> list[Column]
     for right, name, given, rank in re.findall(r"(>?)([^\s:>=]+)=?([^\s:]*):?(\d*)", names):
         field = given or _FIELDS.get(name, name)
         own = (cells or {}).get(name) or _CELLS.get(name)
-        cell = own or functools.partial(_shown, field=field)
-        value = functools.partial(_value, field=field) if given or not own else None
+        value = _value(field) if given or not own else None
+        cell = own or _shown(field)
         found.append(Column(name.replace("_", " "), cell, bool(right), int(rank or 0), value))
     return found
 
@@ -116,20 +116,31 @@ def pairs(row: Any, names: str, cells: Mapping[str, Cell] | None = None) -> None
     output.pairs(shown)
 
 
-def _value(row: Any, field: str) -> Any:
+def _value(field: str) -> Cell:
+    """Return what reads a field. What the name of the field says is looked up here, and not again for each row."""
     name, _, key = field.partition(".")
-    value = row[name] if isinstance(row, Mapping) else getattr(row, name)
-    value = (value or {}).get(key) if key else value
-    return output.words(value) if isinstance(value, (list, tuple)) else value
+
+    def value(row: Any) -> Any:
+        found = row[name] if isinstance(row, dict) else getattr(row, name)
+        if key:
+            found = (found or {}).get(key)
+        return output.words(found) if isinstance(found, (list, tuple)) else found
+
+    return value
 
 
-def _shown(row: Any, field: str) -> object:
-    """A field of a row as a cell: times as how long ago."""
-    value = _value(row, field)
-    if isinstance(value, datetime):
-        return output.ago(value)
+def _shown(field: str) -> Cell:
+    """Return what makes a cell of a field: times as how long ago."""
+    read = _value(field)
     show = next((show for suffix, show in _BY_SUFFIX.items() if field.endswith(suffix)), None)
-    return show(value) if show else value
+
+    def cell(row: Any) -> object:
+        value = read(row)
+        if isinstance(value, datetime):
+            return output.ago(value)
+        return show(value) if show else value
+
+    return cell
 
 
 def choose(columns: Sequence[Column], names: Sequence[str], row: Any) -> list[Column]:
@@ -139,10 +150,12 @@ def choose(columns: Sequence[Column], names: Sequence[str], row: Any) -> list[Co
         click.UsageError: there is no such column.
     """
     known = {column.title.casefold().replace(" ", "_"): column for column in columns}
-    fields = {
-        field: Column(field, lambda row, field=field: _fields(row)[field])  # type: ignore[misc]
-        for field in _fields(row)
-    }
+    own: Mapping[str, Cell] = (
+        {key: itemgetter(key) for key in row}
+        if isinstance(row, dict)
+        else {key.rstrip("_"): attrgetter(key) for key in row._fields}
+    )
+    fields = {field: Column(field, cell) for field, cell in own.items()}
     wanted = [name.strip().casefold().replace(" ", "_") for name in names]
     for name in wanted:
         if name not in known and name not in fields:
