@@ -217,7 +217,7 @@ def test_a_supervisor_says_that_it_cannot_report_by_junk_of_its_worker_and_goes_
     death_report.send(
         Log(as_json=True), {}, secrets.encode(), record.encode(), 7, {}, stuck=[], left=[], frozen_at=None
     )
-    assert "death_not_reported" in capfd.readouterr().err
+    assert "death_not_reported" in capfd.readouterr().out
 
 
 def test_a_disk_without_room_is_left_nothing_half_written(

@@ -38,13 +38,14 @@ import signal
 import sys
 import time
 
-if not __package__:
-    # This program's package is the folder that it lies in, without gangq above it. Appended, so that nothing beside
-    # that folder can ever stand in for a module of the standard library.
+if __name__ == "__main__":
+    # Its package is the folder that this file lies in, without gangq above it. Appended, so that nothing beside that
+    # folder can ever stand in for a module of the standard library.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    import proc  # type: ignore[import-not-found]
+    from proc.guardian import main as guard  # type: ignore[import-not-found]
 
-    __package__ = proc.__name__
+    guard(int(sys.argv[1]))
+    sys.exit()
 from . import bounded_log, cgroup, clock, kernel, killing, procfs
 
 TYPE_CHECKING = False
@@ -456,7 +457,3 @@ def main(channel: int, *, inside: bool = False) -> None:
         fault = repr(problem)
         guardian.begin_kill("guardian_fault")
     guardian.finish(fault)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
