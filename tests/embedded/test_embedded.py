@@ -241,7 +241,9 @@ def test_no_tcp_by_default_and_where_it_is_set_only_by_password(make: Make, clus
     server.stop()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    server = make(cluster, settings={"listen_addresses": "127.0.0.1", "port": str(port)}).start()
+    server = make(cluster, settings={"listen_addresses": "127.0.0.1", "port": str(port)})
+    assert server.dsn().endswith(f"&port={port}")
+    server.start()
     tcp = f"host=127.0.0.1 port={port} dbname=gangq"
     with pytest.raises(psycopg.OperationalError, match="password"):
         query(f"{tcp} user=postgres", "select 1")
@@ -409,13 +411,13 @@ def test_a_zombie_that_is_never_reaped_does_not_stop_a_restart_in_the_same_proce
     assert second == pid_of(make(cluster))
 
 
-@pytest.mark.parametrize("name", ["postgres", "sleep"])
+@pytest.mark.parametrize(("name", "port"), [("postgres", "5432"), ("sleep", "5432"), ("sleep", "5544")])
 def test_a_pid_file_that_names_a_stranger_does_not_stop_a_restart(
-    make: Make, cluster: Path, name: str
+    make: Make, cluster: Path, name: str, port: str
 ) -> None:
-    server = make(cluster).start()
+    server = make(cluster, settings={"port": port}).start()
     pid_file = server.data_dir / "postmaster.pid"
-    lock_file = server.data_dir / ".s.PGSQL.5432.lock"
+    lock_file = server.data_dir / f".s.PGSQL.{port}.lock"
     left = {path: path.read_text() for path in (pid_file, lock_file)}
     pid = pid_of(server)
     server.kill()

@@ -217,7 +217,8 @@ class DataDirectory:
                         process.kill()
                 deadline = time.monotonic() + 1.0
             time.sleep(0.05)
-        for path in (self.path / "postmaster.pid", socket_dir / _SOCKET, socket_dir / f"{_SOCKET}.lock"):
+        # Sockets and their locks, of whatever port the crashed server had.
+        for path in (self.path / "postmaster.pid", *socket_dir.glob(".s.PGSQL.*")):
             path.unlink(missing_ok=True)
 
     def _orphans(self) -> list[psutil.Process]:

@@ -243,7 +243,8 @@ class Server:
         if running and running.socket_dir:
             socket_dir, port = running.socket_dir, running.port
         else:
-            socket_dir, port = self.directory.socket_dir(identity_of(self.data_dir)), PORT
+            socket_dir = self.directory.socket_dir(identity_of(self.data_dir))
+            port = int(self.settings.get("port", PORT))
         host = quote(str(socket_dir), safe="")
         return f"postgresql://{SUPERUSER}@/{quote(dbname, safe='')}?host={host}&port={port}"
 
