@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from gangq.client.rows import BatchRow, EventRow, GangRow, JobRow, TimelineRow
+from gangq.client.rows import BatchRow, EventRow, GangRow, JobRow, StateChange, TimelineRow
 from gangq.client.verb import Steps, Verb
 from gangq.client.verbs import Verbs
 from gangq.durations import Duration, seconds
@@ -246,8 +246,7 @@ def _cancelled_because(ended: JobRow | GangRow, otherwise: str | None) -> Steps[
 
 def cancel(handle: Handle[Any, Any], reason: str | None = None) -> Steps[str]:
     """Cancel it; return its state now: while it is being stopped a job is `preempting`, and a gang `draining`."""
-    yield from Verbs.cancel(**_named(handle), reason=reason)
-    return (yield from state(handle))
+    return (yield from _state_after(handle, (yield from Verbs.cancel(**_named(handle), reason=reason))))
 
 
 def retry(handle: Handle[Any, Any]) -> Steps[str]:
@@ -256,13 +255,17 @@ def retry(handle: Handle[Any, Any]) -> Steps[str]:
 
     `gangq.jobs` then shows a job's new ending; the old one stays in `gangq.history`.
     """
-    yield from Verbs.retry(**_named(handle))
-    return (yield from state(handle))
+    return (yield from _state_after(handle, (yield from Verbs.retry(**_named(handle)))))
 
 
 def _named(handle: Handle[Any, Any]) -> dict[str, Any]:
     """As an argument of the verbs that take jobs and gangs."""
     return {f"{handle.kind}_ids": [handle.id]}
+
+
+def _state_after(handle: Handle[Any, Any], changed: Sequence[StateChange]) -> Steps[str]:
+    """Of a job as the verb says it: a second statement could fail although the first one has taken effect."""
+    return str(changed[0].state) if handle.kind == "job" else (yield from state(handle))
 
 
 def state(handle: Handle[Any, Any]) -> Steps[str]:

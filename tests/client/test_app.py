@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NoReturn
@@ -21,6 +21,8 @@ from psycopg.conninfo import make_conninfo
 
 from databases import OwnServer
 from gangq import App, AsyncClient, Client, Context, Gang, Job, Retry, Role, context, embedded, handle_steps
+from gangq.client.rows import StateChange
+from gangq.client.verb import Steps
 from gangq.errors import (
     DatabaseUnreachable,
     GangqError,
@@ -411,6 +413,18 @@ def test_a_failure_carries_the_last_error_and_a_retry_runs_it_again(app: App) ->
     assert handle.retry() == "pending"
     worker.finish(7)
     assert handle.result(timeout=20) == 7
+
+
+@pytest.mark.parametrize("written", [handle_steps.cancel, handle_steps.retry])
+def test_a_job_that_was_cancelled_or_retried_is_not_asked_for_its_state_besides(
+    written: Callable[[Job[Any]], Steps[str]],
+) -> None:
+    """A second statement may fail after the first one took effect, and reads its payload and result."""
+    steps = written(App("dbname=d").job(5))
+    next(steps)
+    with pytest.raises(StopIteration) as ended:
+        steps.send([StateChange(5, None, "preempting")])
+    assert ended.value.value == "preempting"
 
 
 @pytest.mark.parametrize("kind", ["job", "gang", "batch"])
