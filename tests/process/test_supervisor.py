@@ -393,6 +393,12 @@ def test_a_beat_asked_of_another_process_is_not_given(start: Start, manager: Man
 # -- the memory ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("junk", [0, 99, 4_000_000_000])
+def test_no_stacks_are_asked_for_by_a_number_that_is_no_signal(junk: int) -> None:
+    memory = SimpleNamespace(dump_signal=junk, dump_thread=0)
+    Supervisor.dump(SimpleNamespace(memory=memory, child=os.getpid()), until=0.0)  # type: ignore[arg-type]
+
+
 def test_the_memory_keeps_what_the_worker_wrote_last() -> None:
     memory = Memory.create(interval_s=0.5, silence_s=2.0)
     same = Memory.of(os.dup(memory.fd))

@@ -251,7 +251,7 @@ class Supervisor:
         made to go on, and takes the signal first.
         """
         number, thread = self.memory.dump_signal, self.memory.dump_thread
-        if not number:
+        if number not in signal.valid_signals():  # None yet, or what a job has written there.
             return
         # To a thread of the library: the signal interrupts a system call. In the handler that call might return,
         # which would disturb the job and look like movement.
