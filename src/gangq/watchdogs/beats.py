@@ -105,6 +105,11 @@ class BeatWatch(Watch[B], Generic[B, T]):
     ) -> Self:
         """A job begins. What is None or not given, of these and of the limits, is as the constructor was told.
 
+        Args:
+            sensors: what it is looked at through [this process, without devices].
+            job: what a verdict names.
+            **limits: numbers of the constructor (``load_grace_s``, ``stall_timeout_s`` ...), for this job alone.
+
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
