@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from gangq.errors import InvalidInput, SchemaMismatch
-from gangq.placement.collection import uncollected
 
 FORMAT = 1
 """The number of this layout. A library does not decide on a board of another one."""
@@ -273,7 +272,6 @@ class Board(NamedTuple):
     format: int = FORMAT
 
     @classmethod
-    @uncollected()
     def from_json(cls, data: Mapping[str, Any]) -> Board:
         """The board that ``gangq.board()`` or a file holds.
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from gangq.placement import gates
 from gangq.placement.board import Ask, Board, Hold, Kind, Place, Unit
-from gangq.placement.collection import uncollected
 from gangq.placement.decisions import HOLDERS, Decision, End, Refused, Seat
 from gangq.placement.displace import Displacer, swap
 from gangq.placement.fit import Search
@@ -24,7 +23,6 @@ from gangq.placement.strategies import STRATEGIES
 from gangq.placement.why import WhyNot
 
 
-@uncollected()
 def decide(board: Board) -> list[Decision]:
     """What to do now with all that waits, and with what must move.
 
