@@ -213,8 +213,12 @@ declare
   light_room bigint;
   light_jobs bigint;
 begin
-  -- 1.
-  perform gangq.check_claim(max_jobs, model, lane);
+  -- 1. Asked before the function that refuses is called: the call costs more than the question.
+  if not gangq.reads_committed() or (max_jobs between 1 and 1000) is not true or model is not null
+    or lane not in ('placed', 'light')
+  then
+    perform gangq.check_claim(max_jobs, model, lane);
+  end if;
   -- 2.
   if take.lane is distinct from 'light' and exists (
     select 1 from gangq.live_jobs j where j.incarnation = take.incarnation and j.token is null)
