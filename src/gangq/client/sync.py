@@ -90,7 +90,8 @@ class Client(Verbs, BaseClient):
     Connects at the first call and reconnects by itself. Methods are named as the SQL functions, take their
     arguments by keyword, and return named tuples (`gangq.client.rows`). Every error is a `GangqError`:
     `DatabaseUnreachable` when there is no connection, and it names the database but never a password.
-    Verbs that take `connection` run inside that connection's transaction and never end it.
+    Verbs that take `connection` run inside that connection's transaction and never end it. Of those that read a view
+    (`jobs`, `gangs`, `events` ...) all filters given must hold; `limit`: at most so many rows, None for all.
     """
 
     _pool: ConnectionPool[Connection] | None

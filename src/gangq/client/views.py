@@ -43,7 +43,7 @@ def _only(found: list[T], what: str) -> T:
 
 
 class Views:
-    """Verbs that read the views. All filters given must hold. `limit`: at most so many rows, None for all."""
+    """Verbs that read the views: see `Client`."""
 
     @verb(view="jobs", order="id desc")
     def jobs(
