@@ -15,9 +15,19 @@ create type gangq.claim_row as (
   trace text, array_index integer
 );
 
+-- Internal. Raises GQ001 for what no rendezvous can have.
+create function gangq.check_port(port integer) returns void language plpgsql as $$
+begin
+  if (port between 1 and 65535) is not true then
+    perform gangq.refuse('GQ001',
+      format('port is %s; it must be 1 to 65535', coalesce(port::text, 'null')),
+      'Give a port that this worker holds bound.');
+  end if;
+end $$;
+
 -- Internal. Refuses what no claim can ask for. Raises GQ001, GQ007, GQ008.
-create function gangq.check_claim(max_jobs integer, model text, lane text) returns void
-language plpgsql as $$
+create function gangq.check_claim(max_jobs integer, ports integer[], model text, lane text)
+returns void language plpgsql as $$
 begin
   perform gangq.require_read_committed('claim');
   if (max_jobs between 1 and 1000) is not true then
@@ -33,6 +43,7 @@ begin
     perform gangq.refuse('GQ001', format('lane is %L', left(lane, 40)),
       'placed, light, or null for both.');
   end if;
+  perform gangq.check_port(p.port) from unnest(ports) as p(port);
 end $$;
 
 -- Internal. Locks the gangs with members reserved on this worker, and returns up to so many of
@@ -214,10 +225,10 @@ declare
   light_jobs bigint;
 begin
   -- 1. Asked before the function that refuses is called: the call costs more than the question.
-  if not gangq.reads_committed() or (max_jobs between 1 and 1000) is not true or model is not null
-    or lane not in ('placed', 'light')
+  if not gangq.reads_committed() or (max_jobs between 1 and 1000) is not true or ports <> '{}'
+    or model is not null or lane not in ('placed', 'light')
   then
-    perform gangq.check_claim(max_jobs, model, lane);
+    perform gangq.check_claim(max_jobs, ports, model, lane);
   end if;
   -- 2.
   if take.lane is distinct from 'light' and exists (

@@ -60,8 +60,8 @@ $$;
 -- again when heartbeat names a newer epoch, it is true once that one is whole. port: given by the
 -- new rank 0 of a gang that shrank, which was claimed without one: a port it holds bound. service,
 -- revision, health: of a replica, what its worker polls to see whether it is ready; null: it says
--- so itself, or is no replica. Raises GQ002, GQ003 (not this claim any more, or told to stop),
--- GQ004 (the job is not a member of a gang; the port serves another gang), 42501.
+-- so itself, or is no replica. Raises GQ001, GQ002, GQ003 (not this claim any more, or told to
+-- stop), GQ004 (the job is not a member of a gang; the port serves another gang), 42501.
 create function gangq.barrier(job_id bigint, token bigint, port integer default null)
 returns table (
   go boolean, epoch integer, rank integer, job_id_of_rank bigint, worker text, host text,
@@ -79,6 +79,7 @@ begin
     perform gangq.refuse_stale(barrier.job_id, barrier.token);
   end if;
   if barrier.port is not null then
+    perform gangq.check_port(barrier.port);
     select i.* into me from gangq.incarnations i where i.id = mine.incarnation;
     -- Which of the others is rank 0 may change until this lock is held.
     perform 1 from gangq.live_gangs g where g.id = mine.gang_id for update;

@@ -57,6 +57,19 @@ def test_max_jobs_bounds_a_claim(q: Q) -> None:
             worker.claim(max_jobs=bad)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("port", [0, -1, 65536, None])
+def test_a_port_that_no_rendezvous_can_have_is_refused(q: Q, port: int | None) -> None:
+    q.submit_gang(1)
+    worker = q.worker()
+    q.tick()
+    with refused(INVALID, f"port is {'null' if port is None else port}; it must be 1 to 65535"):
+        worker.claim(ports=[20, port])
+    claim = worker.take()
+    if port is not None:
+        with refused(INVALID, "port is"):
+            q.call("barrier", job_id=claim.job_id, token=claim.token, port=port)
+
+
 # What does not fit is skipped -------------------------------------------------------------------------------
 
 
