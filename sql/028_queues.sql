@@ -4,12 +4,16 @@
 -- committed state is above a maximum. What gives back locks nothing here.
 
 -- Internal. A queue and its ancestors that exist, itself first.
-create function gangq.queue_path(name text) returns text[] language sql stable as $$
-  select coalesce(array_agg(q.name order by length(q.name) desc), '{}')
-  from (select string_to_array(queue_path.name, '.') as parts offset 0) p
-  cross join lateral generate_series(1, cardinality(p.parts)) n
-  join gangq.queues_table q on q.name = array_to_string(p.parts[1:n], '.')
-$$;
+create function gangq.queue_path(name text) returns text[] language plpgsql stable as $$
+declare
+  parts constant text[] := string_to_array(queue_path.name, '.');
+begin
+  return array(
+    select q.name
+    from generate_series(1, cardinality(parts)) n
+    join gangq.queues_table q on q.name = array_to_string(parts[1:n], '.')
+    order by length(q.name) desc);
+end $$;
 
 -- Internal. Whether a queue is one of these or below one of them.
 create function gangq.below(queue text, names text[]) returns boolean language sql immutable as $$

@@ -50,16 +50,18 @@ $$;
 -- after lock_limited: a moment from before the wait for the lock would be earlier than the last
 -- start.
 create function gangq.rate_hit(queue text, key text, starts integer) returns jsonb
-language sql stable as $$
-  select jsonb_strip_nulls(jsonb_build_object('gate', 'rate', 'queue', x.queue, 'key', x.key,
-    'resource', 'starts', 'limit', r.starts, 'asked', rate_hit.starts,
-    'used', ceil(extract(epoch from n.full_at - gangq.now()) / extract(epoch from r.every))))
-  from gangq.rates_on(rate_hit.queue, rate_hit.key) x
-  cross join lateral gangq.rate_of(x.rate) r
-  cross join lateral gangq.filled_at(x.rate, x.full_at) as n(full_at)
-  where n.full_at + rate_hit.starts * r.every > gangq.empty_until(x.rate)
-  order by x.key, length(x.queue) desc limit 1
-$$;
+language plpgsql stable as $$
+begin
+  return (
+    select jsonb_strip_nulls(jsonb_build_object('gate', 'rate', 'queue', x.queue, 'key', x.key,
+      'resource', 'starts', 'limit', r.starts, 'asked', rate_hit.starts,
+      'used', ceil(extract(epoch from n.full_at - gangq.now()) / extract(epoch from r.every))))
+    from gangq.rates_on(rate_hit.queue, rate_hit.key) x
+    cross join lateral gangq.rate_of(x.rate) r
+    cross join lateral gangq.filled_at(x.rate, x.full_at) as n(full_at)
+    where n.full_at + rate_hit.starts * r.every > gangq.empty_until(x.rate)
+    order by x.key, length(x.queue) desc limit 1);
+end $$;
 
 -- Internal. So many of such jobs start now: limit_hit has found nothing, under the same locks.
 create function gangq.count_starts(queue text, key text, starts integer) returns void

@@ -78,12 +78,13 @@ end $$;
 
 -- Internal. Whether a limit or a fair order tells the submitters of a queue apart. Then each has
 -- shapes of its own, and a claim need not read past the jobs of those that are at their limit.
-create function gangq.tells_apart(queue text) returns boolean language sql stable as $$
-  select exists (
+create function gangq.tells_apart(queue text) returns boolean language plpgsql stable as $$
+begin
+  return exists (
     select 1 from gangq.queues_table q
     where gangq.below(tells_apart.queue, array[q.name])
-      and (q.policy = 'fair' or q.limited and q.submitter_maximum <> '{}'))
-$$;
+      and (q.policy = 'fair' or q.limited and q.submitter_maximum <> '{}'));
+end $$;
 
 -- Internal. The shape of work of this submitter: a copy of its own where its queue tells submitters
 -- apart, else the shape itself. A new copy is charged to login (GQ007).

@@ -44,15 +44,17 @@ create function gangq.wake_tasks(tasks text[]) returns void language sql as $$
 $$;
 
 -- Internal. A task of a kind of gang, or of a shape (negative), that is paused; null: none.
-create function gangq.paused_task(kind integer) returns text language sql stable as $$
-  select min(p.task)
-  from gangq.task_pauses p
-  where p.task in (
-    select s.task from gangq.shapes s where s.id = -kind
-    union all
-    select s.task
-    from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = kind)
-$$;
+create function gangq.paused_task(kind integer) returns text language plpgsql stable as $$
+begin
+  return (
+    select min(p.task)
+    from gangq.task_pauses p
+    where p.task in (
+      select s.task from gangq.shapes s where s.id = -kind
+      union all
+      select s.task
+      from gangq.kind_roles r join gangq.shapes s on s.id = r.shape_id where r.kind_id = kind));
+end $$;
 
 -- Internal. Until when, by whom and why a task is paused; null: it is not.
 create function gangq.pause_in_words(task text) returns text language sql stable as $$

@@ -32,11 +32,13 @@ create function gangq.placed_waits() returns boolean language sql stable
 return exists (select 1 from gangq.live_gangs g where g.state = 'blocked') or gangq.single_waits();
 
 -- Internal. This queue, or the nearest one above it, if it is paused; null: none is.
-create function gangq.paused_queue(queue text) returns text language sql stable as $$
-  select q.name from gangq.queues_table q
-  where q.paused and gangq.below(paused_queue.queue, array[q.name])
-  order by length(q.name) desc limit 1
-$$;
+create function gangq.paused_queue(queue text) returns text language plpgsql stable as $$
+begin
+  return (
+    select q.name from gangq.queues_table q
+    where q.paused and gangq.below(paused_queue.queue, array[q.name])
+    order by length(q.name) desc limit 1);
+end $$;
 
 -- Internal. Per incarnation: free slots for placed work, light jobs it may still take, memory,
 -- CPUs, and free devices with their memory, smallest first. Reserved, running and preempting jobs

@@ -5,12 +5,14 @@
 -- Internal. Seconds a job will run: its budget, else the installation's; the 90th percentile of its
 -- task's runs where at least ten are known and it is less.
 create function gangq.estimate_s(queue text, task text, gpus integer, budget_s real) returns real
-language sql stable as $$
-  select least(
-    coalesce(budget_s, (
+language plpgsql stable as $$
+begin
+  return least(
+    coalesce(estimate_s.budget_s, (
       select case when gpus > 0 then c.budget_gpu_s else c.budget_s end from gangq.settings c)),
-    (select r.p90_s from gangq.runtimes r where r.queue = $1 and r.task = $2 and r.samples >= 10))
-$$;
+    (select r.p90_s from gangq.runtimes r
+    where r.queue = estimate_s.queue and r.task = estimate_s.task and r.samples >= 10));
+end $$;
 
 -- Internal. Jobs of these shapes have run so long and are done; of several of one task the longest
 -- counts, as of a gang. A running estimate in one row: each end longer than it raises it by as much

@@ -134,8 +134,9 @@ end $$;
 -- changed since the place was opened. Capacity cannot have: the place itself counts as used.
 create function gangq.no_fill(
   me gangq.incarnations, p gangq.places, s gangq.shapes, t timestamptz
-) returns text language sql stable as $$
-  select case
+) returns text language plpgsql stable as $$
+begin
+  return case
     when gangq.is_over((p).until, (select c.tick_s from gangq.settings c), t)
       then 'its time is over'
     when gangq.paused_queue((s).queue) is not null then 'its queue is paused'
@@ -152,8 +153,8 @@ create function gangq.no_fill(
         case when (s).cpus = 0 then 0 end) is not null
       then 'a limit was lowered'
     when not gangq.serves(me, s) then 'the worker does not serve it any more'
-  end
-$$;
+  end;
+end $$;
 
 -- Internal, for fill_places. This job, which is locked, starts in this place.
 create function gangq.start_in_place(
@@ -238,30 +239,26 @@ end $$;
 -- place that a pass has locked is skipped. When no job of the kind waits, or a rate was set after
 -- the place was opened, the devices are free at once, and the next pass or tick deletes the place.
 create function gangq.vacate(job_ids bigint[], tokens bigint[], t timestamptz) returns integer
-language sql volatile as $$
-  with vacant as (
-    update gangq.places p set job_id = null, token = null
-    where p.id = any (array(
-        select z.id
-        from unnest(job_ids, tokens) as g(job_id, token)
-        join gangq.places z on z.token = g.token and z.job_id = g.job_id
-        join gangq.shapes s on s.id = z.shape_id
-        cross join gangq.settings c
-        where not gangq.is_over(z.until, c.tick_s, t)
-          and not exists (select from gangq.rates_on(s.queue, s.limit_key))
-          and exists (
-            select 1 from gangq.live_jobs j where j.shape_id = z.shape_id and j.state = 'pending')
-        for update of z skip locked))
-    returning p.id, p.device_ids
-  ),
-  held as (
-    update gangq.device_holds h
-    set kind = 'place', place_id = v.id, job_id = null, since = t
-    from vacant v
-    where h.device_id = any (v.device_ids) and h.job_id = any (job_ids)
-  )
-  select count(*)::integer from vacant
-$$;
+language plpgsql as $$
+declare
+  vacant constant bigint[] := array(
+    select z.id
+    from unnest(job_ids, tokens) as g(job_id, token)
+    join gangq.places z on z.token = g.token and z.job_id = g.job_id
+    join gangq.shapes s on s.id = z.shape_id
+    cross join gangq.settings c
+    where not gangq.is_over(z.until, c.tick_s, t)
+      and not exists (select from gangq.rates_on(s.queue, s.limit_key))
+      and exists (
+        select 1 from gangq.live_jobs j where j.shape_id = z.shape_id and j.state = 'pending')
+    for update of z skip locked);
+begin
+  update gangq.device_holds h set kind = 'place', place_id = p.id, job_id = null, since = t
+  from gangq.places p
+  where p.id = any (vacant) and h.device_id = any (p.device_ids) and h.job_id = p.job_id;
+  update gangq.places p set job_id = null, token = null where p.id = any (vacant);
+  return cardinality(vacant);
+end $$;
 
 -- Internal. Closes places. A vacant one gives its devices back at once; a job that runs in one
 -- keeps its devices until it ends. waits: wait for places that a pass has locked.
