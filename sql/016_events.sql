@@ -38,11 +38,11 @@ create function gangq.log_job(
 $$;
 
 -- Internal. Notifies each of these workers on its own channel.
-create function gangq.wake(incarnations bigint[], what text) returns void
-language sql volatile as $$
-  select pg_notify('gangq_' || w.i, what)
-  from (select distinct i from unnest(incarnations) i where i is not null) w
-$$;
+create function gangq.wake(incarnations bigint[], what text) returns void language plpgsql as $$
+begin
+  perform pg_notify('gangq_' || w.i, what)
+  from (select distinct i from unnest(incarnations) i where i is not null) w;
+end $$;
 
 -- Internal. how = sleepers: takes as many sleepers off the list as there are jobs and notifies
 -- those, or nobody, so a busy fleet never pays for NOTIFY's commit lock; commit: notifies at commit

@@ -82,11 +82,13 @@ $$;
 -- Internal. Whether such gangs may run with fewer members. A gang whose roles all have one size has
 -- all its members in every epoch. Of an elastic one those with an epoch_rank are in it; the others
 -- stay blocked, or are being stopped because they have just left it.
-create function gangq.elastic(kind_id integer) returns boolean language sql stable as $$
-  select exists (
+create function gangq.elastic(kind_id integer) returns boolean
+language plpgsql stable set enable_seqscan = off as $$
+begin
+  return exists (
     select 1 from gangq.kind_roles r
-    where r.kind_id = elastic.kind_id and r.min_members < r.max_members)
-$$;
+    where r.kind_id = elastic.kind_id and r.min_members < r.max_members);
+end $$;
 
 -- Internal. Whether a member of a placed gang is part of its present epoch.
 create function gangq.in_epoch(j gangq.live_jobs, g gangq.live_gangs) returns boolean

@@ -65,7 +65,8 @@ end $$;
 
 -- Internal. So many of such jobs start now: limit_hit has found nothing, under the same locks.
 create function gangq.count_starts(queue text, key text, starts integer) returns void
-language sql volatile as $$
+language plpgsql as $$
+begin
   update gangq.limit_keys k
   set full_at = gangq.filled_at(k.rate, k.full_at) + count_starts.starts * r.every
   from gangq.rates_on(null, count_starts.key) x cross join lateral gangq.rate_of(x.rate) r
@@ -74,4 +75,4 @@ language sql volatile as $$
   set full_at = gangq.filled_at(q.rate, q.full_at) + count_starts.starts * r.every
   from gangq.rates_on(count_starts.queue, null) x cross join lateral gangq.rate_of(x.rate) r
   where q.name = x.queue;
-$$;
+end $$;

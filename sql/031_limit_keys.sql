@@ -83,13 +83,16 @@ $$;
 
 -- Internal. The limit key of a kind of gang, whose members all name the same, or of a shape
 -- (negative).
-create function gangq.key_of(kind integer) returns text language sql stable as $$
-  select s.limit_key
-  from gangq.shapes s
-  where s.id = coalesce((
-    select r.shape_id from gangq.kind_roles r where r.kind_id = kind order by r.ordinal limit 1),
-    -kind)
-$$;
+create function gangq.key_of(kind integer) returns text
+language plpgsql stable set enable_seqscan = off as $$
+begin
+  return (
+    select s.limit_key
+    from gangq.shapes s
+    where s.id = coalesce((
+      select r.shape_id from gangq.kind_roles r where r.kind_id = kind order by r.ordinal limit 1),
+      -kind));
+end $$;
 
 -- Internal, for the view limits: opens_at of a limit key of which so many jobs are placed.
 create function gangq.limit_opens_at(key text, used bigint) returns timestamptz

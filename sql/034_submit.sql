@@ -106,12 +106,13 @@ end $$;
 -- Internal. These jobs wait for the first waits_on of awaited, each for the outcome it wants.
 create function gangq.add_dependencies(
   job_ids bigint[], awaited bigint[], wants text[], waits_on integer
-) returns void language sql as $$
+) returns void language plpgsql as $$
+begin
   insert into gangq.dependencies (job_id, on_job_id, wants)
   select i.id, a.id, coalesce(a.wants, 'done')
   from unnest(job_ids) as i(id)
-  cross join unnest(awaited[: waits_on], wants[: waits_on]) as a(id, wants)
-$$;
+  cross join unnest(awaited[: waits_on], add_dependencies.wants[: waits_on]) as a(id, wants);
+end $$;
 
 -- 1. Options and arguments. What every submission runs is written out or inlined: a call of a
 --    function costs up to 4 us, and the whole of submit 60.

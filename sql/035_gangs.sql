@@ -5,24 +5,29 @@
 -- Internal. What of these needs is said: null stands for absent. No payloads here: aggregating
 -- takes a time quadratic in the size of the values, a minute for 10 MiB. What needs no device needs
 -- no memory on it either, whatever is declared or said for all.
-create function gangq.said(needs jsonb) returns jsonb language sql immutable as $$
-  select case when said.needs -> 'gpus' = '0' then '{"vram_mb": 0}' else '{}' end::jsonb
-    || coalesce(jsonb_object_agg(e.key, e.value), '{}')
-  from jsonb_each(said.needs) e
-  where e.value <> 'null'
-$$;
+create function gangq.said(needs jsonb) returns jsonb language plpgsql immutable as $$
+begin
+  return (
+    select case when said.needs -> 'gpus' = '0' then '{"vram_mb": 0}' else '{}' end::jsonb
+      || coalesce(jsonb_object_agg(e.key, e.value), '{}')
+    from jsonb_each(said.needs) e
+    where e.value <> 'null');
+end $$;
 
 -- Internal. What a role has if nothing is said: as workers declare its task, then none.
-create function gangq.declared_needs(task text) returns jsonb language sql stable as $$
-  select gangq.said(jsonb_build_object('gpus', coalesce(d.gpus, 0),
-    'vram_mb', coalesce(d.vram_mb, 0), 'memory_mb', coalesce(d.memory_mb, 0),
-    'cpus', coalesce(d.cpus, 0), 'labels', coalesce(d.labels, '{}'), 'selector', d.selector,
-    'tolerates', d.tolerates, 'model', d.model, 'strategy', 'pack', 'balanced', false,
-    'budget_s', coalesce(d.budget_s, ts.budget_s)))
-  from (select declared_needs.task) t
-  left join gangq.task_options d on d.task = t.task
-  left join gangq.task_settings ts on ts.task = t.task
-$$;
+create function gangq.declared_needs(task text) returns jsonb
+language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return (
+    select gangq.said(jsonb_build_object('gpus', coalesce(d.gpus, 0),
+      'vram_mb', coalesce(d.vram_mb, 0), 'memory_mb', coalesce(d.memory_mb, 0),
+      'cpus', coalesce(d.cpus, 0), 'labels', coalesce(d.labels, '{}'), 'selector', d.selector,
+      'tolerates', d.tolerates, 'model', d.model, 'strategy', 'pack', 'balanced', false,
+      'budget_s', coalesce(d.budget_s, ts.budget_s)))
+    from (select declared_needs.task) t
+    left join gangq.task_options d on d.task = t.task
+    left join gangq.task_settings ts on ts.task = t.task);
+end $$;
 
 -- Internal. A role without its payloads. What it does not say is the gang's, then its task's.
 -- Raises GQ001.
@@ -205,14 +210,15 @@ end $$;
 -- Internal. All payloads of a gang, wherever they are given: for a role, for each of its members,
 -- or (by_rank) for each member of the gang.
 create function gangq.gang_payloads(roles gangq.gang_role[], by_rank jsonb) returns jsonb[]
-language sql immutable as $$
-  select array(
+language plpgsql immutable as $$
+begin
+  return array(
     select r.payload from unnest(roles) r where num_nonnulls(r.payloads, by_rank) = 0
     union all
     select p.payload
     from (select r.payloads from unnest(roles) r union all select by_rank) e(list)
-    cross join lateral jsonb_array_elements(e.list) as p(payload))
-$$;
+    cross join lateral jsonb_array_elements(e.list) as p(payload));
+end $$;
 
 -- Why each step stands before the next one:
 -- 1. Refuse what is too large, before it is copied into each of up to 100 roles.
@@ -309,16 +315,18 @@ end $$;
 
 -- Internal. The kind of this gang, stored if it is new; new shapes are charged to login.
 create function gangq.keep_kind(m gangq.gang_spec, submitter text, login text) returns integer
-language sql as $$
+language plpgsql as $$
+begin
   -- A pass looks at so many gangs of each kind: those of a submitter at its limit must not keep it
   -- from those of others, so the submitter may have shapes of its own.
-  select gangq.intern_kind(((m).queue).name, jsonb_agg(jsonb_build_object('name', r.name, 'shape',
-      gangq.shape_for(gangq.keep_shape((m).shapes[r.n], login), submitter, login), 'min', r.min,
-      'max', r.count, 'strategy', r.strategy, 'require', r.require, 'prefer', r.prefer,
-      'balanced', r.balanced) order by r.n),
-    ((m).options).require, ((m).options).prefer, ((m).options).apart)
-  from (select row_number() over () as n, x.* from unnest((m).roles) x) r
-$$;
+  return (
+    select gangq.intern_kind(((m).queue).name, jsonb_agg(jsonb_build_object('name', r.name, 'shape',
+        gangq.shape_for(gangq.keep_shape((m).shapes[r.n], login), submitter, login), 'min', r.min,
+        'max', r.count, 'strategy', r.strategy, 'require', r.require, 'prefer', r.prefer,
+        'balanced', r.balanced) order by r.n),
+      ((m).options).require, ((m).options).prefer, ((m).options).apart)
+    from (select row_number() over () as n, x.* from unnest((m).roles) x) r);
+end $$;
 
 -- Internal. Writes a gang, its members by rank, and what they wait for: see gangq.await.
 create function gangq.write_gang(

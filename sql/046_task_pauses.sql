@@ -44,7 +44,8 @@ create function gangq.wake_tasks(tasks text[]) returns void language sql as $$
 $$;
 
 -- Internal. A task of a kind of gang, or of a shape (negative), that is paused; null: none.
-create function gangq.paused_task(kind integer) returns text language plpgsql stable as $$
+create function gangq.paused_task(kind integer) returns text
+language plpgsql stable set enable_seqscan = off as $$
 begin
   return (
     select min(p.task)

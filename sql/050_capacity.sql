@@ -8,9 +8,10 @@
 
 -- Internal. Queues with a limit or a fair order: single jobs in them, and below them, are placed.
 -- Each with a dot: it begins the names of those below.
-create function gangq.placed_queues() returns text[] language sql stable as $$
-  select array(select q.name || '.' from gangq.queues_table q where q.limited or q.policy = 'fair')
-$$;
+create function gangq.placed_queues() returns text[] language plpgsql stable as $$
+begin
+  return array(select q.name || '.' from gangq.queues_table q where q.limited or q.policy = 'fair');
+end $$;
 
 -- Internal. Whether single jobs of this shape are placed; if not, they are light. Inlined, because
 -- claims ask it of each shape.
@@ -19,17 +20,23 @@ language sql immutable
 return not (s).plain or (s).model is not null or ((s).queue || '.') ^@ any (placed_queues);
 
 -- Internal. Whether a single job waits to be placed.
-create function gangq.single_waits() returns boolean language sql stable as $$
-  select exists (
+create function gangq.single_waits() returns boolean
+language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return exists (
     select 1
     from gangq.pending_shapes p join gangq.shapes s on s.id = p.shape_id
     cross join (select gangq.placed_queues() as names offset 0) q
-    where gangq.is_placed(s, q.names))
-$$;
+    where gangq.is_placed(s, q.names));
+end $$;
 
 -- Internal. Whether anything waits to be placed.
-create function gangq.placed_waits() returns boolean language sql stable
-return exists (select 1 from gangq.live_gangs g where g.state = 'blocked') or gangq.single_waits();
+create function gangq.placed_waits() returns boolean
+language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return exists (select 1 from gangq.live_gangs g where g.state = 'blocked')
+    or gangq.single_waits();
+end $$;
 
 -- Internal. This queue, or the nearest one above it, if it is paused; null: none is.
 create function gangq.paused_queue(queue text) returns text language plpgsql stable as $$
@@ -103,13 +110,14 @@ $$;
 
 -- Internal. Workers, or those among these, that may be given work now.
 create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[]
-language sql stable as $$
-  select array(
+language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return array(
     select b.incarnation
     from gangq.barred(candidates.t, candidates.among) b
     where b.why is null
-    order by b.incarnation)
-$$;
+    order by b.incarnation);
+end $$;
 
 -- For views. The free slots for placed work of each worker that may be given work now. Open places
 -- and seats that are kept for what others were told to stop for count as taken. Not free_capacity,
@@ -152,19 +160,21 @@ return least(slots, memory_mb / nullif((s).memory_mb, 0), floor(cpus / nullif((s
 
 -- Internal. Of these free devices, smallest first, those that a job of this shape can use.
 create function gangq.usable(s gangq.shapes, device_ids bigint[], vrams integer[]) returns bigint[]
-language sql immutable as $$
-  select array(
+language plpgsql immutable as $$
+begin
+  return array(
     select d.id from unnest(device_ids, vrams) with ordinality as d(id, vram, n)
-    where d.vram >= (s).vram_mb and ((s).avoid is null or d.id <> all ((s).avoid)) order by d.n)
-$$;
+    where d.vram >= (s).vram_mb and ((s).avoid is null or d.id <> all ((s).avoid)) order by d.n);
+end $$;
 
 -- Internal. Whether the devices chosen are what one job of this shape needs, and free.
 create function gangq.suit(
   s gangq.shapes, chosen bigint[], device_ids bigint[], vrams integer[]
-) returns boolean language sql immutable as $$
-  select coalesce(cardinality(chosen) = (s).gpus and chosen <@ gangq.usable(s, device_ids, vrams)
-    and (select count(distinct d.id) from unnest(chosen) as d(id)) = (s).gpus, false)
-$$;
+) returns boolean language plpgsql immutable as $$
+begin
+  return coalesce(cardinality(chosen) = (s).gpus and chosen <@ gangq.usable(s, device_ids, vrams)
+    and (select count(distinct d.id) from unnest(chosen) as d(id)) = (s).gpus, false);
+end $$;
 
 -- Internal. Where a worker is, of this level of topology; null: it does not say; no level: empty.
 create function gangq.domain_of(i gangq.incarnations, level text) returns text

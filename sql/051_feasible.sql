@@ -235,8 +235,9 @@ end $$;
 -- or a rate, and so could never run.
 create function gangq.check_limits(
   queue text, key text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric
-) returns void language sql stable as $$
-  select gangq.refuse('GQ001', x.what,
+) returns void language plpgsql stable as $$
+begin
+  perform gangq.refuse('GQ001', x.what,
     'Ask for less (an elastic gang counts with its minimum), or for another queue or key; an '
     'administrator can raise the limit: gangq queue set, gangq limit set.')
   from (
@@ -247,12 +248,11 @@ create function gangq.check_limits(
       check_limits.gpus, check_limits.memory_mb, check_limits.cpus) as a(asked)
     -- With a limit of 0 an operator shuts a queue or a key for a while.
     where a.asked > l.most and not (l.gate in ('running_limit', 'limit_key') and l.most = 0)
-    order by length(l.queue) desc nulls last limit 1) x
-  union all
-  select gangq.refuse('GQ001',
+    order by length(l.queue) desc nulls last limit 1) x;
+  perform gangq.refuse('GQ001',
     format('it starts %s at once, and the rate of %s is %s', gangq.counted(members, 'job'),
       gangq.limited_by(r.queue, r.key), r.rate),
     'Ask for fewer members (an elastic gang counts with its minimum), or for a higher rate.')
   from gangq.rates_on(check_limits.queue, check_limits.key) r
-  where check_limits.members > (gangq.rate_of(r.rate)).starts
-$$;
+  where check_limits.members > (gangq.rate_of(r.rate)).starts;
+end $$;

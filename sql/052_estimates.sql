@@ -5,7 +5,7 @@
 -- Internal. Seconds a job will run: its budget, else the installation's; the 90th percentile of its
 -- task's runs where at least ten are known and it is less.
 create function gangq.estimate_s(queue text, task text, gpus integer, budget_s real) returns real
-language plpgsql stable as $$
+language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 begin
   return least(
     coalesce(estimate_s.budget_s, (

@@ -21,20 +21,22 @@ $$;
 -- level's name has the broader ones before it: rack 1 of zone a is not rack 1 of zone b. The parts
 -- are escaped, so that rack b of zone a/ is not rack /b of zone a.
 create function gangq.domains(i gangq.incarnations, levels text[]) returns jsonb
-language sql stable as $$
-  select jsonb_agg(case
-      when l.level = 'host' then i.host
-      when l.unknown then null
-      else l.path end order by l.n)
-  from (
-    select x.level, x.n, bool_or(x.name = '') over w as unknown,
-      string_agg(replace(replace(x.name, '\', '\\'), '/', '\/'), '/') over w as path
+language plpgsql stable as $$
+begin
+  return (
+    select jsonb_agg(case
+        when l.level = 'host' then i.host
+        when l.unknown then null
+        else l.path end order by l.n)
     from (
-      select y.level, y.n,
-        case y.level when 'host' then i.host else coalesce(i.labels ->> y.level, '') end as name
-      from unnest(levels) with ordinality as y(level, n)) x
-    window w as (order by x.n)) l
-$$;
+      select x.level, x.n, bool_or(x.name = '') over w as unknown,
+        string_agg(replace(replace(x.name, '\', '\\'), '/', '\/'), '/') over w as path
+      from (
+        select y.level, y.n,
+          case y.level when 'host' then i.host else coalesce(i.labels ->> y.level, '') end as name
+        from unnest(levels) with ordinality as y(level, n)) x
+      window w as (order by x.n)) l);
+end $$;
 
 -- Internal. The class of each live worker, and one worker (example) that stands for the class. If
 -- one of these kinds selects workers or hosts by name, each worker is a class of its own.

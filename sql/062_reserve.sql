@@ -53,8 +53,9 @@ end $$;
 -- Internal. Whether these members, in rank order, could be an epoch: of each role the lowest ranks,
 -- from its minimum to its maximum.
 create function gangq.is_epoch(g gangq.live_gangs, job_ids bigint[]) returns boolean
-language sql stable as $$
-  select job_ids = array(
+language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return job_ids = array(
       select j.id from gangq.live_jobs j
       where j.gang_id = (g).id and j.id = any (job_ids) order by j.rank)
     and (cardinality(job_ids) = (g).size or not exists (
@@ -66,8 +67,8 @@ language sql stable as $$
         group by j.role) x on x.ordinal = r.ordinal
       where r.kind_id = (g).kind_id
         and (coalesce(x.members, 0) not between r.min_members and r.max_members
-          or x.last_rank <> r.first_rank + x.members - 1)))
-$$;
+          or x.last_rank <> r.first_rank + x.members - 1)));
+end $$;
 
 -- Internal. Locks these workers. Returns whether none was busy and they have room for the members.
 -- A worker whose row is locked may be claiming what the decision saw free: it counts as busy. The

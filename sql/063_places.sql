@@ -49,9 +49,11 @@ begin
 end $$;
 
 -- Internal. The end of a place that is renewed now: two ticks from now.
-create function gangq.place_until(t timestamptz) returns timestamptz language sql stable as $$
-  select t + make_interval(secs => 2 * c.tick_s) from gangq.settings c
-$$;
+create function gangq.place_until(t timestamptz) returns timestamptz language plpgsql stable as $$
+begin
+  return (
+    select t + make_interval(secs => 2 * c.tick_s) from gangq.settings c);
+end $$;
 
 -- Internal. Whether the time of a place with this end is over. An end more than four ticks ahead
 -- means that the clock was set back: the place's age is unknown.

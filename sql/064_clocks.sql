@@ -16,8 +16,7 @@ language sql immutable
 return (v).waited || jsonb_build_object((v).gate, coalesce(((v).waited ->> (v).gate)::float8, 0)
   + greatest(0, extract(epoch from t - (v).since)::float8));
 
--- Internal. The same of the verdict of a kind. PL/pgSQL, because SQL with a subquery is not
--- inlined, and each submit_gang would plan it anew.
+-- Internal. The same of the verdict of a kind.
 create function gangq.kind_clock(kind_id integer, t timestamptz) returns jsonb
 language plpgsql stable as $$
 begin
@@ -28,16 +27,18 @@ end $$;
 
 -- Internal. One reading less an earlier one, gate by gate.
 create function gangq.clock_since(reading jsonb, earlier jsonb) returns jsonb
-language sql immutable as $$
-  select jsonb_object_agg(c.gate, c.seconds)
-  from (
-    select x.gate, sum(x.seconds) as seconds
+language plpgsql immutable as $$
+begin
+  return (
+    select jsonb_object_agg(c.gate, c.seconds)
     from (
-      select e.key as gate, e.value::float8 as seconds from jsonb_each_text(reading) e
-      union all
-      select e.key, -e.value::float8 from jsonb_each_text(earlier) e) x
-    group by x.gate) c
-$$;
+      select x.gate, sum(x.seconds) as seconds
+      from (
+        select e.key as gate, e.value::float8 as seconds from jsonb_each_text(reading) e
+        union all
+        select e.key, -e.value::float8 from jsonb_each_text(earlier) e) x
+      group by x.gate) c);
+end $$;
 
 -- Internal. For how many seconds a gang has waited at each gate, in its present wait for a place;
 -- null: it does not wait, or its kind was not judged. Its kind's verdict is that of the first gang

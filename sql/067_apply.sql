@@ -78,41 +78,44 @@ return case left(ask, 1)
 -- the members of a gang, and of each role, share one domain of the level they require, also with
 -- members that already run; and no gang of the same `apart` key is on one of the hosts.
 create function gangq.misplaced(g gangq.live_gangs, job_ids bigint[], incarnations bigint[])
-returns text language sql stable as $$
-  with placed as materialized (
-    select j.role, i.host, gangq.domains(i, c.topology) as domains
-    from gangq.live_jobs j
-    left join unnest(job_ids, incarnations) as s(id, incarnation) on s.id = j.id
-    join gangq.incarnations i on i.id = coalesce(s.incarnation, j.incarnation)
-    cross join gangq.settings c
-    where j.gang_id = (g).id
-  ),
-  required as (
-    select k.require as level, null::smallint as role
-    from gangq.gang_kinds k where k.id = (g).kind_id
-    union all
-    select r.require, r.ordinal from gangq.kind_roles r where r.kind_id = (g).kind_id
-  )
-  select coalesce((
-    select format('its members would not share one %s', r.level)
-    from required r
-    cross join gangq.settings c
-    cross join lateral (
-      select p.domains ->> (array_position(c.topology, r.level) - 1) as domain
-      from placed p where r.role is null or p.role = r.role) d
-    where r.level is not null
-    group by r.level, r.role
-    having count(distinct d.domain) > 1 or bool_or(d.domain is null)
-    limit 1), (
-    select format('gang g%s is on %s, and both are %s', x.id, i.host, mine.apart)
-    from gangq.gang_kinds mine
-    join gangq.gang_kinds k on k.apart = mine.apart
-    join gangq.live_gangs x on x.kind_id = k.id and x.id <> (g).id
-    join gangq.live_jobs j on j.gang_id = x.id
-    join gangq.incarnations i on i.id = j.incarnation
-    where mine.id = (g).kind_id and i.host in (select p.host from placed p)
-    order by x.id limit 1))
-$$;
+returns text language plpgsql stable
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return (
+    with placed as materialized (
+      select j.role, i.host, gangq.domains(i, c.topology) as domains
+      from gangq.live_jobs j
+      left join unnest(job_ids, incarnations) as s(id, incarnation) on s.id = j.id
+      join gangq.incarnations i on i.id = coalesce(s.incarnation, j.incarnation)
+      cross join gangq.settings c
+      where j.gang_id = (g).id
+    ),
+    required as (
+      select k.require as level, null::smallint as role
+      from gangq.gang_kinds k where k.id = (g).kind_id
+      union all
+      select r.require, r.ordinal from gangq.kind_roles r where r.kind_id = (g).kind_id
+    )
+    select coalesce((
+      select format('its members would not share one %s', r.level)
+      from required r
+      cross join gangq.settings c
+      cross join lateral (
+        select p.domains ->> (array_position(c.topology, r.level) - 1) as domain
+        from placed p where r.role is null or p.role = r.role) d
+      where r.level is not null
+      group by r.level, r.role
+      having count(distinct d.domain) > 1 or bool_or(d.domain is null)
+      limit 1), (
+      select format('gang g%s is on %s, and both are %s', x.id, i.host, mine.apart)
+      from gangq.gang_kinds mine
+      join gangq.gang_kinds k on k.apart = mine.apart
+      join gangq.live_gangs x on x.kind_id = k.id and x.id <> (g).id
+      join gangq.live_jobs j on j.gang_id = x.id
+      join gangq.incarnations i on i.id = j.incarnation
+      where mine.id = (g).kind_id and i.host in (select p.host from placed p)
+      order by x.id limit 1)));
+end $$;
 
 -- Internal. Places a locked gang, or its missing members, on these seats. Returns done, or why not.
 -- The seats of a role go to its waiting members, by rank. In a gang that runs, only missing members

@@ -29,11 +29,13 @@ begin
 end $$;
 
 -- Internal. Tells the workers of a gang to ask for its barrier.
-create function gangq.wake_members(gang_id bigint) returns void language sql as $$
-  select gangq.wake(array(
+create function gangq.wake_members(gang_id bigint) returns void
+language plpgsql set enable_seqscan = off as $$
+begin
+  perform gangq.wake(array(
     select j.incarnation from gangq.live_jobs j
-    where j.gang_id = wake_members.gang_id and j.state = 'running'), 'go')
-$$;
+    where j.gang_id = wake_members.gang_id and j.state = 'running'), 'go');
+end $$;
 
 -- Internal. What a worker needs to know about the jobs it has just claimed.
 create function gangq.claimed(ids bigint[]) returns setof gangq.claim_row language sql stable as $$

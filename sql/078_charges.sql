@@ -138,8 +138,9 @@ $$;
 -- stopped member had begun: the gang has never gone, or each of them was claimed after
 -- missing_since, as a replacement whose barrier has not opened.
 create function gangq.cause_charged(g gangq.live_gangs, stopped bigint[], cause text) returns text
-language sql stable as $$
-  select case
+language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return case
     when (gangq.cause_named(cause)).ending = 'fault' and (
       g.go_at is null
       or stopped <> '{}' and not exists (
@@ -147,8 +148,8 @@ language sql stable as $$
         where j.id = any (stopped)
           and (g.missing_since is null or j.claimed_at <= g.missing_since)))
       then 'never_started'
-    else cause end
-$$;
+    else cause end;
+end $$;
 
 -- Internal. What a running job, single or a member, is charged for its own trip.
 create function gangq.charge_of_trip(j gangq.live_jobs) returns text language sql stable as $$

@@ -143,8 +143,10 @@ end $$;
 -- silently. An attempt that was taken from its worker is stale. as_done: whether it was completed.
 -- A caller whose own writes depend on that must not commit them for a failed attempt.
 create function gangq.was_final(job_id bigint, token bigint, as_done boolean default false)
-returns boolean language sql stable as $$
-  select exists (
+returns boolean language plpgsql stable
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return exists (
     select 1
     from (
       select j.final_token, j.taken_token, j.state
@@ -153,8 +155,8 @@ returns boolean language sql stable as $$
       select h.token, h.taken_token, h.state
       from gangq.history h where h.job_id = was_final.job_id) x
     where x.final_token = was_final.token and x.taken_token is distinct from was_final.token
-      and (x.state = 'done' or not as_done))
-$$;
+      and (x.state = 'done' or not as_done));
+end $$;
 
 -- Internal. An error without its traceback and log. Viewers read events: what a program printed or
 -- held in its variables stays with the job.

@@ -4,8 +4,10 @@
 
 -- Internal. The highest step saved by every member (mode each) or by rank 0 (mode rank0; of an
 -- elastic gang by the member that was rank 0 then). Null: none.
-create function gangq.restore_step(g gangq.live_gangs) returns bigint language sql stable as $$
-  select case g.checkpoint_mode
+create function gangq.restore_step(g gangq.live_gangs) returns bigint
+language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return case g.checkpoint_mode
     when 'rank0' then (
       select max(c.step) from gangq.checkpoints c join gangq.live_jobs j on j.id = c.job_id
       where c.gang_id = g.id and (j.rank = 0 or gangq.elastic(g.kind_id)))
@@ -14,8 +16,8 @@ create function gangq.restore_step(g gangq.live_gangs) returns bigint language s
       where c.gang_id = g.id
       group by c.step having count(*) = g.size
       order by c.step desc limit 1)
-  end
-$$;
+  end;
+end $$;
 
 -- Internal. The job of a claim that holds. Raises GQ002, GQ003, 42501.
 create function gangq.own_claim(job_id bigint, token bigint) returns gangq.live_jobs

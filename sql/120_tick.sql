@@ -150,13 +150,17 @@ language sql immutable as $$
 $$;
 
 -- Internal. When the first rate that holds something back allows it; null: none does.
-create function gangq.rate_opens_at() returns timestamptz language sql stable as $$
-  select min(gangq.moment_said(v.numbers, 'at')) from gangq.verdicts v where v.gate = 'rate'
-$$;
+create function gangq.rate_opens_at() returns timestamptz language plpgsql stable as $$
+begin
+  return (
+    select min(gangq.moment_said(v.numbers, 'at')) from gangq.verdicts v where v.gate = 'rate');
+end $$;
 
 -- Internal. The first moment after t at which a tick, or a pass, has something to do; null: none.
-create function gangq.next_due(t timestamptz) returns timestamptz language sql stable as $$
-  select least(
+create function gangq.next_due(t timestamptz) returns timestamptz
+language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+begin
+  return least(
     (select min(j.due_at) from gangq.live_jobs j where j.state = 'scheduled' and j.due_at > t),
     (select min(g.not_before) from gangq.live_gangs g
       where g.state = 'blocked' and g.not_before > t),
@@ -168,8 +172,8 @@ create function gangq.next_due(t timestamptz) returns timestamptz language sql s
     (select min(x.next_try_at) from gangq.services_table x where x.next_try_at > t),
     (select min(x.due_at) from gangq.scaling_table x where x.due_at > t),
     (select min(q.paused_until) from gangq.queues_table q where q.paused_until > t),
-    (select min(p.until) from gangq.task_pauses p where p.until > t))
-$$;
+    (select min(p.until) from gangq.task_pauses p where p.until > t));
+end $$;
 
 -- Internal, for tick. Does these steps. detail: how much each did. wait_s: when to begin again: at
 -- once, where a step has done as much as it does in one call (its most, 200); a little later, where
