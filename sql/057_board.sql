@@ -3,9 +3,8 @@
 --
 -- Moments are seconds since 1970, processors thousandths. A field that has its default is left out.
 --
--- The functions are PL/pgSQL, because it keeps plans: SQL functions were planned at every pass, two
--- thirds of the time of a small board; and the larger ones set plan_cache_mode (see 010). They make
--- json, because it is text: jsonb was copied into each larger part, half of the time.
+-- The functions make json, because it is text: jsonb was copied into each larger part, half of the
+-- time.
 
 -- Internal. A rate on a board; null: there is none.
 create function gangq.board_rate(rate text, full_at timestamptz) returns json
