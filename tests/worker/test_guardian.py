@@ -520,6 +520,21 @@ def test_the_deadline_terminates_a_grace_earlier_and_kills_on_time(start: Start)
     assert b"term" in child.read_new_output()
 
 
+def test_a_log_that_takes_no_more_does_not_make_the_deadline_late(start: Start, tmp_path: Path) -> None:
+    """As on a file system that hangs: it is a pipe that nobody reads."""
+    log = tmp_path / "log"
+    os.mkfifo(log)
+    unread = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        at = boottime() + 1.5
+        child = start("yes", log_path=log, deadline_boottime=at, grace_s=0.3, stuck_after_s=1.0)
+        eventually(lambda: not alive(child.pid), "the command has ended", 5)
+        assert boottime() < at + 0.5
+        assert child.wait(5) == Exit(None, signal.SIGTERM, True, cause="deadline")
+    finally:
+        os.close(unread)
+
+
 def test_a_renewed_deadline_lets_the_command_live(start: Start) -> None:
     child = start("sh", "-c", "sleep 0.9; exit 8", deadline_boottime=boottime() + 0.5, grace_s=0.1)
     child.set_deadline(boottime() + 60)

@@ -15,7 +15,7 @@ killed. So that is enforced here, in a process that does nothing else:
 * It sees the worker die (end of file on its channel, or the worker's pidfd: a forked handler may hold the
   channel open) and then stops the command by itself.
 * It reads the command's output and writes a bounded log, so a command never blocks on a worker that does not
-  read.
+  read. A thread does that, because a file system may hang and a deadline may not.
 * It reports ``gone`` only after the whole tree is. A tree that survives SIGKILL is reported as ``stuck``, and
   waited for.
 
@@ -36,6 +36,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 
 if __name__ == "__main__":
@@ -101,6 +102,7 @@ class Guardian:
         self.child = 0
         self.worker = -1
         self.output = -1
+        self.writer = threading.Thread(target=self.write_log, daemon=True)
         self.status: int | None = None
         self.cause = "exit"
         self.deadline: float | None = None
@@ -289,8 +291,10 @@ class Guardian:
 
     def watch(self) -> None:
         """Serve until the command has ended or must be killed."""
-        for fd in (self.wakeup, self.output):
-            self.poll.register(fd, select.POLLIN)
+        # Not before: the process of a handler would inherit them.
+        self.over, self.over_end = os.pipe()
+        self.writer.start()
+        self.poll.register(self.wakeup, select.POLLIN)
         self.carry_out_orders()
         self.apply_deadlines()
         while not self.killing:
@@ -298,8 +302,6 @@ class Guardian:
             for fd, _ in self.poll.poll(None if self.status is None else _POLL_S * 1000):
                 if fd == self.channel:
                     self.read_channel()
-                elif fd == self.output:
-                    self.drain()
                 elif fd == self.wakeup:
                     os.read(fd, _CHUNK)
                 elif fd == self.worker:
@@ -360,21 +362,22 @@ class Guardian:
         """Whether any process of the group is alive."""
         return any(entry.pgrp == self.child and entry.alive for entry in procfs.table().values())
 
-    def drain(self) -> None:
-        """Move output into the log, a bounded amount per call, so that much output cannot delay a deadline."""
-        for _ in range(_CHUNKS_PER_TURN):
-            try:
-                data = os.read(self.output, _CHUNK) if self.output >= 0 else None
-            except BlockingIOError:
-                return
-            if data is None:
-                return
-            if data:
-                self.log.write(data)
-            else:
-                self.poll.unregister(self.output)
-                os.close(self.output)
-                self.output = -1
+    def write_log(self) -> None:
+        """In a thread of its own: move output into the log, until there is no more or :meth:`finish` wants none."""
+        poll = select.poll()
+        for fd in (self.output, self.over):
+            poll.register(fd, select.POLLIN)
+        last = False
+        while not last:
+            last = self.over in {fd for fd, _ in poll.poll()}
+            with contextlib.suppress(BlockingIOError):
+                # Not for ever: a process that is not the command's may have its standard output.
+                for _ in range(_CHUNKS_PER_TURN):
+                    if not (data := os.read(self.output, _CHUNK)):
+                        last = True
+                        break
+                    self.log.write(data)
+        self.log.finish()
 
     def reap(self) -> None:
         """Reap adopted orphans and note the end of the command. The command itself stays a zombie for now: that keeps
@@ -400,9 +403,11 @@ class Guardian:
                 self.say("stuck", pids=self.left)
             time.sleep(pause)
             pause = min(pause * 2, 1.0 if reported else 0.05)
-        self.drain()
-        self.log.finish()
-        self.say("gone", exit=self.status, cause=self.cause, log_error=self.log.error, fault=fault)
+        if self.writer.is_alive():
+            os.close(self.over_end)
+            self.writer.join(self.stuck_after)
+        unwritten = "its file system does not answer" if self.writer.is_alive() else self.log.error
+        self.say("gone", exit=self.status, cause=self.cause, log_error=unwritten, fault=fault)
 
     def sweep(self) -> bool:
         """Kill everything of the command once; True when this process has no child any more and the control group
