@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from gangq.client import Client
 from gangq.proc import bounded_log
 from gangq.worker.async_main import _JobLog
-from gangq.worker.shared_orders import Orders, Stop
+from gangq.worker.shared import SharedProcess, SharedProcesses
+from gangq.worker.shared_orders import Begin, Orders, Stop
 from worker.controls import control_of
 from worker.worker_process import Fleet, short_leases, until_state
 
@@ -31,6 +33,38 @@ def test_an_order_is_given_until_the_process_asks_for_a_later_one(client: Client
     orders.give(Stop("c", 1.0))
     assert after(2) == [(3, "c")]
     assert after(1) == [(3, "c")], "what the process had is gone"
+
+
+def test_while_the_process_of_a_task_starts_the_jobs_of_another_begin_and_end() -> None:
+    control: Any = SimpleNamespace(soon=lambda _: None)
+    processes = SharedProcesses(control, lambda _: lambda: None)
+    starts, may_start = threading.Event(), threading.Event()
+
+    def start(process: SharedProcess) -> None:
+        child: Any = SimpleNamespace(pid=1, poll=lambda: None)
+        process.child = child
+
+    def start_late(process: SharedProcess) -> None:
+        starts.set()
+        may_start.wait(30)
+        start(process)
+
+    def run(task: str, start: Any) -> None:
+        job: Any = SimpleNamespace(key=task, claim=SimpleNamespace(task=task))
+        with processes.joined(job, Begin(task, "log", (1, 1), None), start):
+            pass
+
+    slow = threading.Thread(target=run, args=("slow", start_late))
+    other = threading.Thread(target=run, args=("other", start))
+    slow.start()
+    starts.wait(30)
+    other.start()
+    other.join(5)
+    waits = other.is_alive()
+    may_start.set()
+    slow.join()
+    other.join()
+    assert not waits
 
 
 def test_an_answer_is_to_the_question_that_it_names(client: Client) -> None:

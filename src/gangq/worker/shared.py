@@ -209,8 +209,9 @@ class SharedProcesses:
         """``attach(process)`` has the worker's socket know it; what that returns is called at its end."""
         self._control = control
         self._attach = attach
-        self._lock = threading.Lock()
         self._processes: dict[str, SharedProcess] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        """One for each task: what starts or ends a process may hang, and keeps no job of another task waiting."""
 
     @contextlib.contextmanager
     def joined(
@@ -223,7 +224,8 @@ class SharedProcesses:
             CommandStartError: it cannot run.
         """
         task = job.claim.task
-        with self._lock:
+        lock = self._locks.setdefault(task, threading.Lock())
+        with lock:
             process = self._processes.get(task)
             if process is None or not process.usable:
                 if process is not None and not process.jobs:
@@ -235,7 +237,7 @@ class SharedProcesses:
         try:
             yield shared
         finally:
-            with self._lock:
+            with lock:
                 del process.jobs[job.key]
                 ends = not process.jobs and not process.usable
                 if ends and self._processes.get(task) is process:
@@ -245,9 +247,12 @@ class SharedProcesses:
 
     def close(self) -> None:
         """End the processes that have no job."""
-        with self._lock:
-            idle = [task for task, process in self._processes.items() if not process.jobs]
-            ending = [self._processes.pop(task) for task in idle]
+        ending = []
+        for task, lock in list(self._locks.items()):
+            with lock:
+                process = self._processes.get(task)
+                if process is not None and not process.jobs:
+                    ending.append(self._processes.pop(task))
         for process in ending:
             process.child.stop(_END_S)
         for process in ending:
