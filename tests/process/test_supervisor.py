@@ -416,6 +416,20 @@ def test_the_memory_keeps_what_the_worker_wrote_last() -> None:
     assert (same.job_id, same.token, same.incarnation) == (0, 0, 0)
 
 
+def test_a_job_in_the_memory_has_its_own_token_whenever_its_worker_dies() -> None:
+    seen: set[tuple[int, int]] = set()
+
+    class Observed(Memory):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            seen.add((self.job_id, self.token))
+
+    memory = Observed()
+    for job in ((5, 50), (6, 60), (0, 0)):
+        memory.set_job(*job)
+    assert {job for job in seen if job[0]} == {(5, 50), (6, 60)}
+
+
 def test_a_descriptor_of_somebody_else_is_no_memory(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(20000))
     fd = os.open(tmp_path / "file", os.O_RDWR)

@@ -12,8 +12,7 @@ A sign of life is a store into this memory and no system call: a thread that has
 have to give it up, and win it again, to say so.
 
 It is a file without a name (``memfd``), because the address of the database may hold a password. Every field
-has one writer. A job and its token are read after their writer is dead; a pair torn by its death fits no
-claim, and the database refuses it.
+has one writer, who may die between two of them.
 """
 
 from __future__ import annotations
@@ -115,7 +114,10 @@ class Memory(ctypes.Structure):
 
     def set_job(self, job_id: int, token: int) -> None:
         """The worker begins this job, or with (0, 0) is in none. A third of a microsecond."""
-        self.job_id, self.token = job_id, token
+        # The number last: a job that is read after the death of its worker has its own token.
+        self.job_id = 0
+        self.token = token
+        self.job_id = job_id
 
     def register(self, incarnation: int, record: bytes) -> None:
         """The worker has become this incarnation.
