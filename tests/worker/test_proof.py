@@ -297,6 +297,23 @@ def test_a_proc_in_which_this_process_has_another_pid_proves_nothing(
     assert not confirm_gone(mark, [], host=HostIdentity.here()).proves_death
 
 
+def test_who_is_above_a_process_is_told_where_a_reading_makes_two_each_others_parent() -> None:
+    """As /proc does when a parent ends during the reading, and its number goes to a child of its child."""
+
+    class Table(dict[int, procfs.Stat]):
+        asked = 0
+
+        def get(self, pid: int, default: Any = None) -> Any:
+            self.asked += 1
+            assert self.asked < 10
+            return super().get(pid, default)
+
+    rest = "0 0 0 0 " + "0 " * 30
+    pairs = ((7, 8), (8, 7))
+    table = Table({pid: procfs.Stat(f"{pid} (a) S {parent} {rest}".encode()) for pid, parent in pairs})
+    assert {7, 8} <= procfs.ancestors(table, 7)
+
+
 def test_whose_a_living_process_is_is_an_error_where_it_cannot_be_read() -> None:
     files = resource.RLIMIT_NOFILE
     limits = resource.getrlimit(files)

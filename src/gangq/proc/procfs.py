@@ -167,7 +167,8 @@ def ancestors(processes: dict[int, Stat], pid: int) -> set[int]:
     past it (a ``docker exec`` has no visible parent).
     """
     above = {1}
-    while (entry := processes.get(pid)) is not None and entry.ppid:
+    # A parent may have ended while the table was read, and its number be that of a process below by now.
+    while (entry := processes.get(pid)) is not None and entry.ppid and entry.ppid not in above:
         pid = entry.ppid
         above.add(pid)
     return above
