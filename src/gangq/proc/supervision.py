@@ -81,9 +81,8 @@ class Supervisor:
         self.memory = liveness_memory.Memory.create(interval_s=interval_s, silence_s=silence_s)
         self.log = supervisor_log.Log(as_json)
         self.silence = silence.Silence(start_s, now())
-        self.alive = False
         self.signed_at = 0.0
-        """When the worker's last sign of life was given."""
+        """When the worker's last sign of life was given; 0: none yet."""
         self.leaving = False
         self.first_look: silence.Look | None = None
         self.second_look_s = 0.0
@@ -178,7 +177,7 @@ class Supervisor:
                     self.forward_signals()
             self.read_signs(now)
             self.reap()
-            if self.status is None and self.alive and self.silence.near_limit:
+            if self.status is None and self.signed_at and self.silence.near_limit:
                 self.compare_looks()
             elif self.status is None and self.silence.over:
                 self.frozen_s = self.silence.silent_s
@@ -205,7 +204,7 @@ class Supervisor:
         signed_at = self.memory.signed_at
         if signed_at == self.signed_at:
             return
-        self.signed_at, self.alive, self.first_look = signed_at, True, None
+        self.signed_at, self.first_look = signed_at, None
         self.silence.reset(now - signed_at)
         self.notifier.relay(now)
         self.oom.look(now)
