@@ -392,7 +392,7 @@ def test_only_state_d_for_a_second_on_end_is_unkillable(monkeypatch: pytest.Monk
     monkeypatch.setattr(procfs.time, "monotonic", lambda: now[0])
 
     def looks(*states: tuple[bool, str]) -> bool:
-        found = procfs.Dying()
+        found = procfs.StuckWatch()
         stuck: list[procfs.Stat] = []
         for state in states:
             seen[:] = [state]

@@ -112,7 +112,7 @@ class Guardian:
         self.killing = False
         self.reaped = False
         self.left: list[int] = []
-        self.group: str | None = None
+        self.cgroup: str | None = None
 
     # -- talking to the worker -----------------------------------------------------------------------------
 
@@ -188,27 +188,27 @@ class Guardian:
             self.poll.register(self.worker, select.POLLIN)
         for fd in (self.channel, self.timer.fd):
             self.poll.register(fd, select.POLLIN)
-        self.make_group(spec["cgroup"])
+        self.make_cgroup(spec["cgroup"])
         # Not before the log is open: its file system may have hung for long.
         late = self.deadline is not None and clock.boottime() >= self.deadline
         refusal = _refusal("deadline", _TOO_LATE) if late else self.fork(spec)
         if refusal:
             self.log.finish()
-            if self.group is not None:
-                cgroup.remove(self.group)
+            if self.cgroup is not None:
+                cgroup.remove(self.cgroup)
             self.say("failed", **json.loads(refusal))
             return False
         entry = procfs.stat(self.child)
         ticks = entry.start_ticks if entry else 0
-        self.say("started", pid=self.child, start_ticks=ticks, cgroup=self.group)
+        self.say("started", pid=self.child, start_ticks=ticks, cgroup=self.cgroup)
         return True
 
-    def make_group(self, folder: str | None) -> None:
+    def make_cgroup(self, folder: str | None) -> None:
         """Make the command's group. A host that refuses it now has its command without one."""
         if folder is not None:
             with contextlib.suppress(OSError):
                 os.mkdir(folder, 0o755)
-                self.group = folder
+                self.cgroup = folder
 
     def fork(self, spec: dict[str, Any]) -> bytes:
         """Start the command; empty when it runs, else the reason it does not, as JSON."""
@@ -263,9 +263,9 @@ class Guardian:
         stage = "exec"
         try:
             os.setsid()
-            if self.group is not None:
+            if self.cgroup is not None:
                 with contextlib.suppress(OSError):
-                    cgroup.enter(self.group)
+                    cgroup.enter(self.cgroup)
             for number in (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             # If this guardian gets SIGKILL, the kernel kills the command too.
@@ -415,7 +415,7 @@ class Guardian:
         """
         self.signal_group(signal.SIGKILL)  # All members at one instant: none can escape by forking.
         left = killing.strike_command(
-            self.mark, self.group, lambda processes: procfs.descendants(processes, {os.getpid()})
+            self.mark, self.cgroup, lambda processes: procfs.descendants(processes, {os.getpid()})
         )
         self.left = [entry.pid for entry in left]
         self.reap()
@@ -427,7 +427,7 @@ class Guardian:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
             except ChildProcessError:
-                return self.group is None or cgroup.remove(self.group)
+                return self.cgroup is None or cgroup.remove(self.cgroup)
             if info is None:
                 return False
             self.reaped = self.reaped or info.si_pid == self.child

@@ -337,14 +337,14 @@ def dying(pid: int) -> bool:
     """Whether the end of this process has begun: each of its threads has SIGKILL pending, or is exiting.
 
     For most that is over at once. To give back hundreds of gigabytes takes longer than a few seconds, and is no
-    sign that it will not end; :class:`Dying` tells the two apart.
+    sign that it will not end; :class:`StuckWatch` tells the two apart.
     """
     found = [_end_of_thread(pid, tid) for tid in tids(pid)]
     ends = [ended for ended, _ in filter(None, found)]
     return bool(ends) and all(ends)
 
 
-class Dying:
+class StuckWatch:
     """Tells what SIGKILL will never end from what is merely exiting, by looking more than once.
 
     Unkillable is a process of which one thread, its end begun, is in state D (the kernel waits for a driver, a
@@ -376,7 +376,7 @@ def await_end(targets: list[Stat], within_s: float = EXIT_S) -> list[Stat]:
     Returns at once where none is dying.
     """
     until = time.monotonic() + within_s
-    looks = Dying()
+    looks = StuckWatch()
     while True:
         stuck = looks.stuck(targets)
         named = {target.pid for target in stuck}

@@ -374,7 +374,7 @@ class Supervisor:
         """SIGKILL until the kernel knows no child of ours any more, for 5 s; 30 s for those who are exiting."""
         if self.killed_at is None:
             self.killed_at = self._now()
-        clean, pause, looks = 0, 0.001, procfs.Dying()
+        clean, pause, looks = 0, 0.001, procfs.StuckWatch()
         while True:
             self.reap()
             processes = procfs.table()
