@@ -118,7 +118,11 @@ class SamplingChild:
         dead = killing.end_group(self.process, grace_s)
         # A library that aborts says why at the very end.
         self.read_stderr()
-        self.close()
+        self.call.close()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
         return dead
 
     def lines(self, now: float) -> list[dict[str, Any]] | None:
@@ -158,11 +162,3 @@ class SamplingChild:
         if self._unsent and self.process.stdin is not None:
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 self._unsent = self._unsent[os.write(self.process.stdin.fileno(), self._unsent) :]
-
-    def close(self) -> None:
-        """Close the pipes, and forget its last call."""
-        self.call.close()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
