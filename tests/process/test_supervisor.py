@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -147,6 +148,22 @@ def test_processes_that_were_there_before_are_left_alone(tmp_path: Path) -> None
     sleeper = procfs.stat(int((tmp_path / "pid").read_text()))
     assert sleeper is not None
     assert procfs.send(sleeper, signal.SIGKILL)
+
+
+def test_a_number_that_another_process_has_by_now_spares_nothing() -> None:
+    def ours(ticks_later: int, which: str) -> bool:
+        named = (entry.pid, entry.start_ticks + ticks_later)
+        spared = named if which == "server" else (0, 0)
+        memory = SimpleNamespace(spared_pid=spared[0], spared_ticks=spared[1])
+        one: Any = SimpleNamespace(foreign=dict([named]) if which == "foreign" else {}, memory=memory)
+        return entry.pid in Supervisor.tree(one, procfs.table())
+
+    with subprocess.Popen(["sleep", "300"]) as process:
+        entry = procfs.stat(process.pid)
+        assert entry is not None
+        found = [ours(later, which) for which in ("server", "foreign") for later in (0, 1)]
+        process.kill()
+    assert found == [False, True, False, True]
 
 
 def test_orphans_are_buried_by_pid_1(start: Start) -> None:
@@ -476,7 +493,9 @@ def test_a_guardian_that_does_not_end_is_left_alone_for_longer_than_the_grace_it
     assert other is not None
     struck: list[int] = []
     one.oom = SimpleNamespace(killed=lambda: False)  # type: ignore[assignment]
-    one.memory = SimpleNamespace(guardians={(guardian.pid, guardian.start_ticks)})  # type: ignore[assignment]
+    # The other one has the number of a guardian from before.
+    guardians = {(guardian.pid, guardian.start_ticks), (other.pid, other.start_ticks - 1)}
+    one.memory = SimpleNamespace(guardians=guardians)  # type: ignore[assignment]
     monkeypatch.setattr(one, "reap", lambda: None)
     monkeypatch.setattr(one, "tree", lambda _: {guardian.pid, other.pid})
     monkeypatch.setattr(procfs, "table", lambda: {entry.pid: entry for entry in (guardian, other)})

@@ -652,6 +652,19 @@ def test_a_fork_of_the_worker_that_holds_the_channel_open_does_not_hide_the_work
         assert alive(fork[0].pid)
 
 
+def test_a_command_whose_guardian_died_before_it_could_be_told_does_not_begin() -> None:
+    program = (
+        "import os; from gangq.proc.guardian import Guardian\n"
+        "one = Guardian(-1, -1, False)\n"
+        "one.become({{'cwd': '/', 'argv': ['true'], 'env': {{}}}}, os.pipe()[1], os.pipe()[1], {parent})"
+    )
+    codes = [
+        subprocess.run([sys.executable, "-c", program.format(parent=parent)], timeout=30).returncode
+        for parent in (os.getpid(), 1 << 22)
+    ]
+    assert codes == [0, 127]
+
+
 def test_when_worker_and_guardian_are_killed_together_the_command_dies_of_it(tmp_path: Path) -> None:
     with worker(tmp_path, argv=["sleep", "1000"]) as (process, command, guardian):
         process.send_signal(signal.SIGSTOP)
