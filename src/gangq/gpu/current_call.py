@@ -21,14 +21,16 @@ _SINCE = struct.Struct("d")
 
 
 class Call(NamedTuple):
-    """What the process does: for which device, if for one; as which step (see `gangq.gpu.sampling`; empty: it has not
-    begun); in which driver call, or else the step again. ``since``: of the monotonic clock.
-    """
+    """What the process does."""
 
     since: float
+    """When that began, on the monotonic clock."""
     device: str | None
+    """The device that it is done for; None: no device in particular."""
     step: str
+    """See `gangq.gpu.sampling`; empty: none has begun."""
     name: str
+    """The driver call; before the first one of a step, the step."""
 
 
 class CurrentCall:

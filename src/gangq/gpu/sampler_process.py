@@ -163,9 +163,9 @@ class SamplerProcess(SamplerState):
         self.mark_stale(self._why_not, self._known_from, running=running)
 
     def _listen(self, child: SamplingChild | None, timeout_s: float) -> bool:
-        """Wait until the process or a caller has something to say; says whether it was the process.
+        """Wait for output of the process or for a wake-up by a caller; return whether there is output.
 
-        What a caller has to say goes into an order at once.
+        After a wake-up the next order is due at once.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_r, selectors.EVENT_READ)

@@ -78,10 +78,7 @@ class SamplerState:
     # -- for the sampler's thread ----------------------------------------------------------------------------
 
     def due(self) -> list[str]:
-        """The watched devices that are to be read; those that hung come last.
-
-        A second time it must not cost its neighbours their reading.
-        """
+        """The watched devices that are to be read. Those that hung come last, after all others."""
         now = time.monotonic()
         with self._lock:
             due = [uuid for uuid in self._watched if self._alone_until.get(uuid, 0.0) <= now]

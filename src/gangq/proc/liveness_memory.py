@@ -4,12 +4,12 @@ The supervisor (:mod:`gangq.proc.supervisor`) makes both and names the socket to
 Its first message holds the secrets, which the worker must not have in its environment, and the descriptor of the
 memory. The worker takes both once it is closed to other processes of its user (:mod:`gangq.private`): before, any of
 them could open the memory through ``/proc`` and keep it. Over the socket come single bytes that wake the supervisor
-(:data:`REGISTERED`, :data:`LEAVING`). In the memory stands when a thread of the worker last ran
-(:attr:`Memory.signed_at`), and what the supervisor has to know once the worker cannot be asked any more: which job
-it was in, as which incarnation, where its database is, which of its processes are guardians.
+(:data:`REGISTERED`, :data:`LEAVING`). The memory holds the time at which a thread of the worker last ran
+(:attr:`Memory.signed_at`), and what the supervisor needs once the worker is dead: its incarnation, the job whose
+handler ran in it, the address of its database, and which of its processes are guardians.
 
-A sign of life is a store into this memory and no system call: a thread that has the GIL for a moment must not
-have to give it up, and win it again, to say so.
+A sign of life is a store into this memory and no system call: for a call the thread would give up the GIL, and
+then wait for it again.
 
 It is a file without a name (``memfd``), because the address of the database may hold a password. Every field
 has one writer, who may die between two of them.
@@ -31,9 +31,9 @@ the supervisor started has it.
 SECRETS_MAX = 1 << 18
 
 REGISTERED = b"r"
-"""It has become an incarnation: the record is there."""
+"""The worker has registered: its record is in the memory."""
 LEAVING = b"q"
-"""It has stopped serving; what follows is the end of the process, which takes the time it takes."""
+"""The worker has stopped serving. Until its process ends it may be silent for as long as at its start."""
 
 GUARDIANS = 254
 """How many guardians the memory can name; what guards one more is ended with everything else."""
@@ -49,7 +49,7 @@ class Memory(ctypes.Structure):
     interval_s: float
     """A sign of life is due this often."""
     silence_s: float
-    """So much time without one is the worker's end."""
+    """After this time without one the worker is ended."""
     signed_at: float
     """When a thread of the worker last said that it runs, seconds of the monotonic clock; 0: never."""
     dump_signal: int
