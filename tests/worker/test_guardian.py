@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gangq.errors import CommandStartError
-from gangq.proc import guardian, procfs
+from gangq.proc import guardian, killing, procfs
 from gangq.proc.bounded_log import BoundedLog, unroll
 from gangq.proc.clock import boottime
 from gangq.worker import launch
@@ -259,6 +259,19 @@ def test_a_process_that_only_the_mark_connects_with_the_command_goes_too(start: 
             assert stray.wait(5) == -signal.SIGKILL
         finally:
             stray.kill()
+
+
+def test_the_environment_of_what_is_known_to_be_of_a_command_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that is stuck in the kernel may have locked its memory: whoever reads in it waits, too."""
+    asked: list[int] = []
+    monkeypatch.setattr(procfs, "mark_of", asked.append)
+    with subprocess.Popen(["sh", "-c", "sleep 300 & wait"], start_new_session=True) as process:
+        below = eventually(lambda: procfs.descendants(procfs.table(), {process.pid}), "it has a child")
+        killing.strike_command(MARK, None, lambda _: {process.pid})
+    assert os.getpid() in asked
+    assert not {process.pid, *below} & set(asked)
 
 
 def test_the_leader_closing_its_output_is_not_its_end(start: Start) -> None:
