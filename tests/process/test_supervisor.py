@@ -317,6 +317,16 @@ def test_a_worker_is_looked_at_twice_a_second_apart(monkeypatch: pytest.MonkeyPa
     assert (looks, one.frozen_s) == ([9.0, 10.0], None if signs else 10.0)
 
 
+def test_a_worker_that_never_gave_a_sign_of_life_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Supervisor(["/bin/true"], silence_s=10, start_s=10, as_json=False, now=lambda: 0.0)
+    one.poll = SimpleNamespace(poll=lambda _: [])  # type: ignore[assignment]
+    one.silence.silent_s = 10.0
+    monkeypatch.setattr(one, "reap", lambda: None)
+    monkeypatch.setattr(one, "look", lambda: pytest.fail("an import that moves would never be ended"))
+    one.watch()
+    assert one.frozen_s == 10.0
+
+
 def test_who_wants_the_processor_and_is_given_no_slice_of_it_is_not_frozen() -> None:
     waits, starved = {7: ("S", 4, "900 5 30")}, {8: ("R", 2, "700 5 20")}
     before = Look(STACKS, {**waits, **starved})
@@ -477,6 +487,21 @@ def test_it_gives_up_on_what_does_not_die_after_5_s_and_on_what_is_exiting_after
     one.sweep()
     assert gives_up_s <= at[0] < gives_up_s + 0.2
     assert (one.left, one.stuck) == ([left], [])
+
+
+def test_a_worker_that_was_not_reaped_is_not_gone_although_no_reading_shows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at = [0.0]
+
+    def sleep(seconds: float) -> None:
+        at[0] += seconds
+
+    one = Supervisor(["/bin/true"], silence_s=1, start_s=1, as_json=False, now=lambda: at[0], sleep=sleep)
+    monkeypatch.setattr(one, "reap", lambda: None)
+    monkeypatch.setattr(procfs, "table", dict)
+    one.sweep()
+    assert at[0] >= 5.0
 
 
 def test_a_guardian_that_does_not_end_is_left_alone_for_longer_than_the_grace_it_gives(

@@ -136,6 +136,19 @@ def test_what_the_kernel_killed_for_want_of_memory_is_counted_in_the_nearest_gro
     assert tree.oom_kills == 4
 
 
+@pytest.mark.parametrize("mine", [True, False])
+def test_groups_are_made_only_below_the_one_that_this_process_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mine: bool
+) -> None:
+    """What is mounted may be another one than /proc names."""
+    (tmp_path / "cgroup.procs").write_text(f"1\n{os.getpid() if mine else os.getpid() + 1}\n")
+    monkeypatch.setattr(cgroup, "find", lambda _: cgroup.Group(2, [str(tmp_path)]))
+    made: list[str] = []
+    monkeypatch.setattr(os, "mkdir", made.append)
+    cgroup.home()
+    assert bool(made) is mine
+
+
 @pytest.mark.parametrize("quota", ["max 100000", "0 100000", "100000 0", "100000", "", "many 1"])
 def test_what_is_no_limit_limits_nothing(tree: Tree, quota: str) -> None:
     tree.belongs("0::/job")

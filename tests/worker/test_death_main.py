@@ -145,6 +145,15 @@ def test_junk_in_the_place_of_what_was_left_is_nothing(client: Client, tmp_path:
     assert client.trips() == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="to give a file to another user needs root")
+@pytest.mark.parametrize("anothers", [".", "note"])
+def test_nothing_is_read_of_another_user(tmp_path: Path, anothers: str) -> None:
+    statefile.write(tmp_path, "note", b"7")
+    assert statefile.read(tmp_path, "note", uid=os.getuid()) == b"7"
+    os.chown(tmp_path / anothers, os.getuid() + 1, -1)
+    assert statefile.read(tmp_path, "note", uid=os.getuid()) is None
+
+
 def test_what_stands_there_is_mode_0600_and_takes_no_link(tmp_path: Path) -> None:
     place = directory(tmp_path)
     (tmp_path / "elsewhere").write_text("kept")
