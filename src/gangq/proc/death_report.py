@@ -8,7 +8,7 @@ import _socket
 import os
 import sys
 
-from . import clock, procfs, statefile, supervisor_log
+from . import clock, statefile, supervisor_log
 
 _REPORT_S = 5.0
 _REPORTED_S = 2.0
@@ -25,25 +25,16 @@ def send(
     record: bytes,
     incarnation: int,
     facts: dict[str, object],
-    *,
-    stuck: list[procfs.Stat],
-    left: list[procfs.Stat],
     frozen_at: float | None,
 ) -> None:
     """Have a fresh process report ``facts``, until 5 s after the verdict. If that fails they stay in the worker's
     directory, and its next start, the bouncer or report-death reports them.
 
     ``environ`` and ``secrets`` (as JSON) are for that process; ``record`` is what the worker wrote about its
-    incarnation. ``left`` are processes of it that live, ``stuck`` those of them that SIGKILL does not end.
-    ``frozen_at`` is when it was found frozen, None if it was not.
+    incarnation. ``frozen_at`` is when it was found frozen, None if it was not.
     """
     import json
 
-    facts = {
-        **facts,
-        "stuck": [_describe(entry) for entry in stuck],
-        "left": [_describe(entry) for entry in left],
-    }
     try:
         worker, handed = json.loads(record), json.loads(secrets)
         directory = worker.get("directory") or ""
@@ -59,7 +50,7 @@ def send(
             statefile.write(directory, statefile.DEATH, death)
         except OSError as problem:
             log.say("warning", "death_not_kept", error=str(problem))
-    if stuck:
+    if facts["stuck"]:
         for_s = _REPORT_S
     else:
         for_s = _left_s(trip.get("until") if frozen_at is None else frozen_at + _REPORT_S, reported)
@@ -83,15 +74,6 @@ def _left_s(until: object, reported: bool) -> float:
     left = min(_REPORT_S, until - clock.boottime()) if isinstance(until, (int, float)) else _REPORT_S
     # That it is gone is known to the database soon without this.
     return min(left, _REPORTED_S) if reported else left
-
-
-def _describe(entry: procfs.Stat) -> dict[str, object]:
-    return {
-        "pid": entry.pid,
-        "start_ticks": entry.start_ticks,
-        "name": entry.comm,
-        "threads": procfs.threads(entry.pid),
-    }
 
 
 def _run_report(root: str, words: bytes, environ: dict[str, str], for_s: float) -> int | None:

@@ -437,10 +437,10 @@ class Supervisor:
                 "threads": self.threads,
                 "stacks": stacks.decode(errors="replace"),
                 "tree_dead": not self.left and status is not None,
+                "left": [_describe(entry) for entry in self.left],
+                "stuck": [_describe(entry) for entry in self.stuck],
             },
-            stuck=self.stuck,
-            left=self.left,
-            frozen_at=self.frozen_at,
+            self.frozen_at,
         )
 
     def run(self) -> int:
@@ -451,6 +451,15 @@ class Supervisor:
             self.end_frozen()
         self.notifier.say("STOPPING=1")
         return self.finish()
+
+
+def _describe(entry: procfs.Stat) -> dict[str, object]:
+    return {
+        "pid": entry.pid,
+        "start_ticks": entry.start_ticks,
+        "name": entry.comm,
+        "threads": procfs.threads(entry.pid),
+    }
 
 
 def _own_group(pid: int) -> None:
