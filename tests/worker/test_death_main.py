@@ -214,6 +214,17 @@ def test_a_supervisor_reports_whatever_stands_where_its_worker_keeps_a_trip(
     assert allowed == [5.0]
 
 
+@pytest.mark.parametrize("junk", ["7", "[]", '["x"]', r'"a\u0000b"', r'"\ud800"'])
+def test_a_supervisor_reports_whatever_its_worker_calls_its_directory(
+    monkeypatch: pytest.MonkeyPatch, junk: str
+) -> None:
+    allowed: list[float] = []
+    monkeypatch.setattr(death_report, "_run_report", lambda *given: allowed.append(given[3]) or 0)
+    record = f'{{"directory": {junk}}}'.encode()
+    death_report.send(Log(as_json=True), {}, b"{}", record, 7, {"stuck": []}, None)
+    assert allowed == [5.0]
+
+
 @pytest.mark.parametrize(
     ("record", "secrets"), [("{", "{}"), ("7", "{}"), ("", "{}"), ("{}", "{"), ("{}", "")]
 )

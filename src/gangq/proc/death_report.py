@@ -37,7 +37,7 @@ def send(
 
     try:
         worker, handed = json.loads(record), json.loads(secrets)
-        directory = worker.get("directory") or ""
+        directory = str(worker.get("directory") or "")
     except (AttributeError, ValueError, RecursionError) as problem:
         # A handler can overwrite the memory of its process, which the record is in.
         log.say("error", "death_not_reported", error=repr(problem), advice="its lease ends by itself")
@@ -48,7 +48,7 @@ def send(
         try:
             death = json.dumps({**facts, "incarnation": incarnation}).encode()
             statefile.write(directory, statefile.DEATH, death)
-        except OSError as problem:
+        except (OSError, ValueError) as problem:
             log.say("warning", "death_not_kept", error=str(problem))
     if facts["stuck"]:
         for_s = _REPORT_S
