@@ -18,7 +18,7 @@ from gangq.client import Client
 from gangq.errors import IncarnationEnded
 from gangq.proc import clock, death_report, statefile
 from gangq.proc.supervisor_log import Log
-from gangq.worker.death_main import DIRECTORY_PREFIX, main, report, report_end
+from gangq.worker.death_main import DIRECTORY_PREFIX, main, own_directory, report, report_end
 from worker.worker_process import eventually
 
 
@@ -223,6 +223,11 @@ def test_a_supervisor_reports_whatever_its_worker_calls_its_directory(
     record = f'{{"directory": {junk}}}'.encode()
     death_report.send(Log(as_json=True), {}, b"{}", record, 7, {"stuck": []}, None)
     assert allowed == [5.0]
+
+
+@pytest.mark.parametrize("junk", [7, [], "/tmp/gangq-w-a\0b", "/tmp/gangq-w-\ud800", "gangq-w-a", "/tmp"])
+def test_what_cannot_be_a_workers_directory_is_none(junk: object) -> None:
+    assert own_directory(junk) is None
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def own_directory(path: object) -> Path | None:
     found = Path(path)
     try:
         mine = found.lstat().st_uid == os.getuid()
-    except OSError:
+    except (OSError, ValueError):
         return None
     named = found.is_absolute() and found.name.startswith(DIRECTORY_PREFIX)
     return found if mine and named and not found.is_symlink() else None
