@@ -280,6 +280,25 @@ def test_the_leader_closing_its_output_is_not_its_end(start: Start) -> None:
     assert child.wait(10) == Exit(6, None, True)
 
 
+def test_a_command_is_gone_although_a_process_that_is_not_its_own_has_its_output(start: Start) -> None:
+    hands_over = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(chr(0) + sys.argv[1])\n"
+        "print('said', flush=True); socket.send_fds(s, [b'x'], [1])"
+    )
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0" + MARK)
+        server.listen()
+        server.settimeout(10)
+        child = start(*python(hands_over, MARK))
+        with server.accept()[0] as connection:
+            _, (output,), _, _ = socket.recv_fds(connection, 1, 1)
+    try:
+        assert child.wait(10) == Exit(0, None, True)
+        assert child.log_tail() == b"said\n"
+    finally:
+        os.close(output)
+
+
 def test_orphans_of_a_long_command_are_buried_while_it_runs(start: Start) -> None:
     child = start("sh", "-c", "for i in 1 2 3 4 5; do (sh -c 'true &' ) ; done; echo ready; sleep 1000")
     ready(child)
