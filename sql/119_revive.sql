@@ -47,15 +47,16 @@ create function gangq.await_again(job_ids bigint[]) returns void language sql as
 $$;
 
 -- Internal. What waited for these retried jobs waits again: most jobs at most, but for a gang that
--- exceeds it. revived: those that were cancelled; unfinished: some are left, because another
--- transaction holds them or there are more.
+-- exceeds it. revived: those that were cancelled. unfinished: the retried jobs of which some are
+-- left, because another transaction holds them or there are more.
 create function gangq.revive(
-  ids bigint[], most integer, t timestamptz, out revived bigint[], out unfinished boolean
+  ids bigint[], most integer, t timestamptz, out revived bigint[], out unfinished bigint[]
 ) language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 declare
   jobs bigint[];
   gangs bigint[];
+  held bigint[] := '{}';  -- gangs that are left
   g bigint;
   taken integer;
 begin
@@ -68,14 +69,18 @@ begin
     select z.ctid from gangq.dependencies z
     where z.on_job_id = any (revive.ids) and z.outcome is not null
     order by z.on_job_id, z.job_id for update skip locked));
-  -- 2. Those cancelled.
+  -- 2. Those that another transaction holds. It may cancel them: only 3 looks after that.
+  unfinished := array(
+    select d.on_job_id
+    from gangq.dependencies d join gangq.live_jobs j on j.id = d.on_job_id
+    where d.on_job_id = any (revive.ids) and d.outcome is not null);
+  -- 3. Those cancelled.
   select coalesce(array_agg(c.job_id) filter (where c.gang_id is null), '{}'),
     coalesce(array_agg(c.gang_id) filter (where c.gang_id is not null), '{}')
   into jobs, gangs
   from gangq.cancelled_for(revive.ids, most + 1) c;
   revived := gangq.retry_jobs(
     gangq.reopenable(jobs[: most]), null, most, t, true, ended => 'cancelled');
-  unfinished := not jobs <@ revived;
   foreach g in array gangs loop
     taken := null;
     if cardinality(revived) < most then
@@ -87,14 +92,19 @@ begin
       end;
     end if;
     if taken is null then
-      unfinished := true;
+      held := held || g;
     elsif taken > 0 then
       revived := revived || array(select j.id from gangq.live_jobs j where j.gang_id = g);
     end if;
   end loop;
-  unfinished := unfinished or cardinality(jobs) + cardinality(gangs) > most or exists (
-    select from gangq.dependencies d join gangq.live_jobs j on j.id = d.on_job_id
-    where d.on_job_id = any (revive.ids) and d.outcome is not null);
+  -- 4. Whose those are that are left; of more than most it is not known.
+  unfinished := unfinished || case
+    when cardinality(jobs) + cardinality(gangs) > most then revive.ids
+    else array(
+      select a.id
+      from gangq.history h cross join unnest(h.awaited) as a(id)
+      where (h.job_id = any (jobs) and h.job_id <> all (revived) or h.gang_id = any (held))
+        and a.id = any (revive.ids)) end;
 end $$;
 
 -- Internal, a step of the tick. What retried jobs had cancelled waits for them again, what that had
@@ -122,11 +132,9 @@ begin
     end if;
     generation := gangq.revive(ids, most - moved, t);
     moved := moved + cardinality(generation.revived);
-    if generation.unfinished then
-      stuck := stuck || ids;
-    else
-      update gangq.retried r set followed = true where r.job_id = any (ids) and not r.followed;
-    end if;
+    stuck := stuck || generation.unfinished;
+    update gangq.retried r set followed = true
+    where r.job_id = any (ids) and r.job_id <> all (stuck) and not r.followed;
   end loop;
   return moved;
 end $$;

@@ -17,7 +17,9 @@ def failed(meeting: Arena) -> tuple[int, int]:
 
 
 def unfollowed(meeting: Arena) -> list[int]:
-    rows = meeting.db.execute("select job_id from gangq.retried where not followed").fetchall()
+    rows = meeting.db.execute(
+        "select job_id from gangq.retried where job_id is not null and not followed"
+    ).fetchall()
     return [row["job_id"] for row in rows]
 
 
@@ -128,6 +130,31 @@ def test_a_dependent_is_retried_by_hand_while_it_is_to_be_revived(meeting, endin
     assert meeting.state(waiting) == then
 
 
+@pytest.mark.parametrize("held", ["told", "cancelled", "gang"])
+def test_a_dependent_that_is_held_leaves_one_retry_unfollowed_and_no_other(meeting: Arena, held: str) -> None:
+    """The tick looks at 200 retries at once: all were looked at again for as long as one dependent was held."""
+    worker = meeting.worker("w1", slots=3)
+    (one, one_token), (two, two_token) = meeting.running(worker), meeting.running(worker)
+    gang, members = meeting.gang(2, after=[one])
+    single = meeting.job(after=[one])
+    meeting.job(after=[two])
+    for job, token in ((one, one_token), (two, two_token)):
+        value(meeting.db, "fail", job_id=job, token=token, retryable=False)
+    frozen = meeting.connect(autocommit=False)
+    if held == "told":
+        frozen.execute("select from gangq.dependencies where job_id = %s for update", (single,))
+    else:
+        meeting.tick()
+        meeting.tick()
+        assert [meeting.state(job) for job in (single, *members)] == ["cancelled"] * 3
+        call(frozen, "retry", **({"gang_ids": [gang]} if held == "gang" else {"job_ids": [single]}))
+    call(meeting.connect(statement_timeout="1000"), "retry", job_ids=[one, two])
+    meeting.tick()
+    assert unfollowed(meeting) == [one]
+    frozen.rollback()
+    assert waits_for(meeting, one, one, one, two)
+
+
 def test_a_dependent_is_not_cancelled_for_an_outcome_that_a_retry_has_taken_back(meeting):
     """The cancelling transaction read the outcome before the retry was committed, and locks the dependent after."""
     other, other_token = meeting.running(meeting.worker("w1"))
@@ -157,6 +184,41 @@ def test_a_dependent_is_not_cancelled_for_an_outcome_that_a_retry_has_taken_back
     assert [meeting.state(one) for one in (slow, waiting)] == ["cancelled", "waiting"]
     assert unfollowed(meeting) == []
     assert meeting.violations() == []
+
+
+def test_a_dependent_that_is_cancelled_while_the_tick_revives_another_is_revived_too(meeting: Arena) -> None:
+    """The tick could not lock it when it looked at the told ones, and did not see it among the cancelled ones."""
+    job, token = meeting.running(meeting.worker("w1"))
+    first, second = meeting.job(after=[job]), meeting.job(after=[job])
+    value(meeting.db, "fail", job_id=job, token=token, retryable=False)
+    holder = meeting.connect(autocommit=False)
+    holder.execute("select from gangq.dependencies where job_id = %s for update", (second,))
+    meeting.tick()
+    holder.rollback()
+    assert [meeting.state(one) for one in (first, second)] == ["cancelled", "waiting"]
+    meeting.db.execute(
+        "create function public.hold_up() returns trigger language plpgsql set lock_timeout = '10s' as "
+        "$$ begin perform pg_advisory_xact_lock(1); return new; end $$"
+    )
+    meeting.db.execute(
+        "create trigger hold_up before insert on gangq.live_jobs for each row "
+        f"when (new.id = {first}) execute function public.hold_up()"
+    )
+    value(holder, "promote_due")
+    retrier = meeting.connect()
+    with retrier.transaction():  # It leaves all that is to be revived to the tick.
+        retrier.execute("set transaction isolation level repeatable read")
+        call(retrier, "retry", job_ids=[job])
+    gate = meeting.connect()
+    gate.execute("select pg_advisory_lock(1)")
+    ticking = Later(meeting.connect(), lambda conn: value(conn, "revive_dependents")).start(meeting.db)
+    assert ticking.waited
+    holder.commit()
+    assert meeting.state(second) == "cancelled"
+    gate.execute("select pg_advisory_unlock(1)")
+    ticking.join().result()
+    assert waits_for(meeting, job, job)
+    assert [meeting.state(one) for one in (first, second)] == ["waiting"] * 2
 
 
 def test_a_batch_that_another_transaction_reopens_keeps_no_retry_and_no_tick_waiting(meeting: Arena) -> None:
