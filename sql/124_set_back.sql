@@ -6,7 +6,10 @@
 -- 2. What began at a moment that is still to come began before the clock was set back.
 -- 3. What ends later than the last tick was not over then. What ends before that was over and dealt
 --    with, or was stored since the clock was set back: it stays.
--- What people gave as a moment stays, too: due_at, the end of a pause, a deadline.
+-- What people gave as a moment stays, too: due_at, the end of a pause, a deadline; and due times of
+-- schedules, of which none is run twice. So does what only says when something was, and what counts
+-- as over where it lies too far ahead: full_at (029), until of places (063) and of the decider
+-- (069), the pause of a notification target (126).
 -- Locks: rows of what runs or waits, all with skip locked. What is locked stays as it is.
 
 -- Internal. This moment, moved back if it is later than that.
@@ -36,7 +39,7 @@ begin
     where z.flagged_at > t or z.passed_over_until > t
       or z.exits_at is not null and (z.ended_at > t or z.exits_at > last_tick)
     order by z.id for no key update skip locked));
-  -- So does a backoff (not_before). It lasts as long as the process of a member may run. A gang
+  -- not_before stays, too, when it is over; it never ends before the process of a member. A gang
   -- that was never placed and never timed out waits for the moment that people gave.
   update gangq.live_gangs g set
     go_at = gangq.moved(g.go_at, t, by),
@@ -80,8 +83,31 @@ begin
   where (v.kind_id, v.ask) in (
     select z.kind_id, z.ask from gangq.verdicts z
     where z.since > t order by z.kind_id, z.ask for update skip locked);
+  perform gangq.move_stored_back(by, t);
   perform gangq.move_services_back(by, t, last_tick);
 end $$;
+
+-- Internal, for move_back: what stands for a time, or is to be delivered.
+create function gangq.move_stored_back(by interval, t timestamptz) returns void language sql as $$
+  -- A key has no moment at which it was given, but its job has: one given since stays.
+  update gangq.unique_keys k set kept_until = k.kept_until - by
+  where (k.key, k.task, k.queue, k.login) in (
+    select z.key, z.task, z.queue, z.login
+    from gangq.unique_keys z
+    where z.kept_until > t and exists (
+      select from gangq.live_jobs j where j.id = z.job_ids[1] and j.submitted_at > t
+      union all
+      select from gangq.history h where h.job_id = z.job_ids[1] and h.submitted_at > t)
+    order by z.key, z.task, z.queue, z.login for update skip locked);
+  update gangq.shapes s set added_at = s.added_at - by
+  where s.id = any (array(
+    select z.id from gangq.shapes z
+    where z.added_at > t order by z.id for no key update skip locked));
+  update gangq.outbox o set due_at = o.due_at - by
+  where (o.target_id, o.id) in (
+    select z.target_id, z.id from gangq.outbox z
+    where z.due_at > t and z.dead_at is null order by z.target_id, z.id for update skip locked);
+$$;
 
 -- Internal, for move_back: what services wait for.
 create function gangq.move_services_back(
@@ -91,6 +117,11 @@ create function gangq.move_services_back(
   where s.name = any (array(
     select z.name from gangq.services_table z
     where z.next_try_at > t order by z.name for no key update skip locked));
+  -- The last one that was good is the one to go back to.
+  update gangq.service_revisions v set good_at = v.good_at - by
+  where (v.service, v.revision) in (
+    select z.service, z.revision from gangq.service_revisions z
+    where z.good_at > t order by z.service, z.revision for no key update skip locked);
   update gangq.service_gangs_table k set ready_at = gangq.moved(k.ready_at, t, by),
     stop_at = gangq.moved(k.stop_at, last_tick, by)
   where k.gang_id = any (array(
