@@ -167,6 +167,6 @@ begin
   perform gangq.log_event(gangq.now(), 'bounced', incarnation => bounced.incarnation,
     reason => case when bounced.ok then 'a new incarnation is heard'
       else 'the restart did not help' end,
-    data => coalesce(bounced.detail, '{}')
+    data => gangq.for_events(bounced.detail)
       || jsonb_build_object('ok', coalesce(bounced.ok, false)));
 end $$;

@@ -234,6 +234,8 @@ def test_a_flagged_worker_may_be_restarted_by_its_host_once(q: Q) -> None:
     assert kinds(q) == ["bounce", "bounce_refused", "bounce", "bounced"]
     (said,) = q.events("bounced")
     assert (said["worker"], said["data"]) == ("w1", {"backend": "systemd", "ok": True})
+    q.call("bounced", incarnation=worker.incarnation, ok=False, detail=["no object"])
+    assert q.events("bounced")[-1]["data"] == {"ok": False}
 
 
 def test_a_restart_from_before_the_clock_was_set_back_keeps_no_other_from_being_made(q: Q) -> None:
