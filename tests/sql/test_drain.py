@@ -549,3 +549,12 @@ def test_a_fault_before_the_barrier_opens_is_charged_as_never_started_whoever_dr
         id=gang.id,
     )
     assert (gang.row["trips"], gang.row["never_started"]) == (0, 1)
+
+
+def test_a_gang_that_is_cancelled_while_it_drains_tells_its_members_so(q: Q) -> None:
+    one, two = q.workers(2)
+    gang, claims = q.running_gang(one, two)
+    claims[0].fail()
+    assert two.beat(claims[1]) == {claims[1].job_id: "preempt"}
+    assert gang.cancel() == "draining"
+    assert two.beat(claims[1]) == {claims[1].job_id: "cancel"}

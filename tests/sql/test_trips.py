@@ -631,3 +631,22 @@ def test_a_member_at_its_cap_ends_its_gang(q: Q) -> None:
     gang.restart(worker)[0].trip()
     assert gang.state == "failed"
     assert "tripped a watchdog 2 times" in gang.row["reason"]
+
+
+@pytest.mark.parametrize("kind", ["job", "gang"])
+def test_what_is_retried_after_its_process_is_gone_waits_for_nothing(q: Q, kind: str) -> None:
+    """Nothing has proven it: exits_at stands as it was."""
+    worker = q.worker()
+    gang = q.submit_gang(1) if kind == "gang" else None
+    job = gang.job_ids[0] if gang else q.submit()
+    claim = gang.start(worker)[0] if gang else worker.take()
+    claim.trip(exit_in_s=5)
+    ended = {"gang_ids": [gang.id]} if gang else {"job_ids": [job]}
+    q.call("cancel", **ended)
+    assert q.state(job) == "cancelled"
+    q.later(6)
+    q.call("retry", **ended)
+    assert (q.job(job)["due_at"], claim.live["ran_on"]) == (None, None)
+    assert q.state(job) == ("blocked" if gang else "pending")
+    if gang:
+        assert gang.live["not_before"] is None
