@@ -40,10 +40,11 @@ $$;
 
 -- A process of this incarnation survived SIGKILL: only a reboot of its host helps. Nothing is freed
 -- early. The worker is quarantined by name. Every device that it holds is quarantined from the end
--- of its lease until an operator lifts that; said after the lease, every device that it had, except
--- those that other jobs hold by now: the event and the server's log name them. Returns how many
--- devices. Repeats are harmless. For the login that registered the worker, gangq_host and
--- gangq_admin. Raises GQ001, GQ002, 42501; 55P03 while a device is changing hands: try again.
+-- of its lease until an operator lifts that. A report after the end of the lease quarantines every
+-- device that it had, except those that other jobs hold by now: the event and the server's log name
+-- those. Returns how many devices are quarantined. Repeats are harmless. For the login that
+-- registered the worker, gangq_host and gangq_admin. Raises GQ001, GQ002, 42501; 55P03 while a
+-- device is changing hands: try again.
 create function gangq.report_stuck(worker text, incarnation bigint, evidence jsonb) returns integer
 language plpgsql as $$
 declare

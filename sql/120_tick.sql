@@ -121,8 +121,8 @@ begin
   ran := true;
   detail := done.detail;
   again := done.wait_s is not null;
-  -- What is due before the next safety tick is served on time. What was due by now and is left is
-  -- more than one step takes (again), or another transaction holds it.
+  -- What falls due before the next safety tick is served on time. next_due leaves out what is due
+  -- already: what of that is left was more than a step takes (again), or is locked.
   next_in_s := least(done.wait_s, greatest(0.01,
     least(next_in_s, extract(epoch from gangq.next_due(t) - gangq.now()))));
   unplanned := (select count(*) from gangq.unplanned(gangq.now()));
