@@ -85,6 +85,8 @@ def test_a_tick_that_dies_while_it_revives_leaves_that_to_the_next(meeting: Aren
     assert meeting.state(waiting) == "cancelled"
     meeting.tick()
     assert meeting.state(waiting) == "waiting"
+    unfollowed = "select from gangq.retried where job_id is not null and not followed"
+    assert meeting.db.execute(unfollowed).fetchall() == [], "nothing is left to be revived"
     assert meeting.violations() == []
 
 

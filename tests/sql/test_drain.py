@@ -558,3 +558,13 @@ def test_a_gang_that_is_cancelled_while_it_drains_tells_its_members_so(q: Q) -> 
     assert two.beat(claims[1]) == {claims[1].job_id: "preempt"}
     assert gang.cancel() == "draining"
     assert two.beat(claims[1]) == {claims[1].job_id: "cancel"}
+
+
+def test_a_cancel_gives_no_more_time_to_what_was_told_to_stop_before(q: Q) -> None:
+    job, worker = q.submit(), q.worker()
+    claim = worker.take()
+    q.call("displace_job", job_id=job)
+    told_at = claim.live["told_at"]
+    q.later(30)
+    q.call("cancel", job_ids=[job])
+    assert (claim.live["told_at"], claim.live["stop_reason"]) == (told_at, "cancel")

@@ -214,10 +214,15 @@ def test_a_submission_that_is_repeated_within_an_hour_is_the_same(q: Q) -> None:
     assert q.submit(request_id=request_id) == job
 
 
-def test_a_key_stands_as_long_as_was_asked_for(q: Q) -> None:
+@pytest.mark.parametrize("ends", ["before the tick", "after it"])
+def test_a_key_stands_as_long_as_was_asked_for(q: Q, ends: str) -> None:
+    jobs = []
+
     def existed(key: str, keep_s: float) -> bool:
         row = q.one("submit_unique", unique_key=key, task="work", keep_s=keep_s)
-        q.call("cancel", job_ids=[row["job_id"]])
+        jobs.append(row["job_id"])
+        if ends == "before the tick":
+            q.call("cancel", job_ids=jobs)
         return bool(row["existed"])
 
     ahead(q)
@@ -226,6 +231,7 @@ def test_a_key_stands_as_long_as_was_asked_for(q: Q) -> None:
     q.later(-HOUR)
     assert not existed("since", 2 * HOUR)
     q.tick()
+    q.call("cancel", job_ids=jobs)
     q.live_on(590, step=60)
     assert existed("before", 600)
     q.live_on(20)
