@@ -180,9 +180,10 @@ begin
 end $$;
 
 -- Internal. Whether a worker of this queue is known, ended ones included.
-create function gangq.known_workers(queue text) returns boolean language sql stable as $$
-  select exists (select from gangq.incarnations i where known_workers.queue = any (i.queues))
-$$;
+create function gangq.known_workers(queue text) returns boolean language plpgsql stable as $$
+begin
+  return exists (select from gangq.incarnations i where known_workers.queue = any (i.queues));
+end $$;
 
 -- Internal. The text of the notice GQ100. It is no warning: those go into the server's log.
 create function gangq.unserved(queue text) returns text language sql stable
