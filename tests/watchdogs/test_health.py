@@ -61,6 +61,14 @@ def test_it_is_suspect_first() -> None:
     assert len(world.suspected) == 1
 
 
+def test_a_job_whose_window_is_as_good_as_endless_is_no_suspect_when_its_devices_idle() -> None:
+    """Replicas of a service have one. A fleet of them without requests would hold the trips of all other jobs."""
+    world = World(GpuHealthWatchdog, window_s=1e9)
+    world.dog.beat()
+    world.run(2000)
+    assert world.suspected == []
+
+
 def test_a_device_that_was_touched_ends_the_grace() -> None:
     world = World(GpuHealthWatchdog)
     world.run(20)

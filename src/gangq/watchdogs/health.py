@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 WINDOW_S = 300.0
 """Seconds of idle devices, with nothing moving, after which the job is tripped."""
 
-_SUSPECT_S = 60.0
+_SUSPECT_SHARE = 0.2
+"""Of a window. A share and no number of seconds: a replica, whose window never ends, may be idle for ever."""
 _LEAST_SAMPLES = 5
 _KEPT_SAMPLES = 30
 
@@ -198,7 +199,7 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
             evidence = self._evidence(job, quiet_s, now)
             self._trip(job, Trip(ExitCode.HEALTH, "idle", message, evidence, sample.uuids, job=job.job))
             self._restart_window(job, sample)
-        elif quiet_s >= min(_SUSPECT_S, job.terms.window_s / 2) and not job.suspected:
+        elif quiet_s >= _SUSPECT_SHARE * job.terms.window_s and not job.suspected:
             job.suspected = True
             message = f"its devices have done nothing for {quiet_s:.0f} s; {window_s:g} s end it"
             self._suspect(job, message, self._evidence(job, quiet_s, now))
