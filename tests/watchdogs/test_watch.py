@@ -195,10 +195,12 @@ def test_a_closed_watchdog_says_that_it_is(dogs: Callable[..., Watchdog]) -> Non
     dog.close()
     dog.close()
     assert not any(thread.name == dog.name and thread.is_alive() for thread in threading.enumerate())
-    closed = Watchdog(name="gangq-other")
-    closed.close()
-    with pytest.raises(GangqError, match="gangq-other is closed"):
-        closed.start()
+    never_started = Watchdog(name="gangq-other")
+    never_started.close()
+    for closed in (dog, never_started):
+        with pytest.raises(GangqError, match=f"{closed.name} is closed"):
+            closed.start()
+        assert not closed.watching
 
 
 def test_entering_starts_unless_it_was_started_and_leaving_stops() -> None:

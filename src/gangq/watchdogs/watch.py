@@ -122,8 +122,8 @@ class Watch(ABC, Generic[J]):
 
     def close(self) -> None:
         """Stop, and end the thread. Not needed at the end of a process: the thread is a daemon."""
-        self.stop()
         self._closing.set()
+        self.stop()
         thread, suspicions = self._thread, self._suspicions
         if suspicions is not None:
             suspicions.close()
@@ -162,6 +162,8 @@ class Watch(ABC, Generic[J]):
 
     def _begin(self, job: J) -> None:
         with self._lock:
+            if self._closing.is_set():
+                raise GangqError(f"{self.name} is closed: make a new one for further jobs")
             if self._tripping is not None:
                 self._settle()
             self._job = job
@@ -222,8 +224,6 @@ class Watch(ABC, Generic[J]):
 
     def _spawn(self) -> None:
         with self._lock:
-            if self._closing.is_set():
-                raise GangqError(f"{self.name} is closed: make a new one for further jobs")
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 logqueue.start(*logqueue.WATCHDOGS)
