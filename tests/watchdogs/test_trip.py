@@ -27,6 +27,7 @@ from gangq.watchdogs.trip import TripPath, leave_with
 from gangq.watchdogs.trip_reporter import tell
 from gangq.watchdogs.verdicts import error_of
 from soaking import SOAK
+from watchdogs.victims import until
 
 Row = dict[str, Any]
 
@@ -473,6 +474,28 @@ def test_its_supervisor_finds_whether_the_trip_was_reported(
     monkeypatch.setattr("gangq.watchdogs.trip.tell", lambda *_: outcome)
     assert not path._report(Trip(ExitCode.BUDGET, "budget", "it ran for long"), 1, 1, {}, 100.0)
     assert kept == ([{"incarnation": 7, "until": 105.0, "reported": True}] if outcome else [])
+
+
+def test_of_a_trip_that_is_called_off_nothing_is_kept_however_slow_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be reported when this worker ends, perhaps days later."""
+    begun: list[Any] = []
+    kept: list[Any] = []
+    disk_answers = threading.Event()
+
+    def keep(what: Any) -> None:
+        begun.append(what)
+        if len(begun) == 1:
+            disk_answers.wait(10)
+        kept.append(what)
+
+    path = TripPath("postgresql://x@127.0.0.1:1/x", 7, keep=keep)
+    monkeypatch.setattr("gangq.watchdogs.trip.tell", lambda *_: "held")
+    assert path(Trip(ExitCode.STALL, "idle", "no beat"), job_id=1, token=1) is False
+    disk_answers.set()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "gangq-trip"])
+    assert kept[-1] is None
 
 
 def test_the_error_that_is_kept_names_type_reason_and_code() -> None:

@@ -94,6 +94,8 @@ class TripPath:
         self._keep = keep
         self._clock = clock
         self._one = threading.Lock()
+        self._storing = threading.Lock()
+        self._to_store: Mapping[str, Any] | None = None
         self._deadman: Deadman | None = None
         self._gate = Gate()
 
@@ -211,8 +213,15 @@ class TripPath:
         keep = self._keep
         if keep is None:
             return
+        self._to_store = what
+
+        def store() -> None:
+            # The disk may hang for longer than is waited here. The last to be stored is the latest all the same.
+            with self._storing:
+                keep(self._to_store)
+
         try:
-            within(_SHOW_S, lambda: keep(what), "gangq-trip")
+            within(_SHOW_S, store, "gangq-trip")
         except Exception as problem:
             log.warning("trip_not_kept", extra={"error": repr(problem)})
 
