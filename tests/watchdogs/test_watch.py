@@ -256,4 +256,5 @@ def test_beating_takes_no_lock() -> None:
     with dog._lock, health._lock:  # A plain lock: taking it again would hang here for ever.
         dog.beat(1)
         health.beat(1)
-    assert dog.last_beat is not None
+    assert dog._job is not None
+    assert dog._job.last is not None

@@ -29,7 +29,7 @@ from gangq.worker.limits import Limits, LimitsTable
 from gangq.worker.reporter import Reporter
 from gangq.worker.runner_command import CommandRunner
 from gangq.worker.session import Session
-from gangq.worker.watching import CommandTrip, JobWatch, ProcessTrip, Watching
+from gangq.worker.watching import CommandTrip, JobWatch, ProcessTrip, Watching, terms_of
 from worker.controls import control_of
 
 
@@ -232,9 +232,21 @@ def test_a_beat_that_came_before_its_watchdogs_arms_them_all_the_same(client: Cl
         job.beat({"step": 1})
         watch.begin(job, None)
         assert watch._stall.watching
-        assert (watch._stall.last_beat or {})["step"] == 1
+        assert watch._stall._job is not None
+        assert watch._stall._job.last is not None
+        assert watch._stall._job.last.step == 1
     finally:
         watch.close()
+
+
+def test_a_job_is_allowed_what_its_limits_say_and_idle_devices_are_a_replicas_right() -> None:
+    limits = Limits(1.0, 2.0, False, 3.0, 4.0, 5.0)
+    job = ActiveJob(claim(job_id=1, token=2, light=False))
+    terms = terms_of(job, limits)
+    assert (terms.stall_timeout_s, terms.learn, terms.load_grace_s) == (2.0, False, 3.0)
+    assert (terms.window_s, terms.long_phase_s) == (4.0, 5.0)
+    job.replica = SimpleNamespace()  # type: ignore[assignment]
+    assert terms_of(job, limits).window_s == 1e9
 
 
 def test_the_gaps_of_a_job_are_learned_when_it_ends(client: Client, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gangq.watchdogs.backstop import Backstop as Backstop
+    from gangq.watchdogs.beats import Terms as Terms
     from gangq.watchdogs.budget import Watchdog as Watchdog
     from gangq.watchdogs.codes import ExitCode as ExitCode
     from gangq.watchdogs.health import GpuHealthWatchdog as GpuHealthWatchdog
@@ -29,6 +30,7 @@ _HOME = {
     "GpuHealthWatchdog": "health",
     "StallWatchdog": "stall",
     "Suspicion": "verdicts",
+    "Terms": "beats",
     "Trip": "verdicts",
     "Watchdog": "budget",
     "WorkSensors": "sensors",

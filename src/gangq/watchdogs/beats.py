@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from gangq.watchdogs.numbers import length_s
+from gangq.watchdogs.numbers import factor, length_s
 from gangq.watchdogs.sensors import WorkSensors
 from gangq.watchdogs.watch import Setup, Watch, Watched
 
 if TYPE_CHECKING:
     from typing import Self
 
-LOAD_GRACE_S = 1200.0
-LONG_PHASE_S = 3600.0
 WAIT_FACTOR = 3.0
 """What only waits gets this many times the time of what is silent."""
 WARM_UP_BEATS = 5
@@ -57,71 +54,73 @@ def inert(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Terms:
-    """What one job is allowed; see its watchdog for what it means."""
+    """What `StallWatchdog` and `GpuHealthWatchdog` allow one job; they say what each number means, and each of them
+    needs some only.
+    """
 
-    load_grace_s: float = LOAD_GRACE_S
-    long_phase_s: float = LONG_PHASE_S
+    load_grace_s: float = 1200.0
+    long_phase_s: float = 3600.0
+    stall_timeout_s: float | None = None
+    """None: the default, 120."""
+    learn: bool | None = None
+    """Whether the stall timeout may grow; None: only if it is not given."""
+    confirm_s: float = 10.0
+    overdue_factor: float = 10.0
+    window_s: float = 300.0
+    """How long devices may be idle with nothing moving, seconds."""
 
     def __post_init__(self) -> None:
         """Raises `InvalidInput` for a number that makes no sense, by name."""
         length_s("load_grace_s", self.load_grace_s, zero=True)
         length_s("long_phase_s", self.long_phase_s)
+        if self.stall_timeout_s is not None:
+            length_s("stall_timeout_s", self.stall_timeout_s)
+        length_s("confirm_s", self.confirm_s)
+        factor("overdue_factor", self.overdue_factor)
+        length_s("window_s", self.window_s)
 
 
 class Beaten(Watched):
     """A job that may beat."""
 
-    __slots__ = ("last", "longest_s", "pending", "sensors")
+    __slots__ = ("last", "longest_s", "new_gap", "sensors", "terms")
 
-    def __init__(self, since: float, paused: float, job: Any, sensors: WorkSensors) -> None:
+    def __init__(self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: Terms) -> None:
         super().__init__(since, paused, job)
         self.sensors = sensors
+        self.terms = terms
         self.last: Beat | None = None
         self.longest_s = 0.0
         """The longest gap between two beats that is known."""
-        self.pending: tuple[float, float] | None = None
-        """The longest new gap, and the pauses counted when it began: its pauses may not be known yet."""
+        self.new_gap: tuple[float, float] | None = None
+        """A longer one, not looked at yet, and the pauses counted when it began: its own may not be known yet."""
 
 
 B = TypeVar("B", bound=Beaten)
-T = TypeVar("T", bound=Terms)
 
 
-class BeatWatch(Watch[B], Generic[B, T]):
+class BeatWatch(Watch[B], Generic[B]):
     """A watchdog that is told of beats, and looks through sensors."""
 
-    def __init__(self, terms: T, sensors: WorkSensors | None, setup: Setup) -> None:
+    _watched: type[B]
+    """What is known of one job."""
+
+    def __init__(self, terms: Terms, sensors: WorkSensors | None, setup: Setup) -> None:
         super().__init__(**setup)
         self._terms = terms
         self._sensors = sensors or WorkSensors(clock=self._clock)
-        self._latest: B | None = None
-
-    @abstractmethod
-    def _watched(self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: T) -> B:
-        """What is known of a job that begins."""
 
     def start(
-        self, *, sensors: WorkSensors | None = None, job: Any = None, **limits: float | bool | None
+        self, terms: Terms | None = None, *, sensors: WorkSensors | None = None, job: Any = None
     ) -> Self:
-        """A job begins. What is None or not given, of these and of the limits, is as the constructor was told.
-
-        Args:
-            sensors: what it is looked at through [this process, without devices].
-            job: what a verdict names.
-            **limits: numbers of the constructor (``load_grace_s``, ``stall_timeout_s`` ...), for this job alone.
-
-        Raises:
-            InvalidInput: a number that makes no sense, by name.
+        """A job begins: what it is allowed, what it is looked at through [both as the constructor was told], and
+        what trips and suspicions name.
         """
-        changed: dict[str, Any] = {}
-        # Made for every job, so without a call.
-        for name in limits:
-            if limits[name] is not None:
-                changed[name] = limits[name]
-        terms = replace(self._terms, **changed) if changed else self._terms
-        watched = self._watched(self._clock(), self.pauses.total_s, job, sensors or self._sensors, terms)
-        self._latest = watched
-        self._begin(watched)
+        self._begin(
+            self._watched(
+                self._clock(), self.pauses.total_s, job, sensors or self._sensors, terms or self._terms
+            )
+        )
         return self
 
     def beat(
@@ -146,6 +145,6 @@ class BeatWatch(Watch[B], Generic[B, T]):
                 since = last.phase_since + paused - last.paused
             if number > WARM_UP_BEATS and last.phase in (None, "run"):
                 gap = now - last.at
-                if gap > job.longest_s and (job.pending is None or gap > job.pending[0]):
-                    job.pending = (gap, last.paused)
+                if gap > job.longest_s and (job.new_gap is None or gap > job.new_gap[0]):
+                    job.new_gap = (gap, last.paused)
         job.last = Beat(number, now, paused, step, total, phase, loss, since)

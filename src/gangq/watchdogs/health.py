@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq.watchdogs.activity import movement
-from gangq.watchdogs.beats import LOAD_GRACE_S, LONG_PHASE_S, WAIT_FACTOR, Beat, Beaten, BeatWatch, Terms
+from gangq.watchdogs.beats import WAIT_FACTOR, Beat, Beaten, BeatWatch, Terms
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import QUIET_PCT, Sample, Verdict, judge, summary
 from gangq.watchdogs.numbers import length_s
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from gangq.gpu.reading import DeviceEvent, DeviceReading
-
-WINDOW_S = 300.0
-"""Seconds of idle devices, with nothing moving, after which the job is tripped."""
 
 _SUSPECT_SHARE = 0.2
 """Of a window. A share and no number of seconds: a replica, whose window never ends, may be idle for ever."""
@@ -40,18 +36,6 @@ class _Seen(NamedTuple):
     exempt: bool
 
 
-@dataclass(frozen=True)
-class HealthTerms(Terms):
-    """What one job is allowed; see `GpuHealthWatchdog` for what it means."""
-
-    window_s: float = WINDOW_S
-
-    def __post_init__(self) -> None:
-        """Raises `InvalidInput` for a number that makes no sense, by name."""
-        super().__post_init__()
-        length_s("window_s", self.window_s)
-
-
 class _WithDevices(Beaten):
     __slots__ = (
         "before",
@@ -64,16 +48,12 @@ class _WithDevices(Beaten):
         "sample_at",
         "samples",
         "seen",
-        "terms",
         "touched",
         "waited",
     )
 
-    def __init__(
-        self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: HealthTerms
-    ) -> None:
-        super().__init__(since, paused, job, sensors)
-        self.terms = terms
+    def __init__(self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: Terms) -> None:
+        super().__init__(since, paused, job, sensors, terms)
         self.event_at = since
         self.exempt_at = since
         """When devices were last allowed to be idle: no window begins before that."""
@@ -93,7 +73,7 @@ class _WithDevices(Beaten):
         """What was seen at the look before; None: there was none."""
 
 
-class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
+class GpuHealthWatchdog(BeatWatch[_WithDevices]):
     """Watches a job that holds devices from its start. It needs no beats, but takes them into account.
 
     *Idle wedge*, exit 78: for a whole window no device did anything and nothing moved on the host.
@@ -118,9 +98,9 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
     def __init__(
         self,
         *,
-        window_s: float = WINDOW_S,
-        load_grace_s: float = LOAD_GRACE_S,
-        long_phase_s: float = LONG_PHASE_S,
+        window_s: float = Terms.window_s,
+        load_grace_s: float = Terms.load_grace_s,
+        long_phase_s: float = Terms.long_phase_s,
         sample_s: float = 2.0,
         sensors: WorkSensors | None = None,
         **setup: Unpack[Setup],
@@ -131,7 +111,7 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices, HealthTerms]):
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        terms = HealthTerms(load_grace_s=load_grace_s, long_phase_s=long_phase_s, window_s=window_s)
+        terms = Terms(load_grace_s=load_grace_s, long_phase_s=long_phase_s, window_s=window_s)
         super().__init__(terms, sensors, setup)
         self._sample_s = length_s("sample_s", sample_s, most=60)
 

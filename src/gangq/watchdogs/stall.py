@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gangq.watchdogs.beats import (
-    LOAD_GRACE_S,
-    LONG_PHASE_S,
-    WAIT_FACTOR,
-    WARM_UP_BEATS,
-    Beat,
-    Beaten,
-    BeatWatch,
-    Terms,
-    inert,
-)
+from gangq.watchdogs.beats import WAIT_FACTOR, WARM_UP_BEATS, Beat, Beaten, BeatWatch, Terms, inert
 from gangq.watchdogs.codes import ExitCode
 from gangq.watchdogs.idle import Sample, Verdict, judge
-from gangq.watchdogs.numbers import factor, length_s
 from gangq.watchdogs.sensors import WorkSensors
 from gangq.watchdogs.verdicts import Trip
 from gangq.watchdogs.watch import Setup
@@ -49,34 +37,11 @@ class SilenceLimits(NamedTuple):
     unit: float
 
 
-@dataclass(frozen=True)
-class StallTerms(Terms):
-    """What one job is allowed; see `StallWatchdog` for what it means."""
-
-    stall_timeout_s: float | None = None
-    """None: the default."""
-    learn: bool | None = None
-    """Whether the timeout may grow; None: only if it is not given."""
-    confirm_s: float = 10.0
-    overdue_factor: float = 10.0
-
-    def __post_init__(self) -> None:
-        """Raises `InvalidInput` for a number that makes no sense, by name."""
-        super().__post_init__()
-        if self.stall_timeout_s is not None:
-            length_s("stall_timeout_s", self.stall_timeout_s)
-        length_s("confirm_s", self.confirm_s)
-        factor("overdue_factor", self.overdue_factor)
-
-
 class _Silent(Beaten):
-    __slots__ = ("next_s", "opened_s", "rearmed", "seen", "terms", "window", "window_paused")
+    __slots__ = ("next_s", "opened_s", "rearmed", "seen", "window", "window_paused")
 
-    def __init__(
-        self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: StallTerms
-    ) -> None:
-        super().__init__(since, paused, job, sensors)
-        self.terms = terms
+    def __init__(self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: Terms) -> None:
+        super().__init__(since, paused, job, sensors, terms)
         self.seen = 0
         self.next_s: float | None = None
         """At how much silence to look again; None: when it is due."""
@@ -86,7 +51,7 @@ class _Silent(Beaten):
         self.window_paused = 0.0
 
 
-class StallWatchdog(BeatWatch[_Silent, StallTerms]):
+class StallWatchdog(BeatWatch[_Silent]):
     """Inert until the first :meth:`beat`; then a beat is due every stall timeout. Exit 76.
 
     Silence is only a suspicion. It opens a window of at least ``confirm_s`` and five samples, and trips
@@ -113,10 +78,10 @@ class StallWatchdog(BeatWatch[_Silent, StallTerms]):
         self,
         *,
         stall_timeout_s: float | None = None,
-        confirm_s: float = StallTerms.confirm_s,
-        load_grace_s: float = LOAD_GRACE_S,
-        long_phase_s: float = LONG_PHASE_S,
-        overdue_factor: float = StallTerms.overdue_factor,
+        confirm_s: float = Terms.confirm_s,
+        load_grace_s: float = Terms.load_grace_s,
+        long_phase_s: float = Terms.long_phase_s,
+        overdue_factor: float = Terms.overdue_factor,
         sensors: WorkSensors | None = None,
         **setup: Unpack[Setup],
     ) -> None:
@@ -126,7 +91,7 @@ class StallWatchdog(BeatWatch[_Silent, StallTerms]):
         Raises:
             InvalidInput: a number that makes no sense, by name.
         """
-        terms = StallTerms(
+        terms = Terms(
             load_grace_s=load_grace_s,
             long_phase_s=long_phase_s,
             stall_timeout_s=stall_timeout_s,
@@ -139,20 +104,14 @@ class StallWatchdog(BeatWatch[_Silent, StallTerms]):
 
     @property
     def learned(self) -> tuple[float, int]:
-        """Longest gap between two beats of the present or last job, in seconds, and how many beats that rests
-        on; warm-up, other phases than ``run`` and pauses do not count.
+        """Longest gap between two beats of the present job, in seconds, and how many beats that rests on; warm-up,
+        other phases than ``run`` and pauses do not count.
         """
-        job = self._latest
+        job = self._job
         if job is None or job.last is None:
             return 0.0, 0
         self._learn(job)
         return job.longest_s, max(0, job.last.number - WARM_UP_BEATS)
-
-    @property
-    def last_beat(self) -> dict[str, Any] | None:
-        """The latest beat of the present or last job: step, total, phase, loss, number, at; None: none came."""
-        job = self._latest
-        return None if job is None or job.last is None else job.last.as_json()
 
     # -- the rules -------------------------------------------------------------------------------------------
 
@@ -245,10 +204,10 @@ class StallWatchdog(BeatWatch[_Silent, StallTerms]):
         self._look_again(job, silence_s, limits)
 
     def _learn(self, job: _Silent) -> None:
-        pending = job.pending
-        if pending is not None:
-            job.pending = None
-            gap, paused = pending
+        new_gap = job.new_gap
+        if new_gap is not None:
+            job.new_gap = None
+            gap, paused = new_gap
             job.longest_s = max(job.longest_s, gap - (self.pauses.total_s - paused))
 
     def _evidence(self, job: _Silent, last: Beat, silence_s: float, limits: SilenceLimits) -> dict[str, Any]:
@@ -312,11 +271,11 @@ def _limits(job: _Silent, last: Beat) -> SilenceLimits:
     return SilenceLimits(due, waited, overdue, unit)
 
 
-def _full(window: Sequence[Sample], terms: StallTerms) -> bool:
+def _full(window: Sequence[Sample], terms: Terms) -> bool:
     return len(window) >= _CONFIRM_SAMPLES and window[-1].at - window[0].at >= terms.confirm_s
 
 
-def _tail(window: Sequence[Sample], terms: StallTerms) -> Sequence[Sample]:
+def _tail(window: Sequence[Sample], terms: Terms) -> Sequence[Sample]:
     """The shortest end of a window that is one by itself."""
     first = len(window) - _CONFIRM_SAMPLES
     while first > 0 and not _full(window[first:], terms):

@@ -20,7 +20,16 @@ from gangq.gpu import Detection, SamplerProcess
 from gangq.proc import statefile
 from gangq.proc.clock import boottime
 from gangq.proc.within import within
-from gangq.watchdogs import GpuHealthWatchdog, StallWatchdog, Suspicion, Trip, Watchdog, WorkSensors, waits
+from gangq.watchdogs import (
+    GpuHealthWatchdog,
+    StallWatchdog,
+    Suspicion,
+    Terms,
+    Trip,
+    Watchdog,
+    WorkSensors,
+    waits,
+)
 from gangq.watchdogs.activity import HostActivity
 from gangq.watchdogs.evidence import collect
 from gangq.watchdogs.sensors import Calibration
@@ -142,6 +151,18 @@ def suspicion_of(trip: Trip, evidence: Mapping[str, Any]) -> Suspicion:
     return Suspicion(trip.cls, trip.message, {"reason": trip.reason, **evidence}, trip.job)
 
 
+def terms_of(job: ActiveJob, limits: Limits) -> Terms:
+    """What the stall and health watchdogs allow it."""
+    return Terms(
+        stall_timeout_s=limits.stall_timeout_s,
+        learn=limits.learn,
+        load_grace_s=limits.load_grace_s,
+        long_phase_s=limits.long_phase_s,
+        # A replica without requests leaves its devices idle.
+        window_s=limits.health_window_s if job.replica is None else _NEVER_S,
+    )
+
+
 class JobWatch:
     """The three watchdogs over one job at a time.
 
@@ -206,14 +227,7 @@ class JobWatch:
         if job.claim.devices:
             limits = watching.limits.ask_for(job.claim, options, watching.device_class(job))
             self._sensors = self._sensors_of(watching.uuids(job))
-            self._health.start(
-                # A replica without requests leaves its devices idle.
-                window_s=limits.health_window_s if job.replica is None else _NEVER_S,
-                load_grace_s=limits.load_grace_s,
-                long_phase_s=limits.long_phase_s,
-                sensors=self._sensors,
-                job=job,
-            )
+            self._health.start(terms_of(job, limits), sensors=self._sensors, job=job)
         else:
             limits = watching.limits.ask_for(job.claim, options, "")
             self._sensors = self._without_devices
@@ -231,14 +245,7 @@ class JobWatch:
         limits = self._watching.limits_of(job, self._options)
         with self._starting:
             if self._job is job and not self._stall.watching:
-                self._stall.start(
-                    stall_timeout_s=limits.stall_timeout_s,
-                    learn=limits.learn,
-                    load_grace_s=limits.load_grace_s,
-                    long_phase_s=limits.long_phase_s,
-                    sensors=self._sensors,
-                    job=job,
-                )
+                self._stall.start(terms_of(job, limits), sensors=self._sensors, job=job)
                 job.follow_beats(self._on_beat)
         self._on_beat(beat)
 
@@ -258,8 +265,8 @@ class JobWatch:
         if job.claim.devices:
             self._health.stop()
         if self._stall.watching:
-            self._stall.stop()
             longest_s, beats = self._stall.learned
+            self._stall.stop()
             if beats:
                 task, device_class = job.claim.task, self._watching.device_class(job)
                 self._watching.limits.learned(task, device_class, longest_s, beats)
