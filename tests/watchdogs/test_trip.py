@@ -23,8 +23,7 @@ from gangq.embedded import Server
 from gangq.errors import InvalidInput
 from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode, Trip
-from gangq.watchdogs.trip import TripPath, leave_with
-from gangq.watchdogs.trip_reporter import tell
+from gangq.watchdogs.trip import TripPath, leave_with, report
 from gangq.watchdogs.verdicts import error_of
 from soaking import SOAK
 from watchdogs.victims import until
@@ -447,8 +446,8 @@ def _alive(pid: int) -> bool:
 
 def test_a_command_that_is_dead_is_told_of_without_an_exit(held: Held, client: Client) -> None:
     told = {"incarnation": held.incarnation, "job_id": held.job, "token": held.token, "code": 76, "error": {}}
-    assert tell(client.target, told, 5.0) == "pending"
-    assert tell(client.target, told, 5.0) == "repeated"
+    assert report(client.target, told, 5.0) == "pending"
+    assert report(client.target, told, 5.0) == "repeated"
     assert client.heartbeat(incarnation=held.incarnation, job_ids=[], tokens=[], beats=[]) is not None
 
 
@@ -471,7 +470,7 @@ def test_its_supervisor_finds_whether_the_trip_was_reported(
 ) -> None:
     kept: list[Any] = []
     path = TripPath("postgresql://x@127.0.0.1:1/x", 7, keep=kept.append, clock=lambda: 100.0)
-    monkeypatch.setattr("gangq.watchdogs.trip.tell", lambda *_: outcome)
+    monkeypatch.setattr("gangq.watchdogs.trip.report", lambda *_: outcome)
     assert not path._report(Trip(ExitCode.BUDGET, "budget", "it ran for long"), 1, 1, {}, 100.0)
     assert kept == ([{"incarnation": 7, "until": 105.0, "reported": True}] if outcome else [])
 
@@ -491,7 +490,7 @@ def test_of_a_trip_that_is_called_off_nothing_is_kept_however_slow_the_disk(
         kept.append(what)
 
     path = TripPath("postgresql://x@127.0.0.1:1/x", 7, keep=keep)
-    monkeypatch.setattr("gangq.watchdogs.trip.tell", lambda *_: "held")
+    monkeypatch.setattr("gangq.watchdogs.trip.report", lambda *_: "held")
     assert path(Trip(ExitCode.STALL, "idle", "no beat"), job_id=1, token=1) is False
     disk_answers.set()
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "gangq-trip"])

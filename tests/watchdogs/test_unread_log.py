@@ -88,7 +88,7 @@ def test_so_is_one_whose_kernel_gives_no_timer(full_pipe: int, more: str) -> Non
 def test_a_trip_that_is_called_off_is_not_carried_out_by_a_full_log(full_pipe: int) -> None:
     code = MUTE.format(options=", deadline_s=1.5") + (
         "from gangq.watchdogs import ExitCode, Trip\n"
-        "from gangq.watchdogs import trip as steps; steps.tell = lambda *a: 'held'\n"
+        "from gangq.watchdogs import trip as steps; steps.report = lambda *a: 'held'\n"
         "print(boottime(), flush=True)\n"
         "off = trip(Trip(ExitCode.STALL, 'idle', 'no beat'))\n"
         "time.sleep(2.5)\n"
@@ -102,7 +102,7 @@ def test_a_trip_is_reported_although_nobody_reads_its_log_any_more() -> None:
     os.close(reads)
     code = MUTE.format(options="") + (
         "from gangq.watchdogs import ExitCode, Trip\n"
-        "from gangq.watchdogs import trip as steps; steps.tell = lambda *a: 'held'\n"
+        "from gangq.watchdogs import trip as steps; steps.report = lambda *a: 'held'\n"
         "print(boottime(), flush=True)\n"
         "off = trip(Trip(ExitCode.STALL, 'idle', 'no beat'))\n"
         "import os; os._exit(0 if off is False else 1)\n"

@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 from gangq.proc.clock import boottime
-from gangq.watchdogs import ExitCode, Trip, Watchdog, trip_reporter
+from gangq.watchdogs import ExitCode, Trip, Watchdog
+from gangq.watchdogs import trip as trip_module
 from gangq.watchdogs.pending import Gate
 from gangq.watchdogs.trip import TripPath
 
@@ -81,7 +82,7 @@ def trips_by_its_own_fault() -> None:
 
 
 def tries_again() -> None:
-    trip_reporter._DATABASE_S = 1
+    trip_module._DATABASE_S = 1
     trips()
 
 

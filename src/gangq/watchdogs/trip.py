@@ -4,7 +4,7 @@
 2. Hold the main thread, which runs the handler: it does not get back into Python (:mod:`gangq.watchdogs.pending`).
 3. Report the results of jobs that are done.
 4. Collect evidence, which reads ``/proc``; write the stacks to standard error, and the trip to the disk.
-5. Report the trip to the database (:mod:`gangq.watchdogs.trip_reporter`). It may call it off: then undo 1, 2 and 4.
+5. Report the trip to the database (:func:`report`). It may call it off: then undo 1, 2 and 4.
 6. Kill the children and exit.
 
 So a trip exits in time whether or not PostgreSQL answers; without an answer the jobs are free when the lease ends.
@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -27,7 +28,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from gangq import logqueue
-from gangq.errors import Unsupported
+from gangq.errors import GangqError, IncarnationEnded, NotFound, StaleToken, Unsupported
 from gangq.proc.clock import boottime
 from gangq.proc.within import within
 from gangq.watchdogs import evidence as evidence_of
@@ -36,7 +37,6 @@ from gangq.watchdogs.deadman import Deadman
 from gangq.watchdogs.family import Family
 from gangq.watchdogs.numbers import length_s
 from gangq.watchdogs.pending import Gate
-from gangq.watchdogs.trip_reporter import NOT_OURS, tell
 from gangq.watchdogs.verdicts import Trip, error_of, sentence
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ _FIRST_S = 1.0
 _AFTER_DEADLINE_S = 0.75
 """The second timer's SIGKILL comes 0.25 s after the deadline; the rest is for the kernel."""
 _SHOW_S = 0.2
+_DATABASE_S = 2
+"""Connect, lock and statement timeout, each."""
+_RETRY_S = 0.25
+_NOT_OURS = (StaleToken, IncarnationEnded, NotFound)
+"""What the database says where the claim is not this worker's any more."""
 _LEAVE_NOW_S = 2.0
 
 
@@ -181,7 +186,7 @@ class TripPath:
             self._arm(deadline, trip)
         now = self._clock()
         try:
-            outcome = tell(
+            outcome = report(
                 self._target,
                 {
                     "incarnation": self._incarnation,
@@ -196,7 +201,7 @@ class TripPath:
                 },
                 deadline - _RESERVE_S - now,
             )
-        except NOT_OURS as problem:
+        except _NOT_OURS as problem:
             log.warning("trip_of_a_lost_claim", extra={"error": str(problem)})
             return True
         said = "trip_reported" if outcome else "trip_unanswered"
@@ -248,6 +253,73 @@ class TripPath:
         if left:
             log.warning("children_left", extra={"pids": sorted(left), "error": "; ".join(left.values())})
         return ours
+
+
+def report(target: Target, told: Mapping[str, Any], within_s: float) -> str | None:
+    """5. Report a trip to the database (SQL: gangq.trip, which takes ``told``).
+
+    Over a connection of its own: the thread that hangs may hold the worker's. Returns the outcome, None if there was
+    none within ``within_s`` seconds. Repeated until then: a repeat changes nothing.
+
+    Raises:
+        StaleToken, IncarnationEnded, NotFound: the claim is not this worker's any more.
+    """
+    limit_s = max(0.0, within_s)
+    until = time.monotonic() + limit_s
+
+    def repeat() -> str | None:
+        while True:
+            try:
+                return _execute(target, told)
+            except GangqError as problem:
+                if not problem.retryable:
+                    raise
+                log.warning("database_silent", extra={"error": str(problem)})
+            if time.monotonic() + _RETRY_S >= until:
+                return None
+            time.sleep(_RETRY_S)
+
+    try:
+        return within(limit_s, repeat, "gangq-trip")
+    except _NOT_OURS:
+        raise
+    except Exception as problem:
+        # A schema without the verb, or a login without the right to it: another try would fail too.
+        log.error("database_refused", extra={"error": str(problem)})
+        return None
+
+
+def _execute(target: Target, told: Mapping[str, Any]) -> str:
+    import psycopg
+    from psycopg.conninfo import make_conninfo
+
+    from gangq.client.sync import run
+    from gangq.client.verbs import Verbs
+
+    query = Verbs.trip(**told)
+    limit_ms = 1000 * _DATABASE_S
+    conninfo = make_conninfo(
+        target.conninfo,
+        connect_timeout=_DATABASE_S,
+        tcp_user_timeout=limit_ms,
+        application_name="gangq trip",
+    )
+    kwargs = {**target.kwargs, "autocommit": True, "prepare_threshold": None}
+    try:
+        connection = psycopg.connect(conninfo, **kwargs)
+    except psycopg.Error as problem:
+        raise target.unreachable(problem) from problem
+    try:
+        with connection, connection.transaction():
+            # In the transaction and not at connecting: PgBouncer refuses to pass them on.
+            connection.execute(
+                f"set local lock_timeout = {limit_ms}; set local statement_timeout = {limit_ms}; "
+                # Should this host freeze between two messages, its locks must not outlive it by much.
+                f"set local idle_in_transaction_session_timeout = {limit_ms}"
+            )
+            return run(connection, query)
+    except psycopg.Error as problem:
+        raise target.failed(problem, query.name) from problem
 
 
 def leave_with(children: Iterable[int], code: int, leave: Callable[[int], object] | None = None) -> None:
