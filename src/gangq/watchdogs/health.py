@@ -39,14 +39,12 @@ class _Seen(NamedTuple):
 class _WithDevices(Beaten):
     __slots__ = (
         "before",
+        "errors_from",
         "event_at",
-        "exempt_at",
         "first_at",
-        "firsts",
         "kept",
         "quiet_since",
         "sample_at",
-        "samples",
         "seen",
         "touched",
         "waited",
@@ -55,16 +53,14 @@ class _WithDevices(Beaten):
     def __init__(self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: Terms) -> None:
         super().__init__(since, paused, job, sensors, terms)
         self.event_at = since
-        self.exempt_at = since
-        """When devices were last allowed to be idle: no window begins before that."""
         self.first_at: dict[str, float] = {}
         """When each device was first read while the job ran."""
-        self.firsts: dict[str, DeviceReading] = {}
-        """The first reading of each device: errors counted before this job are not its own."""
+        self.errors_from: dict[str, DeviceReading] = {}
+        """The reading of each device from which on its memory errors are this job's."""
         self.before: Sample | None = None
         self.kept: deque[Sample] = deque(maxlen=_KEPT_SAMPLES)
+        """The latest samples of the window."""
         self.quiet_since: float | None = None
-        self.samples = 0
         self.sample_at = since
         self.touched = False
         self.waited = False
@@ -151,29 +147,26 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices]):
         last, then = job.last, job.seen or _Seen(0, job.paused, False)
         beats = 0 if last is None else last.number
         seen = job.seen = _Seen(beats, self.pauses.total_s, self._exempt(job, last, now))
-        if seen.exempt:
-            job.exempt_at = now
         ended = _why_ended(then, seen, verdict)
         if ended is None:
-            self._judge_window(job, sample, self._extend_window(job, before, sample, verdict), now)
+            first = sample if then.exempt else before
+            self._judge_window(job, sample, self._extend_window(job, first, sample, verdict), now)
             return
         if job.suspected:
             self._log.info("rearmed", extra={"reason": ended})
         self._restart_window(job, sample)
 
-    def _extend_window(self, job: _WithDevices, before: Sample, sample: Sample, verdict: Verdict) -> float:
-        """Return for how many seconds it has been quiet."""
+    def _extend_window(self, job: _WithDevices, first: Sample, sample: Sample, verdict: Verdict) -> float:
+        """Return for how many seconds it has been quiet: since ``first``, if a window begins now."""
         if job.quiet_since is None:
-            job.quiet_since = before.at if before.at > job.exempt_at else sample.at
-            job.samples = 1
-        job.samples += 1
+            job.quiet_since = first.at
         got_on_at = job.sensors.got_on_at
         job.waited = job.waited or verdict.waiting or (got_on_at is not None and got_on_at > job.quiet_since)
         return sample.at - job.quiet_since
 
     def _judge_window(self, job: _WithDevices, sample: Sample, quiet_s: float, now: float) -> None:
         window_s = job.terms.window_s * (WAIT_FACTOR if job.waited else 1)
-        if quiet_s >= window_s and job.samples >= _LEAST_SAMPLES:
+        if quiet_s >= window_s and len(job.kept) >= _LEAST_SAMPLES:
             what = "it only waited" if job.waited else "nothing else moved"
             message = f"its devices did nothing and {what} for {quiet_s:.0f} s"
             evidence = self._evidence(job, quiet_s, now)
@@ -185,7 +178,7 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices]):
             self._suspect(job, message, self._evidence(job, quiet_s, now))
 
     def _restart_window(self, job: _WithDevices, sample: Sample) -> None:
-        job.quiet_since, job.samples, job.suspected, job.waited = None, 0, False, False
+        job.quiet_since, job.suspected, job.waited = None, False, False
         job.kept.clear()
         job.kept.append(sample)
 
@@ -225,18 +218,18 @@ class GpuHealthWatchdog(BeatWatch[_WithDevices]):
         for reading in sample.devices:
             if reading.at < job.since:
                 continue
-            first = job.firsts.setdefault(reading.uuid, reading)
+            first = job.errors_from.setdefault(reading.uuid, reading)
             then, now = first.ecc_uncorrectable, reading.ecc_uncorrectable
             if now is None:
                 continue
             if then is None:
                 # Its first readings did not say: count from the first that does.
-                job.firsts[reading.uuid] = reading
+                job.errors_from[reading.uuid] = reading
             elif now > then:
                 message = f"device {reading.uuid}: uncorrectable memory errors went from {then} to {now} while it ran"
                 evidence = {"first": first.as_json(), "now": reading.as_json()}
                 self._trip(job, Trip(ExitCode.FAULT, "ecc", message, evidence, (reading.uuid,), job=job.job))
-                job.firsts[reading.uuid] = reading
+                job.errors_from[reading.uuid] = reading
                 return True
         return False
 

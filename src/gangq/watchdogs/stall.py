@@ -38,14 +38,13 @@ class SilenceLimits(NamedTuple):
 
 
 class _Silent(Beaten):
-    __slots__ = ("next_s", "opened_s", "rearmed", "seen", "window", "window_paused")
+    __slots__ = ("next_s", "rearmed", "seen", "window", "window_paused")
 
     def __init__(self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: Terms) -> None:
         super().__init__(since, paused, job, sensors, terms)
         self.seen = 0
         self.next_s: float | None = None
         """At how much silence to look again; None: when it is due."""
-        self.opened_s = 0.0
         self.rearmed = 0
         self.window: list[Sample] = []
         self.window_paused = 0.0
@@ -132,7 +131,7 @@ class StallWatchdog(BeatWatch[_Silent]):
         if not job.window:
             if silence_s < (limits.due if job.next_s is None else job.next_s):
                 return
-            job.opened_s, job.window_paused = silence_s, paused
+            job.window_paused = paused
             if job.rearmed == 0:
                 # Once for each silence: a job that is merely slow would fill the record, and make its whole fleet
                 # look suspect.
@@ -143,7 +142,7 @@ class StallWatchdog(BeatWatch[_Silent]):
                 )
         elif paused != job.window_paused:
             # What was seen before the pause and what is seen after it are not one window.
-            job.window, job.opened_s, job.window_paused = [], silence_s, paused
+            job.window, job.window_paused = [], paused
         sample = job.sensors.sample(job.window[-1].at if job.window else None)
         if job.last is not last:
             return
@@ -159,7 +158,7 @@ class StallWatchdog(BeatWatch[_Silent]):
         if outcome == "unknown":
             # One reading that failed must not cost a whole timeout: the window slides on for a while.
             verdict = judge(_tail(job.window, job.terms))
-            slid = silence_s - job.opened_s >= _SLIDE_FACTOR * job.terms.confirm_s
+            slid = _length_s(job.window) >= _SLIDE_FACTOR * job.terms.confirm_s
             outcome = "idle" if verdict.idle else "rearm" if slid else "look"
         if outcome == "rearm":
             self._rearm(job, silence_s, limits, verdict)
@@ -272,7 +271,11 @@ def _limits(job: _Silent, last: Beat) -> SilenceLimits:
 
 
 def _full(window: Sequence[Sample], terms: Terms) -> bool:
-    return len(window) >= _CONFIRM_SAMPLES and window[-1].at - window[0].at >= terms.confirm_s
+    return len(window) >= _CONFIRM_SAMPLES and _length_s(window) >= terms.confirm_s
+
+
+def _length_s(window: Sequence[Sample]) -> float:
+    return window[-1].at - window[0].at
 
 
 def _tail(window: Sequence[Sample], terms: Terms) -> Sequence[Sample]:
