@@ -104,3 +104,10 @@ def test_the_codes_cost_nobody_a_database_driver() -> None:
 def test_a_name_that_is_not_there_is_said_so() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Watchcat'"):
         _ = gangq.watchdogs.Watchcat
+
+
+def test_the_head_of_the_room_says_what_each_of_its_files_is_for() -> None:
+    assert gangq.watchdogs.__doc__ is not None
+    assert gangq.watchdogs.__file__ is not None
+    files = {file.stem for file in Path(gangq.watchdogs.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == set(re.findall(r"``(\w+)``", gangq.watchdogs.__doc__))

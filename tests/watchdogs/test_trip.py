@@ -23,8 +23,8 @@ from gangq.embedded import Server
 from gangq.errors import InvalidInput
 from gangq.proc.clock import boottime
 from gangq.watchdogs import ExitCode, Trip
+from gangq.watchdogs.findings import error_of
 from gangq.watchdogs.trip import TripPath, leave_with, report
-from gangq.watchdogs.verdicts import error_of
 from soaking import SOAK
 from watchdogs.victims import until
 

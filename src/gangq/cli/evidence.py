@@ -23,7 +23,7 @@ NOT_SHOWN = "what the watchdogs saw is shown to those who may read the job's pay
 _CONVICT = ("trip", "notify", "held")
 
 _VERBS = ("waited ", "made no progress ")
-"""How the sentences of `gangq.watchdogs.verdicts.sentence` begin."""
+"""How the sentences of `gangq.watchdogs.findings.sentence` begin."""
 _LINES = 200
 _SOONER = ("why", "event", "last_beat", "beats", "members", "devices", "moved")
 """Parts, and pairs, that answer the first questions; the database keeps no order of its own."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gangq.watchdogs.codes import ExitCode
+from gangq.watchdogs.findings import Trip
 from gangq.watchdogs.numbers import length_s
-from gangq.watchdogs.verdicts import Trip
 from gangq.watchdogs.watch import Setup, Watch, Watched
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from gangq.proc.within import within
 from gangq.watchdogs import waits
 
 if TYPE_CHECKING:
-    from gangq.watchdogs.verdicts import Trip
+    from gangq.watchdogs.findings import Trip
 
 LIMIT_S = 1.0
 _STACK_CHARS = 32_000

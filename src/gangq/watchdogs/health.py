@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gangq.watchdogs.activity import movement
 from gangq.watchdogs.beats import WAIT_FACTOR, Beat, Beaten, BeatWatch, Terms
 from gangq.watchdogs.codes import ExitCode
+from gangq.watchdogs.findings import Trip
 from gangq.watchdogs.idle import QUIET_PCT, Sample, Verdict, judge, summary
 from gangq.watchdogs.numbers import length_s
 from gangq.watchdogs.sensors import WorkSensors
-from gangq.watchdogs.verdicts import Trip
 from gangq.watchdogs.watch import Setup
 
 if TYPE_CHECKING:

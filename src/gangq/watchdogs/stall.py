@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangq.watchdogs.beats import WAIT_FACTOR, WARM_UP_BEATS, Beat, Beaten, BeatWatch, Terms, inert
 from gangq.watchdogs.codes import ExitCode
+from gangq.watchdogs.findings import Trip
 from gangq.watchdogs.idle import Sample, Verdict, judge
 from gangq.watchdogs.sensors import WorkSensors
-from gangq.watchdogs.verdicts import Trip
 from gangq.watchdogs.watch import Setup
 
 if TYPE_CHECKING:

@@ -35,9 +35,9 @@ from gangq.watchdogs import evidence as evidence_of
 from gangq.watchdogs import waits
 from gangq.watchdogs.deadman import Deadman
 from gangq.watchdogs.family import Family
+from gangq.watchdogs.findings import Trip, error_of, sentence
 from gangq.watchdogs.numbers import length_s
 from gangq.watchdogs.pending import Gate
-from gangq.watchdogs.verdicts import Trip, error_of, sentence
 
 if TYPE_CHECKING:
     from gangq.client.core import Target

@@ -22,10 +22,10 @@ from gangq import logqueue
 from gangq.errors import GangqError
 from gangq.proc.clock import boottime
 from gangq.watchdogs import pending, signs
+from gangq.watchdogs.findings import OnSuspect, OnTrip, Suspicion, Trip
 from gangq.watchdogs.numbers import length_s
 from gangq.watchdogs.pauses import PauseMeter
 from gangq.watchdogs.trip import leave_now
-from gangq.watchdogs.verdicts import OnSuspect, OnTrip, Suspicion, Trip
 
 if TYPE_CHECKING:
     from typing import Self, Unpack

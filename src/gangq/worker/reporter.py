@@ -28,7 +28,7 @@ from gangq.errors import (
 )
 from gangq.retry import AGAIN, NEVER, Again
 from gangq.watchdogs import signs
-from gangq.watchdogs.verdicts import Trip, error_of
+from gangq.watchdogs.findings import Trip, error_of
 from gangq.worker.jobs import ActiveJob, StopReason
 from gangq.worker.repeating import ANSWERS, backoff, until_answered
 from gangq.worker.results import describe, note_for
