@@ -153,7 +153,7 @@ class StallWatchdog(BeatWatch[_Silent]):
     def _decide(self, job: _Silent, last: Beat, silence_s: float, limits: SilenceLimits) -> None:
         """Trip, re-arm, or go on looking."""
         verdict = judge(job.window)
-        full, got_on = _full(job.window, job.terms), self._got_on(job, silence_s, limits)
+        full, got_on = _full(job.window, job.terms), self._got_on(job, limits)
         outcome = _outcome(verdict, full, got_on, silence_s, limits)
         if outcome == "unknown":
             # One reading that failed must not cost a whole timeout: the window slides on for a while.
@@ -165,10 +165,10 @@ class StallWatchdog(BeatWatch[_Silent]):
         elif outcome != "look":
             self._trip_because(job, last, silence_s, limits, verdict, outcome)
 
-    def _got_on(self, job: _Silent, silence_s: float, limits: SilenceLimits) -> bool:
+    def _got_on(self, job: _Silent, limits: SilenceLimits) -> bool:
         """Whether Python got on lately, though not in this window: a loop may sleep for longer than that."""
         at = job.sensors.got_on_at
-        return at is not None and self._clock() - at <= limits.unit / 2 < silence_s
+        return at is not None and self._clock() - at <= limits.unit / 2
 
     def _look_again(self, job: _Silent, silence_s: float, limits: SilenceLimits) -> None:
         """Close the window; the next one opens after another unit of silence, or where a limit comes before that."""
