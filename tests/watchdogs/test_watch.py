@@ -189,6 +189,27 @@ def test_who_is_told_of_a_suspicion_may_hang_and_the_trip_still_comes(dogs: Call
     assert dog.name == "gangq-budget"
 
 
+def test_a_hundred_suspicions_may_wait_to_be_told_and_more_are_dropped_with_a_line_in_the_log(
+    dogs: Callable[..., Watchdog], caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Suspicion] = []
+    go_on = threading.Event()
+
+    def hangs(suspicion: Suspicion) -> None:
+        go_on.wait(60)
+        told.append(suspicion)
+
+    dog = dogs(Record().trip, on_suspect=hangs).start(budget_s=1000)
+    assert dog._job is not None
+    with caplog.at_level(logging.WARNING):
+        for _ in range(110):
+            dog._suspect(dog._job, "it is slow", {})
+        assert logqueue.flush(5)
+    go_on.set()
+    until(lambda: len(told) >= 100)
+    assert [record.message for record in caplog.records].count("suspicion_not_reported") in (9, 10)
+
+
 def test_a_closed_watchdog_says_that_it_is(dogs: Callable[..., Watchdog]) -> None:
     dog = dogs(Record().trip)
     dog.start()
