@@ -593,6 +593,21 @@ def test_rearming_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) ->
     assert f"device {GPU} was 80" in record.reason  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("gpu_pct", "silence_s"), [(0.0, 125), (80.0, 200)], ids=["looking", "rearmed"])
+def test_a_beat_that_ends_a_suspicion_is_logged_with_how_long_it_was_awaited(
+    caplog: pytest.LogCaptureFixture, gpu_pct: float, silence_s: float
+) -> None:
+    world = World(StallWatchdog)
+    world.sampler.set(gpu_pct=gpu_pct)
+    world.dog.beat()
+    world.run(silence_s)
+    world.dog.beat()
+    with caplog.at_level(logging.INFO, "gangq.watchdogs"):
+        world.run(1)
+    (record,) = [record for record in caplog.records if record.message == "beat_came"]
+    assert record.silence_s == silence_s  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("name", "junk"),
     [

@@ -42,7 +42,8 @@ class _Silent(Beaten):
 
     def __init__(self, since: float, paused: float, job: Any, sensors: WorkSensors, terms: Terms) -> None:
         super().__init__(since, paused, job, sensors, terms)
-        self.seen = 0
+        self.seen: Beat | None = None
+        """The latest beat at the look before."""
         self.next_s: float | None = None
         """At how much silence to look again; None: when it is due."""
         self.rearmed = 0
@@ -120,11 +121,11 @@ class StallWatchdog(BeatWatch[_Silent]):
         last = job.last
         if last is None:
             return
-        if job.seen != last.number:
-            if job.window:
-                silent_s = round(last.at - job.window[0].at, 1)
-                self._log.info("beat_came", extra={"silence_s": silent_s})
-            job.seen, job.next_s, job.window, job.rearmed = last.number, None, [], 0
+        if job.seen is not last:
+            if job.seen is not None and (job.window or job.rearmed):
+                silence_s = last.at - job.seen.at - (last.paused - job.seen.paused)
+                self._log.info("beat_came", extra={"silence_s": round(silence_s, 1)})
+            job.seen, job.next_s, job.window, job.rearmed = last, None, [], 0
         paused = self.pauses.total_s
         silence_s = now - last.at - (paused - last.paused)
         limits = _limits(job, last)
