@@ -405,3 +405,27 @@ def test_a_wait_for_a_lock_is_seen_below_a_thousand_other_locks(tmp_path: Path) 
         until(lambda: activity.sample().locked == {waiter.pid})
         start(many)
         assert activity.sample().locked == {waiter.pid}
+
+
+def waits_of(own: bool = False, **threads: tuple[int, Wait]) -> str | None:
+    """What a process waits in, whose threads (``main`` and ``other``) make so many waits in a second, in this."""
+    tids = {"main": 1, "other": 2}
+    waits = {tids[name]: wait for name, (_, wait) in threads.items()}
+
+    def sample(at: float, times: int) -> HostSample:
+        switches = {tids[name]: times * count for name, (count, _) in threads.items()}
+        counters = Counters(io_bytes=0, switches=switches, waits=waits)
+        return HostSample(at, {(1, 1): counters}, own=(1, 1) if own else None)
+
+    return movement(sample(10.0, 0), sample(11.0, 1)).waits
+
+
+def test_a_main_thread_seems_to_sleep_while_it_holds_the_gil_that_another_thread_asks_for() -> None:
+    assert waits_of(main=(0, Wait.SLEEP)) == "process 1 sleeps"
+    assert waits_of(main=(0, Wait.SLEEP), other=(200, Wait.LOCK)) is None
+
+
+def test_a_call_that_polls_is_a_wait_in_another_process_only() -> None:
+    """Of this one it is known whether Python gets on: that tells a loop from a call that polls for ever."""
+    assert waits_of(main=(5, Wait.DATA)) == "process 1 waits again and again"
+    assert waits_of(own=True, main=(5, Wait.DATA)) is None

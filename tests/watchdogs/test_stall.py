@@ -345,6 +345,15 @@ def test_the_timeout_is_five_times_the_longest_gap_without_the_warm_up() -> None
     assert world.reasons == ["idle"]
 
 
+def test_of_many_gaps_between_two_looks_the_longest_is_learned() -> None:
+    world = World(StallWatchdog)
+    for gap in (1, 1, 1, 1, 1, 40, 3):
+        world.dog.beat()
+        world.clock.now += gap
+    world.dog.beat()
+    assert world.dog.learned == (40, 3)
+
+
 def test_short_gaps_never_shorten_the_timeout() -> None:
     world = World(StallWatchdog)
     for _ in range(20):
