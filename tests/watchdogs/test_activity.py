@@ -429,3 +429,23 @@ def test_a_call_that_polls_is_a_wait_in_another_process_only() -> None:
     """Of this one it is known whether Python gets on: that tells a loop from a call that polls for ever."""
     assert waits_of(main=(5, Wait.DATA)) == "process 1 waits again and again"
     assert waits_of(own=True, main=(5, Wait.DATA)) is None
+
+
+@pytest.mark.parametrize("hidden", ["before", "after"])
+def test_io_that_one_of_two_looks_could_not_read_is_unknown(hidden: str) -> None:
+    seen, unseen = {(1, 1): Counters(io_bytes=5)}, {(1, 1): Counters(io_bytes=None)}
+    looks = (unseen, seen) if hidden == "before" else (seen, unseen)
+    moved = movement(HostSample(10.0, looks[0]), HostSample(11.0, looks[1]))
+    assert (moved.moved, moved.why) == (None, "the I/O of process 1 cannot be read")
+
+
+def test_family_reads_all_parents_anew_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pid may have been given anew between two looks, below another parent."""
+    read: list[int] = []
+    stat = procfs.stat
+    monkeypatch.setattr(procfs, "stat", lambda pid: read.append(pid) or stat(pid))
+    family, me = Family(), os.getpid()
+    for now, again in ((100.0, True), (129.0, False), (130.0, True)):
+        read.clear()
+        family.members({me}, (), now)
+        assert (me in read) is again
