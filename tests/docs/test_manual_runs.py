@@ -210,7 +210,7 @@ with TestClient(web, raise_server_exceptions=False) as browser:
         """
 from starlette.testclient import TestClient
 
-assert "\\ngangq_up 1" in TestClient(web).get("/metrics/").text
+assert "\\ngangq_up 1" in TestClient(web).get("/metrics").text
 """,
     ),
     ("notifications", 3): ("python", "assert not is_from_gangq(b'secret', 't=1,v1=0', b'{}')"),

@@ -1,8 +1,8 @@
-"""`gangq metrics` as a Prometheus sees it: over HTTP, from processes of its own, and as an ASGI application."""
+"""`gangq metrics` as a Prometheus sees it: over HTTP, from processes of its own."""
 
 from __future__ import annotations
 
-import asyncio
+import gzip
 import re
 import socket
 import time
@@ -15,12 +15,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gangq.client import Client
 from gangq.client.rows import MetricRow
 from gangq.errors import DatabaseUnreachable, InvalidInput
-from gangq.metrics import METRICS, Collector, MetricsApp, MetricsServer, exposition
+from gangq.metrics import METRICS, Collector, MetricsServer, registry_of
+from gangq.metrics.address import Address
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -43,13 +45,13 @@ def get(url: str, **headers: str) -> tuple[str, str]:
 @contextmanager
 def served(collector: Collector) -> Iterator[str]:
     """The address of a server in this process."""
-    server = MetricsServer(collector, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.port}"
+    server = MetricsServer(collector, Address("127.0.0.1", 0))
+    yield f"http://{server.address}"
     server.close()
 
 
 def once(client: Client) -> str:
-    return exposition(Collector(client.metrics))[0].decode()
+    return generate_latest(registry_of(Collector(client.metrics))).decode()
 
 
 def run_one(client: Client, task: str = "t") -> None:
@@ -109,14 +111,11 @@ def test_names_are_as_prometheus_wants_them() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
 
 
-def test_paths_and_methods_are_those_of_an_exporter(client: Client) -> None:
+def test_it_answers_what_prometheus_asks_and_nothing_is_written_to_it(client: Client) -> None:
     with served(Collector(client.metrics)) as url:
-        assert "/metrics" in get(url)[0]
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            get(f"{url}/other")
-        head = urllib.request.Request(f"{url}/metrics", method="HEAD")
-        with urllib.request.urlopen(head, timeout=20) as answer:
-            assert (answer.status, answer.read()) == (200, b"")
+        small = urllib.request.Request(f"{url}/metrics", headers={"Accept-Encoding": "gzip"})
+        with urllib.request.urlopen(small, timeout=20) as answer:
+            assert b"gangq_up 1.0" in gzip.decompress(answer.read())
         with pytest.raises(urllib.error.HTTPError, match="501"):
             urllib.request.urlopen(f"{url}/metrics", data=b"x", timeout=20)
 
@@ -198,27 +197,7 @@ def test_a_client_that_says_nothing_keeps_no_other_from_being_served(client: Cli
 
 def test_where_nothing_can_listen_is_said(client: Client) -> None:
     with served(Collector(client.metrics)) as url, pytest.raises(InvalidInput, match="nothing can listen"):
-        MetricsServer(Collector(client.metrics), "127.0.0.1", int(url.rpartition(":")[2]))
-
-
-def test_as_an_asgi_application_it_answers_the_same(client: Client) -> None:
-    async def asked(method: str) -> tuple[int, bytes]:
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        async def receive() -> Any:
-            return {"type": "http.request"}
-
-        scope = {"type": "http", "method": method, "path": "/", "headers": [(b"accept", b"text/plain")]}
-        await MetricsApp(Collector(client.metrics))(scope, receive, send)
-        return sent[0]["status"], sent[1]["body"]
-
-    status, body = asyncio.run(asked("GET"))
-    assert (status, samples(body.decode())["gangq_up", ()]) == (200, 1)
-    assert asyncio.run(asked("HEAD")) == (200, b"")
-    assert asyncio.run(asked("POST"))[0] == 405
+        MetricsServer(Collector(client.metrics), Address.of(url.removeprefix("http://")))
 
 
 def test_counters_of_one_scrape_after_another_never_fall_whatever_happens_between(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ from gangq.errors import InvalidInput
 from gangq.metrics import WORKER_METRICS
 from gangq.metrics.address import Address
 
-THREADS = {"MainThread", "gangq-control", "gangq-log", "gangq-backstop", "gangq-budget"}
-"""Of a worker with a light job that serves no metrics."""
+THREADS = {"MainThread", "gangq-control", "gangq-log", "gangq-backstop", "gangq-budget", "gangq-metrics"}
+"""Of a worker with a light job."""
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 TASKS = """
-import os, threading, time
+import logging, multiprocessing, os, threading, time
 from gangq import App
 app = App(os.environ["GANGQ_DSN"])
 
@@ -37,6 +38,16 @@ def busy(ctx):
 @app.task
 def threads(ctx):
     return sorted(one.name for one in threading.enumerate())
+
+@app.task
+def forks(ctx):
+    ends = []
+    for _ in range(20):
+        child = multiprocessing.get_context("fork").Process(target=logging.warning, args=["forked"])
+        child.start()
+        child.join(10)
+        ends.append(child.exitcode)
+    return ends
 """
 
 
@@ -121,7 +132,7 @@ def test_a_worker_serves_its_lease_slots_jobs_devices_and_trips(
             db.execute(allow, [True])
 
 
-def test_the_control_loop_serves_it_without_a_thread_and_clients_that_stay_do_no_harm(
+def test_one_thread_serves_it_and_clients_that_stay_do_no_harm(
     dsn: str, client: Client, tmp_path: Path
 ) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
@@ -137,15 +148,60 @@ def test_the_control_loop_serves_it_without_a_thread_and_clients_that_stay_do_no
             began = time.monotonic()
             assert get(port)[0] == 200
             assert time.monotonic() - began < 5
-        assert get(port, "/") == (404, "gangq: see /metrics\n")
-        assert get(port, method="POST")[0] == 405
-        assert get(port, method="HEAD") == (200, "")
+        assert get(port, method="POST")[0] == 501
         assert get(port, Accept="application/openmetrics-text")[1].endswith("# EOF\n")
         client.cancel(job_ids=[busy])
         (names,) = client.submit(task="threads")
         worker.until(lambda: client.job(id=names).state == "done", "it is idle")
         found = set(client.job(id=names).result)
         assert {name for name in found if not name.startswith(("gangq-call_", "gangq-lookup_"))} <= THREADS
+
+
+def test_clients_that_stay_take_64_threads_at_most_and_hold_no_exit_up(
+    dsn: str, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    port = free_port()
+    args = ["tasks:app", "--name", "w1", "--devices", "none", "--metrics", port]
+    with (
+        running(dsn, tmp_path, "w1", "worker", *args, PYTHONPATH=".") as worker,
+        contextlib.ExitStack() as silent,
+    ):
+        served(worker, port, client)
+        for _ in range(100):
+            silent.enter_context(socket.create_connection(("127.0.0.1", port), 5)).sendall(b"GET /met")
+        (names,) = client.submit(task="threads")
+        worker.until(lambda: client.job(id=names).state == "done", "it works")
+        assert len(client.job(id=names).result) <= len(THREADS) + 64 + 4
+        began = time.monotonic()
+        worker.interrupt()
+        assert worker.code() == 0
+        assert time.monotonic() - began < 5
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_what_a_handler_forks_while_it_is_scraped_ends(dsn: str, client: Client, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    port = free_port()
+    args = ["tasks:app", "--name", "w1", "--devices", "none", "--metrics", port]
+    over = threading.Event()
+
+    def scrape_on() -> None:
+        while not over.is_set():
+            get(port)
+
+    with running(dsn, tmp_path, "w1", "worker", *args, PYTHONPATH=".") as worker:
+        served(worker, port, client)
+        scraper = threading.Thread(target=scrape_on)
+        scraper.start()
+        try:
+            (forks,) = client.submit(task="forks")
+            worker.until(lambda: client.job(id=forks).state == "done", "it has forked")
+        finally:
+            over.set()
+            scraper.join()
+        assert client.job(id=forks).result == [0] * 20
 
 
 def test_a_port_that_is_taken_is_one_sentence_and_code_2_before_it_registers(
@@ -155,7 +211,7 @@ def test_a_port_that_is_taken_is_one_sentence_and_code_2_before_it_registers(
         port = taken.getsockname()[1]
         ended = finished(dsn, "worker", "--devices", "none", "--once", "--metrics", port)
     assert ended.returncode == 2, ended.stderr
-    assert f"--metrics: nothing can listen on 127.0.0.1:{port}: " in ended.stderr
+    assert f"metrics: nothing can listen on 127.0.0.1:{port}: " in ended.stderr
     assert "Traceback" not in ended.stderr
     assert client.workers() == []
 

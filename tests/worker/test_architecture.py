@@ -22,6 +22,7 @@ TOP = Path(__file__).parents[2]
 PACKAGE = TOP / "src/gangq"
 SOURCES = [
     PACKAGE / "logqueue.py",
+    PACKAGE / "metrics/serve.py",
     PACKAGE / "proc/killing.py",
     *(path for room in ("worker", "watchdogs", "gpu") for path in (PACKAGE / room).glob("*.py")),
 ]

@@ -12,7 +12,7 @@ from gangq.cli.loops import Interrupts
 from gangq.cli.output import say
 from gangq.cli.session import Session, common_options
 from gangq.errors import DatabaseUnreachable, InvalidInput
-from gangq.metrics import Collector, MetricsServer, exposition
+from gangq.metrics import Collector, MetricsServer, registry_of
 from gangq.metrics.address import Address
 
 _CONNECT_S = 2.0
@@ -49,8 +49,10 @@ def metrics(session: Session, listen: str, once: bool) -> None:
         if session.json:
             session.rows(rows, [], "")
         else:
-            text, _ = exposition(Collector(lambda: rows))
-            output.write(text.decode(), nl=False)
+            registry = registry_of(Collector(lambda: rows))
+            from prometheus_client import generate_latest
+
+            output.write(generate_latest(registry).decode(), nl=False)
         return
     from gangq.client import Client
 
@@ -60,8 +62,8 @@ def metrics(session: Session, listen: str, once: bool) -> None:
             session.check_schema(client)
             client.metrics()
         collector = Collector(client.metrics, failed=lambda problem: say(str(problem)))
-        server = MetricsServer(collector, *address)
-        say(f"serves http://{address._replace(port=server.port)}/metrics")
+        server = MetricsServer(collector, address)
+        say(f"serves http://{server.address}/metrics")
         try:
             with Interrupts() as interrupts:
                 while not interrupts.count:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from gangq.metrics.catalogue import METRICS, WORKER_METRICS, Metric
 from gangq.metrics.collector import Collector
-from gangq.metrics.serve import MetricsApp, MetricsServer, exposition
+from gangq.metrics.serve import MetricsServer, registry_of
 
-__all__ = ["METRICS", "WORKER_METRICS", "Collector", "Metric", "MetricsApp", "MetricsServer", "exposition"]
+__all__ = ["METRICS", "WORKER_METRICS", "Collector", "Metric", "MetricsServer", "registry_of"]

@@ -1,106 +1,62 @@
-"""Metrics over HTTP: a server of its own for `gangq metrics`, and an ASGI application to mount in another."""
+"""Metrics over HTTP, as prometheus_client writes them."""
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Protocol
+from socketserver import ThreadingTCPServer
+from typing import TYPE_CHECKING, Any
 
 from gangq.errors import GangqError, InvalidInput
-from gangq.metrics.collector import Collector
+from gangq.metrics.address import Address
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.registry import Collector
+
+log = logging.getLogger("gangq.metrics")
 
 _READ_S = 10.0
-"""How long a client may take to send its request, or to read the answer."""
-
-Message = MutableMapping[str, Any]
-
-
-class Collects(Protocol):
-    """A collector of prometheus_client."""
-
-    def collect(self) -> Iterable[Family]:
-        """The metrics of now."""
+"""How long a client may say nothing, and may take to read the answer."""
+_AT_ONCE = 64
+"""Clients that have a thread and a file of this process; one more is turned away."""
 
 
-def exposition(collector: Collects, accept: str = "") -> tuple[bytes, str]:
-    """The text that a scrape is answered with, and its content type.
+def registry_of(collector: Collector) -> CollectorRegistry:
+    """A registry of prometheus_client with this collector alone.
 
-    `accept`: its header Accept: Prometheus's own format unless it asks for OpenMetrics. Raises `GangqError` where
-    prometheus_client is missing.
+    Raises `GangqError` where prometheus_client is missing.
     """
     try:
         from prometheus_client import CollectorRegistry
-        from prometheus_client.exposition import choose_encoder
     except ModuleNotFoundError as missing:
         raise GangqError(f"metrics need {missing.name}: pip install 'gangq[metrics]'") from missing
-    scraped = CollectorRegistry(auto_describe=False)
-    scraped.register(collector)
-    encode, content_type = choose_encoder(accept)
-    return encode(scraped), content_type
-
-
-class MetricsApp:
-    """An ASGI application that answers each GET with the metrics: `Mount("/metrics", MetricsApp(collector))`."""
-
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-
-    async def __call__(
-        self,
-        scope: MutableMapping[str, Any],
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
-        """Serve one request."""
-        del receive
-        if scope["type"] != "http":
-            raise ValueError(f"metrics are served over HTTP, not {scope['type']}")
-        if scope["method"] not in ("GET", "HEAD"):
-            await _answer(send, 405, b"", "text/plain")
-            return
-        accept = dict(scope["headers"]).get(b"accept", b"").decode("latin-1")
-        # In a thread: the database may take its time, and the event loop is somebody else's.
-        text, content_type = await asyncio.to_thread(exposition, self._collector, accept)
-        await _answer(send, 200, b"" if scope["method"] == "HEAD" else text, content_type)
-
-
-async def _answer(
-    send: Callable[[Message], Awaitable[None]], status: int, body: bytes, content_type: str
-) -> None:
-    headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return registry
 
 
 class MetricsServer:
-    """Serves `/metrics` on `host` and `port` (0: any that is free) in a thread until it is closed.
+    """Serves the metrics over HTTP at an address (port 0: any that is free) in a thread until it is closed.
 
     Raises `InvalidInput` where nothing can listen there, and `GangqError` where prometheus_client is missing.
     """
 
-    def __init__(self, collector: Collector, host: str, port: int) -> None:
-        exposition(Collector(list))  # It fails here if it would at every scrape.
+    def __init__(self, collector: Collector, address: Address) -> None:
+        registry = registry_of(collector)
+        from prometheus_client import MetricsHandler
 
-        class Handler(_Handler):
-            of = collector
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        class Handler(MetricsHandler):
+            timeout = _READ_S
 
         try:
-            self._server = Server((host, port), Handler)
+            self._server = _Server(address, Handler.factory(registry))
         except OSError as problem:
             raise InvalidInput(
-                f"nothing can listen on {host}:{port}: {problem.strerror or problem}"
+                f"metrics: nothing can listen on {address}: {problem.strerror or problem}"
             ) from problem
-        self.port = int(self._server.server_address[1])
+        self.address = address._replace(port=self._server.server_address[1])
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             name="gangq-metrics",
@@ -110,39 +66,36 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening; it waits for no client."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    of: Collector
-    timeout = _READ_S
-    server_version = "gangq"
-    sys_version = ""
+class _Server(ThreadingTCPServer):
+    """A thread for each client, of at most 64. With the server of prometheus_client, which has no limit, whoever
+    opens connections and leaves them open would use up the files of a worker: its jobs would fail.
+    """
 
-    def do_GET(self) -> None:
-        """Answer with the metrics."""
-        path = self.path.partition("?")[0]
-        if path == "/":
-            self._send(200, b"gangq: see /metrics\n", "text/plain; charset=utf-8")
-        elif path == "/metrics":
-            text, content_type = exposition(self.of, self.headers.get("Accept", ""))
-            self._send(200, text, content_type)
-        else:
-            self.send_error(404)
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = _AT_ONCE
 
-    do_HEAD = do_GET
+    def __init__(self, address: Address, handler: Any) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._clients: set[Any] = set()
+        super().__init__(address, handler)
 
-    def _send(self, status: int, body: bytes, content_type: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+    def verify_request(self, request: Any, *_: Any) -> bool:
+        """Whether it is answered."""
+        self._clients.add(request)
+        return len(self._clients) <= _AT_ONCE
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """No line for each scrape."""
+    def shutdown_request(self, request: Any) -> None:
+        """Called once for each client, answered or not."""
+        self._clients.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, *_: Any) -> None:
+        """Called while the exception is handled."""
+        log.warning("scrape_not_answered", exc_info=True)

@@ -9,11 +9,10 @@ import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -29,13 +28,12 @@ from starlette.responses import (
 )
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
 from gangq.cli.output import seconds
 from gangq.client import AsyncClient, Client
 from gangq.colours import colour_of
 from gangq.errors import Busy, GangqError, InvalidInput, NotAllowed, NotFound, WrongState
-from gangq.metrics import Collector, MetricsApp
+from gangq.metrics import Collector, registry_of
 from gangq.web.actions import ACTIONS, Action, Target, find_target, number, read_said
 from gangq.web.gate import (
     FORM_COOKIE,
@@ -113,17 +111,28 @@ def asgi(
     return Gate(inner, base_path.rstrip("/"), hosts, closing.aclose, sessions=sessions, viewer=viewer)
 
 
-def _metrics(dsn: str | None, closing: AsyncExitStack) -> ASGIApp:
+def _metrics(dsn: str | None, closing: AsyncExitStack) -> Callable[[Request], Response]:
     """What `gangq metrics` serves, over one connection of its own, which the first scrape opens."""
-    if find_spec("prometheus_client") is None:
-        return PlainTextResponse("metrics need prometheus_client: pip install 'gangq[metrics]'\n", 404)
-    client = Client(dsn, max_size=1, connect_s=_CONNECT_S, timeout_s=_ANSWER_S)
-    closing.push_async_callback(asyncio.to_thread, client.close)
 
     def failed(problem: object) -> None:
         log.warning("scrape_failed", extra={"error": str(problem)})
 
-    return cast(ASGIApp, MetricsApp(Collector(client.metrics, failed=failed)))
+    client = Client(dsn, max_size=1, connect_s=_CONNECT_S, timeout_s=_ANSWER_S)
+    closing.push_async_callback(asyncio.to_thread, client.close)
+    collector = Collector(client.metrics, failed=failed)
+
+    # Not async: Starlette calls it in a thread, because the database may take its time.
+    def scrape(request: Request) -> Response:
+        try:
+            registry = registry_of(collector)
+        except GangqError as missing:
+            return PlainTextResponse(f"{missing}\n", 404)
+        from prometheus_client.exposition import choose_encoder
+
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), media_type=content_type)
+
+    return scrape
 
 
 def _coloured(state: str) -> Markup:

@@ -44,7 +44,7 @@ from gangq.worker.gangs import PortHolder
 from gangq.worker.incarnation import Incarnation
 from gangq.worker.jobs import ActiveJob
 from gangq.worker.liveness import Liveness
-from gangq.worker.metrics import MetricsEndpoint, WorkerMetrics
+from gangq.worker.metrics import WorkerMetrics
 from gangq.worker.options import WorkerOptions, choose_lanes
 from gangq.worker.registration import PROCESS_MARK, register
 from gangq.worker.repeating import TRANSIENT, backoff, until_answered
@@ -124,8 +124,6 @@ class Worker:
             log.warning("devices", extra={"advice": warning})
         self.sampler = SamplerProcess(self.detection, self._environ)
         self.metrics = WorkerMetrics(self.lanes, self.detection, self.sampler, self.drain)
-        address = self.options.metrics
-        self._endpoint = None if address is None else MetricsEndpoint(address, self.metrics)
         self._forks: ForkGuard | None = None
 
     def stop(self) -> None:
@@ -163,9 +161,8 @@ class Worker:
             closing.callback(shutil.rmtree, directory, ignore_errors=True)
             self.control.start()
             closing.callback(self.control.stop)
-            if self._endpoint is not None:
-                closing.callback(self._endpoint.stop, self.control)
-                self._endpoint.start(self.control)
+            if self.options.metrics is not None:
+                closing.callback(self.metrics.serve(self.options.metrics).close)
             if in_main:
                 self.signals.install()
                 closing.callback(self.signals.stop)
