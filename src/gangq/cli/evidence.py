@@ -1,20 +1,18 @@
 """What the watchdogs did and saw of a job, as `gangq show` and `gangq trips --evidence` print it.
 
-First one sentence for a person and the stack of the handler. With `--evidence` the rest, in the order of the
-questions: what was decided and why, how long it had been silent and where it stood, what its devices and
-processes did meanwhile, where every thread waits, all stacks, and at the bottom, next to the prompt, the end of
-its output. Evidence is an object that watchdogs, supervisors and other languages write:
-what is not known by name here is printed all the same.
+First one sentence for a person and the stack of the handler. With `--evidence` the rest: an object that watchdogs,
+supervisors and other languages write. It is printed as the JSON that it is; text of several lines (stacks, the end of
+its output) stands below it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gangq.cli import output
-from gangq.cli.tables import Column, columns, table
+from gangq.cli.tables import columns, table
 from gangq.client.rows import EventRow, EvidenceRow
 
 KINDS = ("suspect", "trip", "notify", "held", "poison", "straggler")
@@ -25,42 +23,8 @@ _CONVICT = ("trip", "notify", "held")
 _VERBS = ("waited ", "made no progress ")
 """How the sentences of `gangq.watchdogs.findings.sentence` begin."""
 _LINES = 200
-_SOONER = ("why", "event", "last_beat", "beats", "members", "devices", "moved")
-"""Parts, and pairs, that answer the first questions; the database keeps no order of its own."""
-_LATER = ("handler", "threads", "processes", "stacks", "stack", "stack_dump", "traceback", "log_tail")
-"""Long or wide, and looked at once the rest has been read; in this order."""
-_TITLES = {
-    "beats": "last beats",
-    "last_beat": "last beat",
-    "devices": "device readings",
-    "moved": "what its processes did",
-    "event": "what befell the device",
-    "members": "the members of the gang",
-    "stacks": "stacks",
-    "stack": "stacks",
-    "stack_dump": "stacks",
-    "traceback": "stacks",
-    "log_tail": "end of its output",
-}
-_INNER: dict[str, str] = {"window_s": "looked_s", "samples": "looks", "host": "moved"}
-"""Parts of a window whose names outside of it mean something else."""
-_BEAT = ("step", "total", "phase", "kind", "code", "advice")
-_LEFT = (
-    "at",
-    "rank",
-    "uuid",
-    "tid",
-    "name",
-    "state",
-    "wchan",
-    "moved",
-    "why",
-    "gpu_pct",
-    "memory_pct",
-    "used_mb",
-)
-"""Columns that are looked at first."""
-_SHORT = {"gpu_pct": "gpu %", "memory_pct": "memory %", "scope": "whose"}
+_LAST = "log_tail"
+"""The end of its output stands next to the prompt."""
 
 
 def history(
@@ -105,121 +69,47 @@ def headline(event: EventRow, evidence: Mapping[str, Any] | None) -> str:
 
 
 def brief(event: EventRow, evidence: Mapping[str, Any]) -> None:
-    """Print the sentence, what is known of the gang, and the handler's stack."""
+    """Print the sentence, and what is known of the gang."""
     output.write(output.plain(headline(event, evidence)))
     together = _of(event, "gang")
     if together:
         output.write(output.plain(together))
+
+
+def stack(evidence: Mapping[str, Any]) -> None:
+    """Print the handler's stack, if there is one."""
     if evidence.get("handler"):
         output.block("handler", str(evidence["handler"]), most=_LINES)
 
 
-def show(evidence: Mapping[str, Any], wide: bool | None = None) -> None:
-    """Print one piece of evidence; `wide`: as `gangq.cli.tables.table` takes it."""
-    flat = dict(_opened(evidence))
-    pairs = [key for key, value in flat.items() if key not in _LATER and _is_pair(value)]
-    pairs.sort(key=lambda key: _in_order(key, _SOONER))
-    output.pairs([(_name(key), _value(key, flat[key])) for key in pairs])
-    sections = [key for key, value in flat.items() if key not in pairs and value]
-    sections.sort(key=lambda key: (_in_order(key, _LATER, others=-1), _in_order(key, _SOONER)))
-    for key in sections:
-        _section(key, flat[key], wide)
+def show(evidence: Mapping[str, Any]) -> None:
+    """Print one piece of evidence, but for its sentence."""
+    stack(evidence)
+    rest = {key: value for key, value in evidence.items() if key not in ("handler", "message")}
+    blocks = {
+        key: rest.pop(key) for key, value in [*rest.items()] if isinstance(value, str) and "\n" in value
+    }
+    if rest:
+        for line in _indented(rest).split("\n"):
+            output.write(output.plain(line))
+    for key in sorted(blocks, key=lambda key: (key == _LAST, key)):
+        output.block(output.plain(key), blocks[key], most=_LINES)
 
 
-def _opened(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The window of a watchdog holds what its readers look for first: its parts are parts of the evidence."""
-    for key, value in evidence.items():
-        if key in ("window", "samples") and isinstance(value, Mapping):
-            for inner, part in value.items():
-                yield _INNER.get(str(inner), str(inner)), part
-        elif key != "message":
-            yield key, value
-
-
-def _section(key: str, value: Any, wide: bool | None) -> None:
-    output.write()
-    title = _TITLES.get(key, _name(key))
-    if key == "processes":
-        for process in value:
-            _process(process, wide)
-    elif isinstance(value, str):
-        output.block(title, value, most=_LINES)
-    elif isinstance(value, Mapping):
-        output.write(f"{title}:")
-        names = sorted((name for name in value if name != "at"), key=lambda name: _in_order(name, _BEAT))
-        output.pairs([(f"  {_name(name)}", _value(name, value[name])) for name in names])
+def _indented(value: Any, margin: str = "") -> str:
+    """JSON, where an object or list below the top that holds no other one is a line."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if (margin or not parts) and not any(isinstance(part, (dict, list)) for part in parts):
+        return json.dumps(value, ensure_ascii=False)
+    inner = f"{margin}  "
+    if isinstance(value, dict):
+        lines = [
+            f"{json.dumps(key, ensure_ascii=False)}: {_indented(part, inner)}" for key, part in value.items()
+        ]
     else:
-        output.write(f"{title}:")
-        _table(value, wide)
-
-
-def _process(process: Mapping[str, Any], wide: bool | None) -> None:
-    about = "gone" if process.get("gone") else process.get("command") or ""
-    output.write(f"process {process.get('pid')}: {output.plain(about)}")
-    opened = process.get("devices_open") or {}
-    if opened:
-        output.write(f"  has open: {output.plain(', '.join(sorted(set(map(str, opened.values())))))}")
-    threads = process.get("threads") or []
-    if threads:
-        _table(threads, wide)
-        more = (process.get("threads_in_all") or 0) - len(threads)
-        if more > 0:
-            output.write(f"  and {more} threads more")
-
-
-def _table(found: Sequence[Any], wide: bool | None) -> None:
-    """Objects by their keys, whatever these are; anything else in a line each."""
-    if not all(isinstance(row, Mapping) for row in found):
-        for row in found:
-            output.write(f"  {output.plain(row)}")
-        return
-    names = list(dict.fromkeys(name for row in found for name in row))
-    names.sort(key=lambda name: _in_order(name, _LEFT))
-    latest = max((row["at"] for row in found if _is_number(row.get("at"))), default=None)
-
-    def cell(name: str, row: Mapping[str, Any]) -> object:
-        value = row.get(name)
-        if name == "at" and latest is not None and _is_number(value):
-            # Seconds since boot mean nothing to anybody; the order and the distances do.
-            return f"{value - latest:.1f}s"
-        return "?" if value is None else _value(name, value)
-
-    shown = [Column(_SHORT.get(name, _name(name)), partial(cell, name)) for name in names]
-    table(found, shown, wide=wide)
-
-
-def _value(name: str, value: Any) -> object:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {part}" for key, part in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if _is_number(value) and name.endswith("_s"):
-        return output.seconds(value)
-    return f"{value:.4g}" if isinstance(value, float) else value
-
-
-def _in_order(key: str, order: Sequence[str], others: int | None = None) -> int:
-    if key in order:
-        return order.index(key)
-    return len(order) if others is None else others
-
-
-def _is_pair(value: Any) -> bool:
-    if isinstance(value, list):
-        return not any(isinstance(part, (Mapping, list)) for part in value)
-    return (
-        value is None
-        or isinstance(value, (bool, int, float))
-        or (isinstance(value, str) and "\n" not in value)
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _name(key: str) -> str:
-    return key.removesuffix("_s").replace("_", " ")
+        lines = [_indented(part, inner) for part in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{begin}\n{inner}" + f",\n{inner}".join(lines) + f"\n{margin}{end}"
 
 
 def _of(event: EventRow, key: str) -> Any:

@@ -293,7 +293,9 @@ def _show_trips(
             output.write(output.plain(f"{event.kind} at {output.instant(event.at)}:"))
             seen.brief(event, what)
             if whole:
-                seen.show(what, session.wide)
+                seen.show(what)
+            else:
+                seen.stack(what)
     if told and not whole:
         output.write(f"\nall that was seen: gangq show {job_id} --evidence")
 

@@ -72,7 +72,7 @@ def trips(session: Session, device: str | None, since_s: float, evidence: bool, 
     for trip in found:
         output.write(output.wrapped(headline(trip), 2))
         if trip.evidence is not None:
-            seen.show(trip.evidence, session.wide)
+            seen.show(trip.evidence)
         output.write()
     if all(trip.evidence is None for trip in found):
         say(seen.NOT_SHOWN)
