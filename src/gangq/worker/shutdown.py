@@ -11,27 +11,28 @@ import logging
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable
+from functools import partial
 
 from gangq import logqueue
 
 log = logging.getLogger("gangq.worker.shutdown")
 
-_FLUSH_S = 1.0
+_SAY_S = 0.5
+"""How long the line about it may take: a thread that was left behind may hold the lock of the log."""
 
 
-def end_soon(code: int, within_s: float = 3.0, leave: Callable[[int], None] = os._exit) -> None:
-    """Call before the interpreter is let go: it ends with `code` by itself, or is ended, by `leave(code)`,
-    when threads still keep it after `within_s`.
+def end_soon(code: int, within_s: float = 3.0) -> None:
+    """Call before the interpreter is let go: it ends with `code` by itself, or is ended when threads still keep it
+    after `within_s`.
 
     Threads of idle executors end by themselves within that time. Functions registered with ``atexit`` run
     when all threads do.
     """
     if _left():
-        threading.Thread(
-            target=_exit_when_late, args=(code, within_s, leave), name="gangq-shutdown", daemon=True
-        ).start()
+        for after_s, step in ((within_s, _say), (within_s + _SAY_S, partial(_exit, code))):
+            timer = threading.Timer(after_s, step)
+            timer.name, timer.daemon = "gangq-shutdown", True
+            timer.start()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         try:
@@ -51,24 +52,8 @@ def _left() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t is not threading.main_thread() and keeps(t)]
 
 
-def _exit_when_late(code: int, within_s: float, leave: Callable[[int], None]) -> None:
-    until = time.monotonic() + within_s
-    for thread in _left():
-        thread.join(max(0.0, until - time.monotonic()))
-    left = _left()
-    if not left:
-        return
-    names = sorted(thread.name for thread in left if not thread.daemon)
-    try:
-        # In a thread of its own: one that was left behind may hold the lock of what is flushed.
-        flush = threading.Thread(target=_log_and_flush, args=(names,), name="gangq-flush", daemon=True)
-        flush.start()
-        flush.join(_FLUSH_S)
-    finally:
-        leave(code)
-
-
-def _log_and_flush(names: list[str]) -> None:
+def _say() -> None:
+    names = sorted(thread.name for thread in _left() if not thread.daemon)
     if names:
         log.warning(
             "threads_left",
@@ -78,8 +63,8 @@ def _log_and_flush(names: list[str]) -> None:
                 "or make them daemon=True",
             },
         )
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        # A handler may have closed it, or put None there.
-        if stream is not None and not stream.closed:
-            stream.flush()
+
+
+def _exit(code: int) -> None:
+    if _left():
+        os._exit(code)
