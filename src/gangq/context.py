@@ -206,7 +206,8 @@ class Context(ABC):
         of a silence: "load" and "save" may take as long as loading may, "long" is exempt for an hour, "wait" until
         the next beat (for a lock, a quota, a peer), any other word is work like "run". `step` is compared between
         the members of a gang. Never raises: NaN and infinity become null, scalars of numpy and torch numbers, other
-        things that JSON does not have their repr, cut short; what exceeds 16 KiB is left out. The log says so once.
+        things that JSON does not have their repr, cut short. Of a beat over 16 KiB only step, total, phase and `loss`
+        are kept. The log says so once.
         """
 
     @abstractmethod

@@ -233,15 +233,14 @@ class ChildContext(HandlerContext):
         return inputs_from_wire(self._link.ask("inputs")["inputs"])
 
     def _send_beat(self, data: dict[str, Any]) -> None:
-        beat, changed = as_progress(data, BEAT_BYTES)
-        trouble: object = f"it was changed in {', '.join(changed)}" if changed else None
+        beat, why = as_progress(data, BEAT_BYTES)
         try:
             self._link.ask("beat", data=beat)
         except GangqError as problem:
-            trouble = problem
-        if trouble is not None and not self._beat_noted:
+            why = str(problem)
+        if why is not None and not self._beat_noted:
             self._beat_noted = True
-            self.log.warning("a beat was not stored as it was given: %s", trouble)
+            self.log.warning("a beat was not stored as it was given: %s", why)
 
     def set_model(self, name: str | None) -> None:
         """What a child has loaded ends with it."""

@@ -244,12 +244,10 @@ class ActiveJob:
     def beat(self, data: dict[str, Any]) -> None:
         """Progress, for the next heartbeat; only the latest is kept. Never raises: see `as_progress`."""
         signs.alive()
-        data, changed = as_progress(data, BEAT_BYTES)
-        if changed and not self._beat_noted:
+        data, why = as_progress(data, BEAT_BYTES)
+        if why is not None and not self._beat_noted:
             self._beat_noted = True
-            log.warning(
-                "beat_not_stored_whole", extra={**self.extra, "fields": changed, "most_bytes": BEAT_BYTES}
-            )
+            log.warning("beat_not_stored_whole", extra={**self.extra, "why": why})
         with self._lock:
             self._beat = self._last_beat = data
             on_beat = self._on_beat

@@ -5,7 +5,7 @@ The work is done, or goes on, whatever is wrong with what it returned or said of
 
 from __future__ import annotations
 
-import json
+import contextlib
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +17,8 @@ _TEXT_CHARS = 16_000
 _HEAD_CHARS, _TAIL_CHARS = 4_000, 11_900
 """With the line between them not more than that: what was cut is not cut again."""
 _SHOWN_CHARS = 200
+_KEPT = ("step", "total", "phase", "loss")
+"""Of a beat that is too large."""
 
 
 def dumps_result(value: object, what: str) -> Encoded:
@@ -63,40 +65,34 @@ def clean(text: str) -> str:
     return f"{text[:_HEAD_CHARS]}\n[... {left_out} characters left out ...]\n{text[-_TAIL_CHARS:]}"
 
 
-def as_progress(data: Mapping[str, object], most_bytes: int) -> tuple[dict[str, object], list[str]]:
-    """Return a beat as it can be stored, and the names of the fields that are not as they were given.
+def as_progress(data: Mapping[str, object], most_bytes: int) -> tuple[dict[str, object], str | None]:
+    """Return a beat as it can be stored, and why it is not stored as it was given, if so.
 
-    NaN and infinity become null, scalars of numpy and torch numbers; neither is named. Other values that JSON
-    does not have become their repr, cut short. The largest fields are left out until the rest has at most
-    `most_bytes`. Never raises: progress must not end the work that it is about.
+    NaN and infinity become null, scalars of numpy and torch numbers; of neither is anything said. Other values that
+    JSON does not have become their repr, cut short. Of a beat that has more than `most_bytes` even so only step,
+    total, phase and loss are kept. Never raises: progress must not end the work that it is about.
     """
-    changed: list[str] = []
+    why: str | None = None
+
+    def shown(other: object) -> str:
+        nonlocal why
+        why = "it has values that JSON does not have"
+        return _shown(other)
+
     try:
-        found = dict(data)
-        if len(dumps(found, "a beat")) <= most_bytes:
-            return found, []
-    except Exception:
-        found = {}  # What is wrong is found field by field.
-    texts: dict[str, str] = {}
-    for name, value in data.items():
-        replaced: list[object] = []
-
-        def shown(other: object, replaced: list[object] = replaced) -> str:
-            replaced.append(other)
-            return _shown(other)
-
-        try:
-            texts[name] = dumps(_plain(value, shown), name)
-        except Exception:
-            replaced.append(value)
-            texts[name] = dumps(_shown(value), name)
-        if replaced:
-            changed.append(name)
-    while sum(len(name) + len(text) for name, text in texts.items()) + 4 * len(texts) + 2 > most_bytes:
-        largest = max(texts, key=lambda name: len(texts[name]) + len(name))
-        del texts[largest]
-        changed.append(largest[:_SHOWN_CHARS])
-    return {_storable(name): json.loads(text) for name, text in texts.items()}, changed
+        plain = {name: _plain(value, shown) for name, value in data.items()}
+        if len(dumps(plain, "a beat")) <= most_bytes:
+            return plain, why
+        why = f"it has more than {most_bytes} bytes: only step, total, phase and loss are kept"
+    except Exception:  # A number of 5,000 digits, a list nested too deeply, a name with a NUL.
+        why = "it has values that cannot be stored: only step, total, phase and loss are kept"
+    kept: dict[str, object] = {}
+    for name in data.keys() & _KEPT:
+        with contextlib.suppress(Exception):
+            value = _plain(data[name], _shown)
+            if len(dumps(value, name)) <= most_bytes // 8:
+                kept[name] = value
+    return kept, why
 
 
 def _shown(value: object) -> str:
