@@ -107,21 +107,15 @@ def test_what_the_other_lane_ran_while_a_pass_was_under_way_has_a_pass_after_it(
     assert passes == 2
 
 
-def test_a_claim_that_began_before_the_lane_was_told_to_look_again_leaves_it_at_work() -> None:
-    of = intake(take=lambda: loop.look_again())
-    loop = child_loop(of, 1)
-    asyncio.run(loop.run())
-    assert not loop.idle
-
-
-def test_a_lane_that_has_looked_again_in_vain_is_idle() -> None:
-    of = intake()
-    loop = child_loop(of, 1)
-    loop.look_again()
-    asyncio.run(loop.run())
-    assert loop.idle
-    loop.look_again()
-    assert not loop.idle
+@pytest.mark.parametrize(("claims", "done"), [(1, False), (2, True)])
+def test_a_claim_of_the_other_lane_counts_if_it_began_after_the_first_look(claims: int, done: bool) -> None:
+    during: list[bool] = []
+    of = intake(take=lambda: during.append(of.session.main_client.execute(left.look())))
+    left = NothingLeft(of, placed=True)
+    left.children = child_loop(of, claims)
+    asyncio.run(left.children.run())
+    assert during == [False] * claims
+    assert of.session.main_client.execute(left.look()) is done
 
 
 def test_a_slot_that_a_job_which_ends_has_filled_meanwhile_is_not_asked_for() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -195,7 +196,7 @@ class ChildProcessLoop:
         found_nothing: Callable[[], object] | None = None,
     ) -> None:
         """``slots``: how many jobs at once. ``left``: the worker ends once nothing is left to claim;
-        ``found_nothing()`` is called whenever it becomes :attr:`idle`.
+        ``found_nothing()`` is called whenever a claim found nothing and nothing runs here.
         """
         self._intake = intake
         self._claims = claims
@@ -209,10 +210,8 @@ class ChildProcessLoop:
         blocks on it: the control loop must not, and such a thread reports without claiming.
         """
         self._stopping = False
-        self._round = 0
-        """Counts the calls of :meth:`look_again`."""
-        self._idle_round: int | None = None
-        """The round in which the last claim began, if it found nothing and nothing runs here."""
+        self.idle_since = -math.inf
+        """When the last claim began, if it found nothing and nothing runs here, by ``time.monotonic()``."""
 
     def stop(self) -> None:
         """Have :meth:`run` return. What it has claimed is in the job table then."""
@@ -250,7 +249,7 @@ class ChildProcessLoop:
             await claims.wakes.wait(_AGAIN_S)
             return False
         execute = intake.session.control.client.execute
-        this_round, self._idle_round = self._round, None
+        began, self.idle_since = time.monotonic(), -math.inf
         try:
             jobs = await execute(intake.taking(claims, free))
         finally:
@@ -259,23 +258,13 @@ class ChildProcessLoop:
             self._begin(job)
         if not jobs:
             if free == self._slots and not claims.unsure and not intake.doubtful:
-                self._idle_round = this_round
+                self.idle_since = began
                 if self._left is not None and await execute(self._left.look()):
                     return True
                 if self._found_nothing is not None:
                     self._found_nothing()
             await claims.wakes.wait(claims.wait_s)
         return False
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing runs here, and a claim that began after the last :meth:`look_again` found nothing."""
-        return self._idle_round == self._round
-
-    def look_again(self) -> None:
-        """Claim now, and only then be idle again."""
-        self._round += 1
-        self._claims.wakes.set()
 
     @property
     def _free(self) -> int:
@@ -325,7 +314,10 @@ class NothingLeft:
         """``placed``: it takes placed work, which can be claimed only once a pass has placed it."""
         self._intake = intake
         self._placed = placed
-        self._looked_at = -1
+        self._added = -1
+        """How many jobs had been claimed at the first call."""
+        self._first_at = 0.0
+        """When that had had a pass run, by ``time.monotonic()``."""
         self.children: ChildProcessLoop | None = None
         """The loop of the other lane."""
 
@@ -333,21 +325,20 @@ class NothingLeft:
         """To be called after a claim that found nothing. True once the worker may end.
 
         It takes two calls. The first one finds the job table empty, has a pass run, and makes both lanes claim again.
-        The second one finds that no job was claimed since, and that the other lane's claim found nothing either.
+        The second one finds that no job was claimed since, and that a claim of the other lane which began since found
+        nothing either.
         """
         intake = self._intake
         # Read these two before the table: a job that is claimed after this line is seen by the next call.
-        idle = self.children is None or self.children.idle
-        taken = intake.session.table.added
+        idle = self.children is None or self.children.idle_since > self._first_at
+        added = intake.session.table.added
         if len(intake.session.table):
             return False
-        if self._looked_at == taken:
+        if self._added == added:
             return idle
         if self._placed and not (yield from self._decided()):
             return False
-        self._looked_at = taken
-        if self.children is not None:
-            self.children.look_again()
+        self._added, self._first_at = added, time.monotonic()
         intake.session.wake()
         return False
 
