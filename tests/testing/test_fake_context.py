@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 import re
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -154,13 +152,11 @@ def test_checkpoints_go_round() -> None:
 
 def test_a_later_attempt_knows_what_the_first_was_given_and_what_it_submitted() -> None:
     first = FakeContext(inputs={7: "seven"}, checkpoint_bytes=3)
-    once = {"task": "t", "queue": "q", "unique_key": "once"}
-    child = first.submit_child("submit_unique", once)["job_id"]
+    (child,) = first.submit_child("submit", {"task": "t"})["job_ids"]
     second = first.next_attempt()
     assert second.inputs == {7: "seven"}
     with pytest.raises(TooLarge, match="the limit is 3"):
         second.save_checkpoint(1, b"four")
-    assert second.submit_child("submit_unique", once)["job_id"] == child
     assert second.submitted == []
     assert second.submit_child("submit", {"task": "t"})["job_ids"] != [child]
 
@@ -517,48 +513,9 @@ def test_each_member_of_a_role_has_the_payload_that_the_role_gives_it(
     assert [one.payload for one in ctx.submitted] == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-@pytest.mark.parametrize("of_role", [{"payload": {"n": 1}}, {"payloads": [{"n": 1}, {"n": 2}]}])
-def test_payloads_of_a_gang_and_of_its_role_are_refused_as_the_database_does(
-    of_role: dict[str, Any], dsn: str, monkeypatch: pytest.MonkeyPatch
+def test_a_key_is_recorded_once_and_what_it_comes_to_the_second_time_is_not_guessed(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("GANGQ_DSN", raising=False)
-
-    app = App()
-    roles = [Role("a", 2, **of_role), Role("b", 1)]
-    payloads = [{"n": 1}, {"n": 2}, {"n": 3}]
-
-    @app.task
-    def leaf(ctx: Context, n: int = 0) -> None: ...
-
-    @app.task
-    def parent(ctx: Context) -> None:
-        leaf.gang(roles=roles).submit_each(payloads)
-
-    ctx = FakeContext()
-    with pytest.raises(InvalidInput) as faked:
-        run(parent, context=ctx)
-    assert ctx.submitted == []
-    with gangq.Client(dsn) as client, pytest.raises(InvalidInput) as refused:
-        client.submit_gang(task="leaf", roles=roles, payloads=payloads)
-    assert str(faked.value) == str(refused.value)
-
-
-def test_a_key_of_a_gang_is_one_of_its_own_task_and_not_of_its_first_role() -> None:
-    ctx = FakeContext()
-
-    def gang(task: str | None, first: str) -> int:
-        roles = [{"name": "first", "count": 1, "task": first}, {"name": "second", "count": 1, "task": "b"}]
-        given = {"unique_key": "k", "task": task, "options": json.dumps({"roles": roles})}
-        return int(ctx.submit_child("submit_unique_gang", given)["gang_id"])
-
-    one = gang(None, "a")
-    assert gang(None, "c") == one
-    elsewhere = {"unique_key": "k", "queue": "other", "options": json.dumps({"size": 2})}
-    assert ctx.submit_child("submit_unique_gang", elsewhere)["gang_id"] != one
-    assert gang("a", "a") != one
-
-
-def test_a_key_stands_for_what_was_submitted_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GANGQ_DSN", raising=False)
     app = App()
 
@@ -567,116 +524,30 @@ def test_a_key_stands_for_what_was_submitted_with_it(monkeypatch: pytest.MonkeyP
 
     @app.task
     def parent(ctx: Context) -> None:
-        once = leaf.options(unique="k", unique_for="1h", priority=2)
-        first, again = once.submit(n=1), once.submit(n=2)
-        assert (again, again.existed, again.replaced, first.existed) == (first, True, False, False)
-        assert once.options(replace=True).submit(n=3).replaced
-        assert leaf.options(unique="other").submit(n=4) != first
-        fresh = leaf.options(unique="fresh", replace=True).submit(n=7)
-        assert (fresh.existed, fresh.replaced) == (False, False)
-        gang = once.options(unique="gang").gang(2).submit(n=5)
-        assert once.options(unique="gang").gang(2).submit(n=6) == gang
+        once = leaf.options(unique="k", unique_for="1h", replace=True)
+        job = once.submit(n=1)
+        assert (job.existed, job.replaced) == (False, False)
+        leaf.options(unique="k", queue="other").submit(n=2)
+        assert not leaf.options(unique="gang").gang(2).submit(n=3).existed
+        for again in (once, leaf.options(unique="k").gang(2)):
+            with pytest.raises(InvalidInput, match="unique_key 'k' was given before, and a FakeContext"):
+                again.submit(n=4)
 
     ctx = FakeContext()
     run(parent, context=ctx)
-    assert [one.payload["n"] for one in ctx.submitted] == [3, 4, 7, 5, 5]
-    assert ctx.submitted[0].options == {"priority": 2}
+    assert [one.payload["n"] for one in ctx.submitted] == [1, 2, 3, 3]
+    assert ctx.submitted[0].options == {"unique_key": "k", "keep_s": 3600.0, "replaces": True}
+    with pytest.raises(InvalidInput, match="unique_key 'k' was given before"):
+        run(parent, context=ctx.next_attempt())
 
 
-def test_a_job_that_is_replaced_gets_priority_and_moment_as_in_the_database(dsn: str) -> None:
-    due = datetime(2040, 1, 1, tzinfo=UTC)
-    calls: list[dict[str, Any]] = [
-        {"priority": 1, "due_at": due},
-        {"replaces": True, "priority": 9, "gpus": 2},
-        {"replaces": True, "due_at": due},
-    ]
+def test_a_request_id_that_is_given_again_is_not_guessed_at() -> None:
     ctx = FakeContext()
-    with gangq.Client(dsn) as client:
-        for call in calls:
-            given = {"unique_key": "k", "task": "leaf", **call}
-            id = client.submit_unique(**given, wait_for_hardware=True).job_id
-            ctx.submit_child("submit_unique", given)
-            row, (fake,) = client.job(id=id), ctx.submitted
-            assert fake.options.get("priority", 0) == row.priority
-            assert ("due_at" in fake.options) == (row.state == "scheduled")
-            assert fake.options.get("gpus", 0) == row.gpus
-
-
-@pytest.mark.parametrize("of_gang", [False, True])
-def test_a_key_of_single_jobs_is_refused_to_a_gang_and_the_reverse(of_gang: bool, dsn: str) -> None:
-    verbs = ["submit_unique", "submit_unique_gang"]
-    first, other = reversed(verbs) if of_gang else verbs
-    which = "gang_id" if of_gang else "job_id"
-    given: dict[str, dict[str, Any]] = {
-        "submit_unique": {"unique_key": "k", "task": "leaf"},
-        "submit_unique_gang": {"unique_key": "k", "task": "leaf", "size": 2},
-    }
-    with gangq.Client(dsn) as client:
-        real = getattr(getattr(client, first)(**given[first]), which)
-        with pytest.raises(InvalidInput) as refused:
-            getattr(client, other)(**given[other])
-    ctx = FakeContext()
-    fake = ctx.submit_child(first, given[first])[which]
-    kept = list(ctx.submitted)
-    with pytest.raises(InvalidInput) as faked:
-        ctx.submit_child(other, given[other])
-    assert str(faked.value) == str(refused.value).replace(f" {real}.", f" {fake}.")
-    assert ctx.submitted == kept
-    assert ctx.submit_child(first, given[first])[which] == fake
-
-
-def test_a_submission_that_is_repeated_with_its_request_id_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GANGQ_DSN", raising=False)
-    app = App()
-
-    @app.task
-    def leaf(ctx: Context, n: int) -> None: ...
-
-    @app.task
-    def parent(ctx: Context) -> list[Any]:
-        single, many, gang, once = (leaf.options(request_id=UUID(int=n)) for n in range(4))
-        first = once.options(unique="k").submit(n=5)
-        assert not first.existed
-        assert leaf.options(unique="k", request_id=UUID(int=9)).submit(n=6).existed
-        return [
-            single.submit(n=1).id,
-            [job.id for job in many.submit_many([{"n": 2}, {"n": 3}])],
-            gang.gang(2).submit(n=4).id,
-            first.id,
-        ]
-
-    ctx = FakeContext()
-    made = run(parent, context=ctx)
-    assert [one.payload["n"] for one in ctx.submitted] == [5, 1, 2, 3, 4, 4]
-    again = ctx.next_attempt()
-    assert run(parent, context=again) == made
-    assert again.submitted == []
-
-
-def test_a_request_id_of_another_submission_is_refused_as_the_database_does(dsn: str) -> None:
-    first = {"task": "leaf", "payloads": [{}, {}], "request_id": UUID(int=1)}
-    others: list[tuple[str, dict[str, Any]]] = [
-        ("submit", {"task": "leaf", "payloads": [{}], "request_id": UUID(int=1)}),
-        ("submit_gang", {"task": "leaf", "size": 2, "request_id": UUID(int=1)}),
-    ]
-    with gangq.Client(dsn) as client:
-        ids = client.submit(**first)
-        assert client.submit(**first) == ids
-        ctx = FakeContext()
-        kept = ctx.submit_child("submit", _encoded(first))
-        assert ctx.submit_child("submit", _encoded(first)) == kept
-        for verb, given in others:
-            with pytest.raises(InvalidInput) as refused:
-                getattr(client, verb)(**given)
-            with pytest.raises(InvalidInput) as faked:
-                ctx.submit_child(verb, _encoded(given))
-            assert str(faked.value) == str(refused.value)
-    assert len(ctx.submitted) == 2
-
-
-def _encoded(given: dict[str, Any]) -> dict[str, Any]:
-    payloads = [json.dumps(payload) for payload in given.get("payloads", [])]
-    return {**given, "payloads": payloads} if payloads else given
+    given = {"task": "leaf", "request_id": UUID(int=1)}
+    ctx.submit_child("submit", given)
+    with pytest.raises(InvalidInput, match=f"request_id '{UUID(int=1)}' was given before"):
+        ctx.next_attempt().submit_child("submit", given)
+    assert len(ctx.submitted) == 1
 
 
 def test_a_checkpoint_given_as_one_is_copied(tmp_path: Path) -> None:

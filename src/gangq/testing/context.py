@@ -155,7 +155,7 @@ class FakeContext(HandlerContext):
     def next_attempt(self) -> FakeContext:
         """Return the context of the next attempt: a new token, in a gang a new epoch, and the latest checkpoint.
 
-        What this attempt submitted exists: its ids are taken, and its unique keys and request ids stand for it.
+        What this attempt submitted exists: its ids are taken, and its unique keys and request ids were given.
         """
         info = self._info
         attempt = replace(info, attempt=info.attempt + 1, token=info.token + 1)
@@ -277,7 +277,9 @@ class FakeContext(HandlerContext):
         self.completed = True
 
     def submit_child(self, verb: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Context.submit_child`. It is kept in `submitted`: see `Children`."""
+        """See `Context.submit_child`. It is kept in `submitted`. Raises `InvalidInput` for a unique key or a request
+        id that was given before, by an earlier attempt too: only a database knows what that comes to.
+        """
         self._require_claim()
         return self._children.submit(verb, arguments, self.submitted)
 
