@@ -502,15 +502,16 @@ def test_each_member_of_a_role_has_the_payload_that_the_role_gives_it(
     app = App()
 
     @app.task
-    def leaf(ctx: Context, n: int) -> None: ...
+    def leaf(ctx: Context, n: int = 0) -> None: ...
 
     @app.task
     def parent(ctx: Context) -> None:
-        leaf.gang(roles=[Role("a", 2, payloads=[{"n": 1}, {"n": 2}]), Role("b", 1)]).submit(n=3)
+        roles = [Role("a", 2, payloads=[{"n": 1}, {"n": 2}]), Role("b", 1), Role("c", 1, payload={})]
+        leaf.gang(roles=roles).submit(n=3)
 
     ctx = FakeContext()
     run(parent, context=ctx)
-    assert [one.payload for one in ctx.submitted] == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert [one.payload for one in ctx.submitted] == [{"n": 1}, {"n": 2}, {"n": 3}, {}]
 
 
 def test_a_key_is_recorded_once_and_what_it_comes_to_the_second_time_is_not_guessed(

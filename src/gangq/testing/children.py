@@ -84,6 +84,6 @@ def _members(verb: str, options: dict[str, Any]) -> list[tuple[str | None, Any]]
         return [(task, payload) for payload in options.pop("payloads")]
     found: list[tuple[str | None, Any]] = []
     for role in options.get("roles", [{"count": options.get("size", 1)}]):
-        payloads = role.get("payloads") or [role.get("payload") or shared] * role["count"]
+        payloads = role.get("payloads") or [role.get("payload", shared)] * role["count"]
         found += [(role.get("task") or task, payload) for payload in payloads]
     return found
