@@ -328,21 +328,11 @@ def test_a_gang_goes_on_with_the_members_that_are_left_and_their_ranks_close_up(
     assert {peer.job_id for peer in ctx.gang.peers} <= {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("changed", [(2, 4), (0, 4), (1, 5), (2, 3)])
-def test_a_running_gang_neither_grows_nor_swaps_ranks(changed: tuple[int, int]) -> None:
-    ctx = FakeContext(gang=(1, 4))
-    before = ctx.gang
-    with pytest.raises(InvalidInput, match=f"rank 1 of 4 cannot become rank {changed[0]} of {changed[1]}"):
-        ctx.change_gang(changed)
-    assert (ctx.gang, ctx.gang_changed.is_set()) == (before, False)
-
-
-@pytest.mark.parametrize("fields", [{}, {"epoch": 2, "id": 2}, {"epoch": 0}])
-def test_a_new_epoch_is_a_later_one_of_the_same_gang(fields: dict[str, int]) -> None:
+def test_a_new_epoch_is_a_later_one() -> None:
     ctx = FakeContext(gang=(1, 4))
     assert ctx.gang is not None
-    with pytest.raises(InvalidInput, match="a later epoch than 1 of gang g1"):
-        ctx.change_gang(replace(ctx.gang, **fields))
+    with pytest.raises(InvalidInput, match="pass a later epoch than 1"):
+        ctx.change_gang(ctx.gang)
     assert not ctx.gang_changed.is_set()
     ctx.change_gang(replace(ctx.gang, epoch=3))
     assert ctx.gang.epoch == 3

@@ -50,7 +50,7 @@ def test_the_project_of_the_page_passes(tmp_path: Path) -> None:
     shown = run_pytest(tmp_path, files)
     found = outcomes(shown)
     wanted = {name for text in files.values() for name in re.findall(r"def (test_\w+)", text)}
-    assert len(wanted) == 9
+    assert len(wanted) == 10
     assert found == dict.fromkeys(wanted, "PASSED"), shown
 
 

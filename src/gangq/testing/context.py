@@ -134,17 +134,17 @@ class FakeContext(HandlerContext):
         self._told.set()
 
     def change_gang(self, gang: tuple[int, int] | GangInfo) -> None:
-        """Begin a new epoch around this member: (rank, world size), or a `GangInfo` with a later epoch.
+        """Begin a new epoch around this member: (rank, world size), or a `GangInfo` of a later epoch.
 
-        A gang that runs does not grow, and a rank falls only by the members before it that left. Given (rank, world
-        size), those are the first ones, and the others that left are the last ones. `checkpoint` is the latest that
-        was saved from now on. Callbacks of `on_gang_change` run in a thread, and have run when this returns.
+        `checkpoint` is the latest that was saved from now on. Callbacks of `on_gang_change` run in a thread, and have
+        run when this returns.
         """
         if self._gang is None:
             raise InvalidInput("this job is in no gang: make its context with FakeContext(gang=(rank, size))")
         changed = _gang_info(gang, self._info.id, epoch=self._gang.epoch + 1)
         assert changed is not None
-        _require_follows(self._gang, changed)
+        if changed.epoch <= self._gang.epoch:
+            raise InvalidInput(f"pass a later epoch than {self._gang.epoch}, or (rank, size)")
         with self._lock:
             self._given = self._latest()
             self._gang = changed
@@ -388,19 +388,3 @@ def _gang_info(gang: tuple[int, int] | GangInfo | None, job_id: int, *, epoch: i
         master_port=_MASTER_PORT,
         role_rank=rank,
     )
-
-
-def _require_follows(before: GangInfo, after: GangInfo) -> None:
-    """Raise `InvalidInput` unless a member that runs on can be told of `after`: see `gangq.go_on_without`
-    (sql/101_losses.sql), which renumbers the ranks of those that are left in their order.
-    """
-    if after.id != before.id or after.epoch <= before.epoch:
-        raise InvalidInput(
-            f"gang g{after.id} in epoch {after.epoch} is no news: pass a later epoch than {before.epoch} of gang "
-            f"g{before.id}, or (rank, size)"
-        )
-    if not 0 <= before.rank - after.rank <= before.world_size - after.world_size:
-        raise InvalidInput(
-            f"rank {before.rank} of {before.world_size} cannot become rank {after.rank} of {after.world_size}: a "
-            "gang that runs does not grow, and a rank falls only by the members before it that left"
-        )
