@@ -34,7 +34,7 @@ OwnServer = Callable[..., AbstractContextManager[Server]]
 TESTS_IN_A_DATABASE = 100
 """So many dead rows do not slow it down yet."""
 _OTHERS_LEAVE_WITHIN_S = 0.2
-LOCKS_ARE_FREE_WITHIN_S = 20
+_LOCKS_ARE_FREE_WITHIN_S = 20
 """A test that ran out of its time may have left a transaction open: whoever puts the rows back must not hang."""
 
 _numbers = itertools.count(1)
@@ -262,7 +262,7 @@ class Kept:
         # Of its own: setting session_replication_role throws all plans of a session away.
         self._keeper = connect(dsn)
         check_psycopg(self._keeper)
-        self._keeper.execute(f"set lock_timeout = '{LOCKS_ARE_FREE_WITHIN_S}s'")
+        self._keeper.execute(f"set lock_timeout = '{_LOCKS_ARE_FREE_WITHIN_S}s'")
         self.backends = Backends(name, self._keeper.info.user)
         if clock:
             Clock.install(self._keeper)

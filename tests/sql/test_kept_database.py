@@ -152,28 +152,6 @@ def test_a_connection_that_a_test_leaves_open_makes_a_new_database(
     left.close()
 
 
-def test_a_transaction_that_a_test_left_open_is_not_waited_for_for_ever(
-    databases: Databases, template: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("databases.LOCKS_ARE_FREE_WITHIN_S", 1)
-    with databases.kept(template) as kept, connect(kept.dsn) as left:
-        left.execute("begin")
-        left.execute("update gangq.settings set tick_s = 3")
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            kept.restore()
-
-
-def test_what_was_rolled_back_and_a_connection_that_is_closed_keep_the_database(
-    databases: Databases, template: str
-) -> None:
-    with databases.kept(template) as kept:
-        with psycopg.connect(kept.dsn) as conn:
-            conn.execute("create table public.effects (n integer)")
-            conn.rollback()
-    with databases.kept(template) as again:
-        assert again is kept
-
-
 def leave_something_of_everything(db: psycopg.Connection[Any]) -> None:
     db.execute("set statement_timeout = '5s'; set role gangq_viewer; select pg_advisory_lock(7)")
     db.execute("listen gangq_tick; notify gangq_tick", prepare=False)
@@ -205,53 +183,3 @@ def test_a_session_is_as_a_new_one_and_has_kept_its_plans(
             ).fetchall()
             assert row == {"timeout": "0", "self": True, "locks": 0, "prepared": 0, "channels": 0}
             assert list(db.notifies(timeout=0.1)) == []
-
-
-def test_two_connections_never_share_a_backend_and_a_login_has_its_own(
-    databases: Databases, template: str
-) -> None:
-    with databases.kept(template) as kept:
-        with connect(kept.dsn) as one, connect(kept.dsn) as two:
-            pids = {one.info.backend_pid, two.info.backend_pid}
-            assert len(pids) == 2
-            one.execute("create role kept_login login")
-        try:
-            with psycopg.connect(kept.dsn, user="kept_login") as own:
-                assert own.info.backend_pid not in pids
-                assert own.execute("select session_user::text").fetchone() == ("kept_login",)
-        finally:
-            with connect(kept.dsn) as one:
-                one.execute("drop role kept_login")
-
-
-def test_a_backend_that_was_terminated_is_not_lent_again(databases: Databases, template: str) -> None:
-    with databases.kept(template) as kept:
-        with connect(kept.dsn) as one, connect(kept.dsn) as two:
-            ended = two.info.backend_pid
-        with connect(kept.dsn) as other:
-            if other.info.backend_pid == ended:
-                ended = one.info.backend_pid
-            other.execute("select pg_terminate_backend(%s, 5000)", [ended])
-            with connect(kept.dsn) as again:
-                assert again.info.backend_pid != ended
-                assert again.execute("select 1 as n").fetchall() == [{"n": 1}]
-
-
-@pytest.mark.parametrize("name", ["_connect_gen", "_closed"])
-def test_a_psycopg_without_a_private_name_that_is_needed_is_refused_with_that_name(
-    databases: Databases, server: Server, template: str, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    with connect(server.dsn("postgres")) as conn:
-        monkeypatch.setattr("databases.connect", lambda dsn: conn)
-        monkeypatch.delattr(conn if name == "_closed" else psycopg.BaseConnection, name)
-        with pytest.raises(
-            pytest.UsageError, match=rf"has no Connection\.{name}, .* install psycopg 3\.2 or 3\.3"
-        ):
-            with databases.kept(template):
-                pass
-
-
-def test_a_verb_that_does_not_exist_is_named(q: Q) -> None:
-    with pytest.raises(AssertionError, match="no such verb submitt"):
-        q.call("submitt", task="work")
-    assert q.one("schema_version")
