@@ -22,7 +22,7 @@ from gangq.errors import InvalidInput
 from gangq.host import backends
 from gangq.host.backends import DockerContainer, RestartCommand, SystemdUnit
 from gangq.host.choice import WorkerMap, choose
-from gangq.host.commands import Ran, run
+from gangq.host.commands import run
 from gangq.proc.proof import HostIdentity, process_identity
 from gangq.worker import seen
 
@@ -53,26 +53,21 @@ else:
 """
 
 _SYSTEMCTL = """#!{python}
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 here = Path({directory!r})
 words = [word for word in sys.argv[1:] if word != "--user"]
 with (here / "calls").open("a") as out:
     print(json.dumps(sys.argv[1:]), file=out)
-state = json.loads((here / "state").read_text())
-if words[0] == "restart" and state["SubState"] == "start-limit":
-    state.update(ActiveState="failed", SubState="failed", Result="start-limit-hit")
-elif words[0] == "restart" and state.pop("restarts", True):
-    state["InvocationID"] = "b" if state.get("SubState") != "stuck" else "a"
-    state["SubState"] = "stop-sigterm" if state["InvocationID"] == "a" else "running"
-elif words[0] == "kill" and not state.pop("unkillable", False):
-    state["InvocationID"], state["SubState"] = "b", "running"
-elif words[0] == "show" and "looks" in state:
-    state["looks"] -= 1
-    state.update(state["then"] if state["looks"] == 0 else {{}})
-(here / "state").write_text(json.dumps(state))
+main = (here / "main").read_text()
 if words[0] == "show":
-    print(*(f"{{key}}={{value}}" for key, value in state.items()), sep="\\n")
+    print(main)
+elif words[0] == (here / "refuses").read_text():
+    sys.exit("Access denied")
+elif words[0] == "restart":
+    os.kill(int(main), signal.SIGTERM)
+elif words[0] == "kill":
+    os.kill(int(main), signal.SIGKILL)
 """
 
 
@@ -101,37 +96,29 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     made = Stub(tmp_path, "systemctl", _SYSTEMCTL, monkeypatch)
-    put(made)
+    put(made, 0)
     return made
 
 
-def put(systemctl: Stub, **more: Any) -> None:
-    state = {
-        "LoadState": "loaded",
-        "ActiveState": "active",
-        "SubState": "running",
-        "InvocationID": "a",
-        **more,
-    }
-    (systemctl.directory / "state").write_text(json.dumps(state))
+def put(systemctl: Stub, main: int, *, refuses: str = "") -> None:
+    """A unit with that main process, and a verb that is refused."""
+    (systemctl.directory / "main").write_text(str(main))
+    (systemctl.directory / "refuses").write_text(refuses)
 
 
-class Virtual:
-    """A clock that only waiting moves, and ten times as far: each look is a process."""
+@contextlib.contextmanager
+def main_process(*, heeds: bool = True) -> Iterator[subprocess.Popen[bytes]]:
+    """The main process of a unit, that ends by SIGTERM if it heeds that."""
+    does = "SIG_DFL" if heeds else "SIG_IGN"
+    code = f"import signal, time; signal.signal(15, signal.{does}); print('here', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline()
+        yield started
+        started.kill()
 
-    def __init__(self) -> None:
-        self.now = 0.0
 
-    def clock(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        self.now += 10 * seconds
-
-
-def unit(**more: Any) -> SystemdUnit:
-    time_ = Virtual()
-    return SystemdUnit("gangq-worker@0.service", clock=time_.clock, wait=time_.wait, **more)
+UNIT = "gangq-worker@0.service"
 
 
 # Docker
@@ -200,179 +187,67 @@ def test_without_docker_the_restart_is_false_and_says_so(
 # systemd
 
 
-def test_a_unit_is_restarted_without_waiting_for_its_stop(systemctl: Stub) -> None:
-    done = unit().restart(15, {})
-    assert done.ok, done
-    assert ["restart", "--no-block", "--", "gangq-worker@0.service"] in systemctl.calls
-    assert not any(call[0] == "kill" for call in systemctl.calls)
-
-
-def test_a_users_unit_is_the_users_managers(systemctl: Stub) -> None:
-    assert unit(user=True).restart(15, {}).ok
-    assert all(call[0] == "--user" for call in systemctl.calls)
+@pytest.mark.parametrize("user", [[], ["--user"]])
+def test_a_unit_is_restarted_without_waiting_for_its_stop_and_what_reports_its_death_is_not_killed(
+    systemctl: Stub, user: list[str]
+) -> None:
+    with main_process() as main:
+        put(systemctl, main.pid)
+        done = SystemdUnit(UNIT, user=bool(user)).restart(15, {})
+        assert done.ok, done
+        assert "in its own time" in done.detail
+        assert systemctl.calls == [
+            [*user, "show", "--property=MainPID", "--value", "--", UNIT],
+            [*user, "restart", "--no-block", "--", UNIT],
+        ]
 
 
 def test_a_unit_that_does_not_stop_is_killed_as_a_whole(systemctl: Stub) -> None:
-    put(systemctl, SubState="stuck")
-    done = unit().restart(2, {})
-    assert done.ok
-    assert "SIGKILL" in done.detail
-    assert [call for call in systemctl.calls if call[0] == "kill"] == [
-        ["kill", "--signal=SIGKILL", "--", "gangq-worker@0.service"]
-    ]
+    with main_process(heeds=False) as main:
+        put(systemctl, main.pid)
+        began = time.monotonic()
+        done = SystemdUnit(UNIT).restart(1, {})
+        assert time.monotonic() - began >= 1
+        assert done.ok
+        assert "after SIGKILL, 1 s" in done.detail
+        assert systemctl.calls[2:] == [["kill", "--signal=SIGKILL", "--", UNIT]]
+        assert main.wait(5) == -signal.SIGKILL
 
 
-def test_the_report_of_a_death_is_not_killed(systemctl: Stub) -> None:
-    put(systemctl, SubState="stop-post", restarts=False)
-    done = unit().restart(2, {})
+def test_a_unit_that_survives_sigkill_needs_a_reboot(
+    systemctl: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "_AFTER_KILL_S", 0.2)
+    with main_process(heeds=False) as main:
+        put(systemctl, main.pid, refuses="kill")
+        done = SystemdUnit(UNIT).restart(0.2, {})
+        assert not done.ok
+        assert f"process {main.pid} of {UNIT} did not end" in done.detail
+        assert "Access denied" in done.detail
+        assert "reboot" in done.detail
+
+
+def test_a_unit_that_is_not_running_is_left_alone_because_it_was_stopped_or_ended_for_good(
+    systemctl: Stub,
+) -> None:
+    done = SystemdUnit(UNIT).restart(2, {})
     assert not done.ok
-    assert "within 32 s (it is stop-post)" in done.detail
-    assert "SIGKILL" not in done.detail
-    assert "reboot" not in done.detail
-    assert not any(call[0] == "kill" for call in systemctl.calls)
-
-
-def test_a_unit_that_starts_again_once_its_death_is_reported_was_not_killed(systemctl: Stub) -> None:
-    then = {"InvocationID": "b", "SubState": "running"}
-    put(systemctl, SubState="stop-post", restarts=False, looks=10, then=then)
-    done = unit().restart(2, {})
-    assert done.ok
-    assert "in its own time" in done.detail
-    assert not any(call[0] == "kill" for call in systemctl.calls)
-
-
-def test_a_unit_that_is_stuck_once_its_death_is_reported_is_killed_then(systemctl: Stub) -> None:
-    put(systemctl, SubState="stop-post", restarts=False, looks=20, then={"SubState": "stop-sigterm"})
-    done = unit().restart(2, {})
-    assert done.ok
-    assert "after SIGKILL" in done.detail
-    assert [call[0] for call in systemctl.calls].count("kill") == 1
-    put(
-        systemctl, SubState="stop-post", restarts=False, unkillable=True, looks=20, then={"SubState": "stuck"}
-    )
-    done = unit().restart(2, {})
-    assert "did not start again within 30 s of SIGKILL (it is stuck)" in done.detail
-    assert "reboot" in done.detail
-
-
-def test_a_unit_that_survives_sigkill_needs_a_reboot(systemctl: Stub) -> None:
-    put(systemctl, SubState="stuck", unkillable=True)
-    done = unit().restart(2, {})
-    assert not done.ok
-    assert "reboot" in done.detail
-
-
-def test_a_unit_has_thirty_seconds_after_the_kill_although_the_request_itself_took_ten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A manager that is busy with the killed processes answers nothing for 35 s."""
-    time_ = Virtual()
-    killed_at: list[float] = []
-
-    def busy(argv: list[str], timeout_s: float) -> Ran:
-        verb = argv[1]
-        if verb == "kill":
-            killed_at.append(time_.now)
-        silent_s = killed_at[0] + 35 - time_.now if killed_at else 0.0
-        time_.now += min(max(silent_s, 0.0), timeout_s)
-        if silent_s > timeout_s:
-            return Ran(tuple(argv), None, "", problem="systemctl did not end within 10 s and was killed")
-        invocation = "b" if killed_at else "a"
-        return Ran(tuple(argv), 0, f"LoadState=loaded\nActiveState=active\nInvocationID={invocation}\nJob=7")
-
-    monkeypatch.setattr(backends, "run", busy)
-    done = SystemdUnit("w.service", clock=time_.clock, wait=time_.wait).restart(2, {})
-    assert done.ok, done.detail
-    assert "after SIGKILL" in done.detail
-
-
-def looks(monkeypatch: pytest.MonkeyPatch, *states: dict[str, str]) -> list[str]:
-    """A manager whose unit is in these states, one a look, and stays in the last; the verbs that it is asked."""
-    verbs: list[str] = []
-    coming = [{"LoadState": "loaded", "InvocationID": "a", "ActiveState": "active"}, *states]
-
-    def answer(argv: list[str], timeout_s: float) -> Ran:
-        del timeout_s
-        verbs.append(argv[1])
-        if argv[1] != "show":
-            return Ran(tuple(argv), 0, "")
-        state = coming.pop(0) if len(coming) > 1 else coming[0]
-        return Ran(tuple(argv), 0, "".join(f"{key}={value}\n" for key, value in state.items()))
-
-    monkeypatch.setattr(backends, "run", answer)
-    return verbs
-
-
-DOWN = {"InvocationID": "a", "ActiveState": "inactive", "Result": "success"}
-UP = {"InvocationID": "b", "ActiveState": "active"}
-
-
-def test_a_unit_that_is_down_for_a_moment_between_stop_and_start_was_not_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks(monkeypatch, DOWN, UP)
-    assert unit().restart(15, {}).ok
-
-
-@pytest.mark.parametrize("job", ["7", "1000"])
-def test_a_unit_whose_start_is_queued_was_not_refused(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks(monkeypatch, *[{**DOWN, "Job": job}] * 5, UP)
-    assert unit().restart(15, {}).ok
-
-
-@pytest.mark.parametrize("none", [{}, {"Job": ""}, {"Job": "0"}])
-def test_a_unit_that_is_down_and_whose_start_is_not_queued_was_refused(
-    none: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verbs = looks(monkeypatch, {**DOWN, **none})
-    done = unit().restart(15, {})
-    assert "the service manager does not start it (success)" in done.detail
-    assert "kill" not in verbs
-
-
-@pytest.mark.parametrize("state", ["failed", "inactive"])
-def test_a_unit_that_was_started_and_ended_at_once_is_neither_back_nor_killed(
-    state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verbs = looks(monkeypatch, {**DOWN, "InvocationID": "b", "ActiveState": state})
-    done = unit().restart(15, {})
-    assert (done.ok, "kill" in verbs) == (False, False)
-    assert "was started again and ended at once (success): see its journal" in done.detail
-
-
-@pytest.mark.parametrize("code", [87, 88])
-def test_a_unit_that_ended_for_good_is_left_alone(systemctl: Stub, code: int) -> None:
-    put(systemctl, ActiveState="failed", SubState="failed", ExecMainStatus=str(code))
-    done = unit().restart(2, {})
-    assert not done.ok
-    assert f"ended with {code}" in done.detail
+    assert f"systemctl start {UNIT}" in done.detail
+    assert "87: reboot" in done.detail
     assert {call[0] for call in systemctl.calls} == {"show"}
 
 
-def test_a_unit_that_is_not_there_is_named(systemctl: Stub) -> None:
-    put(systemctl, LoadState="not-found")
-    done = unit().restart(2, {})
-    assert "there is no unit gangq-worker@0.service here" in done.detail
-
-
-def test_a_unit_at_its_start_limit_says_how_to_lift_it(systemctl: Stub) -> None:
-    put(systemctl, SubState="start-limit", restarts=False)
-    done = unit().restart(20, {})
-    assert not done.ok
-    assert "systemctl reset-failed gangq-worker@0.service" in done.detail
-
-
-def test_a_unit_that_somebody_stopped_is_left_alone(systemctl: Stub) -> None:
-    put(systemctl, ActiveState="inactive", SubState="dead", Result="success")
-    done = unit().restart(2, {})
-    assert not done.ok
-    assert "systemctl start gangq-worker@0.service" in done.detail
-    assert {call[0] for call in systemctl.calls} == {"show"}
+def test_what_the_service_manager_refuses_is_passed_on(systemctl: Stub) -> None:
+    with main_process() as main:
+        put(systemctl, main.pid, refuses="restart")
+        done = SystemdUnit(UNIT).restart(2, {})
+        assert (done.ok, main.poll()) == (False, None)
+        assert "Access denied" in done.detail
 
 
 def test_without_systemctl_the_restart_is_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = unit().restart(1, {})
+    done = SystemdUnit(UNIT).restart(1, {})
     assert not done.ok
     assert "systemctl could not be started" in done.detail
 
@@ -523,7 +398,7 @@ def test_what_a_worker_registered_is_used_when_nothing_is_mapped(
     docker: Stub, systemctl: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (docker.directory / "pid").write_text(str(os.getpid()))
-    put(systemctl, MainPID=os.getpid())
+    put(systemctl, os.getpid())
     assert str(choose("w", {"unit": "gangq-worker@0.service"}, see=anywhere)) == (
         "systemctl restart gangq-worker@0.service"
     )
@@ -535,7 +410,7 @@ def test_what_a_worker_registered_is_used_when_nothing_is_mapped(
 def test_a_worker_cannot_have_another_service_restarted_by_saying_it_is_one(
     docker: Stub, systemctl: Stub
 ) -> None:
-    put(systemctl, MainPID=os.getpid())
+    put(systemctl, os.getpid())
     with pytest.raises(InvalidInput, match=r"--trust 'sshd\.service'"):
         choose("w", {"unit": "sshd.service"}, see=anywhere)
     assert "sshd" in str(choose("w", {"unit": "sshd.service"}, see=anywhere, trusted=["ssh*"]))
@@ -558,7 +433,7 @@ def test_what_is_not_seen_on_this_host_is_not_restarted_whatever_maps_say(
     docker: Stub, systemctl: Stub, text: str
 ) -> None:
     (docker.directory / "pid").write_text("1")
-    put(systemctl, MainPID=1)
+    put(systemctl, 1)
     with pytest.raises(InvalidInput, match="no webserver here"):
         choose("webserver", {}, see=nowhere, maps=[WorkerMap.parse(text)])
     assert not any("restart" in call for call in docker.calls + systemctl.calls)
@@ -569,7 +444,7 @@ def test_a_unit_or_container_that_does_not_hold_the_worker_is_left_alone(
     docker: Stub, systemctl: Stub, text: str | None
 ) -> None:
     (docker.directory / "pid").write_text("1")
-    put(systemctl, MainPID=1)
+    put(systemctl, 1)
     maps = [WorkerMap.parse(text)] if text else []
     with pytest.raises(InvalidInput, match="does not belong to the main process"):
         choose("webserver", {"unit": "gangq-worker@0.service"}, see=anywhere, maps=maps)

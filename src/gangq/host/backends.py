@@ -10,26 +10,17 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gangq.errors import InvalidInput
 from gangq.host.commands import Ran, run
-from gangq.watchdogs.codes import ExitCode
-
-NEVER_RESTART = tuple(str(int(code)) for code in ExitCode if not code.restart)
-"""87, a process cannot be killed, and 88, unfit to work: a second worker beside the first makes it worse."""
+from gangq.proc import procfs
 
 _ASK_S = 10.0
 _AFTER_KILL_S = 30.0
 _POLL_S = 0.1
-_BETWEEN_S = 1.0
-"""How long a unit may be down with no job to start it, between its stop and its start."""
-_DOWN = ("failed", "inactive")
-"""The active states of a unit of which nothing runs."""
-_REPORTING = ("stop-post", "final-sigterm", "final-sigkill", "final-watchdog")
-"""The substates of a unit whose ExecStopPost= runs."""
 _UNIT = re.compile(r"[A-Za-z0-9:_.\\@][A-Za-z0-9:_.\\@-]*\.service")
 _OTHER_UNIT = re.compile(r".*\.(socket|device|mount|automount|swap|target|path|timer|slice|scope)")
 """systemctl takes these names as they are, and adds ``.service`` to any other that does not end with it."""
@@ -67,146 +58,64 @@ class Backend(Protocol):
 
 
 class SystemdUnit:
-    """A service of the system manager, or of this user's with ``user``.
-
-    The restart is asked for without waiting, because a stuck service is stopped within TimeoutStopSec= only
-    [90 s]: what of it is left after ``kill_after_s`` is killed, all its processes at once.
-    """
+    """A service of the system manager, or of this user's with ``user``."""
 
     kills_first = False
 
-    def __init__(
-        self,
-        unit: str,
-        *,
-        user: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, unit: str, *, user: bool = False) -> None:
         self.unit = unit
         self.user = user
-        self._clock = clock
-        self._wait = wait
 
     def __str__(self) -> str:
-        return shlex.join(self._argv("restart", self.unit))
+        return self._command("restart")
 
     def main_pid(self) -> int | None:
         """Its main process, as the service manager knows it."""
-        state, _ = self._state()
-        return _pid(state.get("MainPID", ""))
+        return _pid(self._show().output)
 
     def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
-        """Restart it; a unit that is not running was stopped on purpose, or for good (87, 88), and is left alone."""
+        """Restart it; a unit that is not running was stopped on purpose, or for good (87, 88), and is left alone.
+
+        The restart is asked for without waiting, because a stuck service is stopped within TimeoutStopSec= only
+        [90 s]: if its main process is still there after ``kill_after_s``, all its processes are killed at once. When
+        that process is gone nothing is killed, because ExecStopPost= then reports its death.
+        """
         del environ
-        before, problem = self._state()
-        if problem is not None:
-            return Restarted(False, f"{problem.why} (asked for the state of {self.unit})")
-        if before.get("LoadState") != "loaded":
+        shown = self._show()
+        if not shown.ok:
+            return Restarted(False, f"{shown.why} (asked for the main process of {self.unit})")
+        pid = _pid(shown.output)
+        main = None if pid is None else procfs.stat(pid)
+        if main is None:
             return Restarted(
                 False,
-                f"there is no unit {self.unit} here ({before.get('LoadState')}): map the worker to the one it "
-                "runs as, --map NAME=unit:...",
+                f"{self.unit} is not running and is left alone: it was stopped, its starts are used up, or it ended "
+                f"for good (87: reboot this host first; 88: make it fit). See {self._command('status')}, then "
+                f"{self._command('start')}",
             )
-        if before.get("ActiveState") in _DOWN:
-            return Restarted(False, self._not_running(before))
         asked = run(self._argv("restart", "--no-block", "--", self.unit), _ASK_S)
         if not asked.ok:
             return Restarted(False, f"{asked.why} (asked to restart {self.unit})")
-        return self._follow(str(before.get("InvocationID")), kill_after_s)
-
-    def _not_running(self, state: Mapping[str, str]) -> str:
-        code = state.get("ExecMainStatus", "")
-        if code in NEVER_RESTART:
-            return (
-                f"{self.unit} ended with {code} and is left alone: a restart would not help. See its journal; "
-                "87: reboot this host, 88: make it fit, then start the unit"
-            )
-        return (
-            f"{self.unit} is not running ({state.get('ActiveState')}, {state.get('Result')}) and is left alone: "
-            "it was stopped, or its starts are used up; see its journal, then "
-            f"{shlex.join(self._argv('start', self.unit))}"
-        )
-
-    def _follow(self, before: str, kill_after_s: float) -> Restarted:
-        """Look at the unit until it has been started anew, or will not be. ``before`` is its former invocation.
-
-        =========  =================================================  ===============================================
-        the unit   is known by                                        then
-        =========  =================================================  ===============================================
-        started    a new invocation, active or activating             done
-        ended      a new invocation, failed or inactive               failed
-        refused    no new invocation, stopped, no job to start it     failed, if still so after the first second
-        stopping   none of these                                      SIGKILL ``kill_after_s`` after the request, or
-                                                                      once ExecStopPost= has ended; given up 30 s
-                                                                      after that, or after it was due
-        unknown    systemctl does not answer                          as for stopping
-        =========  =================================================  ===============================================
-        """
-        asked_at = self._clock()
-        killed_at: float | None = None
-        while True:
-            state, problem = self._state()
-            now = self._clock()
-            if problem is None:
-                how = "in its own time" if killed_at is None else f"after SIGKILL, {kill_after_s:.0f} s"
-                outcome = self._settled(state, before, how)
-                if outcome is None and now - asked_at > _BETWEEN_S:
-                    outcome = self._refused(state)
-                if outcome is not None:
-                    return outcome
-            due = now - asked_at >= kill_after_s
-            # Not while ExecStopPost= reports the death: the process it would kill is that reporter.
-            if killed_at is None and due and state.get("SubState") not in _REPORTING:
-                run(self._argv("kill", "--signal=SIGKILL", "--", self.unit), _ASK_S)
-                # Not before: a request that takes its 10 s would leave time for one look that takes as long.
-                killed_at = now = self._clock()
-            if now - (asked_at + kill_after_s if killed_at is None else killed_at) >= _AFTER_KILL_S:
-                said = problem.why if problem is not None else f"it is {state.get('SubState')}"
-                return Restarted(False, self._given_up(said, killed_at is not None, kill_after_s))
-            self._wait(_POLL_S)
-
-    def _given_up(self, said: str, killed: bool, kill_after_s: float) -> str:
-        if killed:
-            return (
-                f"{self.unit} did not start again within {_AFTER_KILL_S:.0f} s of SIGKILL ({said}): a process of it "
-                "may be stuck in the kernel; look for state D, and reboot this host if there is one"
-            )
-        return (
-            f"{self.unit} did not start again within {kill_after_s + _AFTER_KILL_S:.0f} s ({said}): its "
-            "ExecStopPost= reports the death and is not killed; see its journal"
-        )
-
-    def _settled(self, state: Mapping[str, str], before: str, how: str) -> Restarted | None:
-        """What became of the new invocation; None: there is none, or it is in no final state."""
-        if state.get("InvocationID") in ("", before):
-            return None
-        if state.get("ActiveState") in ("active", "activating"):
-            return Restarted(True, f"{self.unit} was stopped ({how}) and started again")
-        if state.get("ActiveState") in _DOWN:
-            return Restarted(
-                False,
-                f"{self.unit} was started again and ended at once ({state.get('Result')}): see its journal",
-            )
-        return None
-
-    def _refused(self, state: Mapping[str, str]) -> Restarted | None:
-        """Stopped, with no job left to start it: refused, most likely by its start limit."""
-        if state.get("ActiveState") not in _DOWN or state.get("Job", "") not in ("", "0"):
-            return None
+        how = "in its own time"
+        if not _ended(main, kill_after_s):
+            how = f"after SIGKILL, {kill_after_s:.0f} s"
+            killed = run(self._argv("kill", "--signal=SIGKILL", "--", self.unit), _ASK_S)
+            if not _ended(main, _AFTER_KILL_S):
+                said = "" if killed.ok else f" ({killed.why})"
+                return Restarted(
+                    False,
+                    f"process {main.pid} of {self.unit} did not end within {_AFTER_KILL_S:.0f} s of SIGKILL{said}: "
+                    "it may be stuck in the kernel; look for state D, and reboot this host if there is one",
+                )
         return Restarted(
-            False,
-            f"{self.unit} was stopped and the service manager does not start it ({state.get('Result')}): "
-            f"see its journal; {shlex.join(self._argv('reset-failed', self.unit))} lifts a start limit",
+            True, f"{self.unit} is restarted, it stopped {how}; {self._command('status')} shows how it starts"
         )
 
-    def _state(self) -> tuple[dict[str, str], Ran | None]:
-        wanted = "LoadState,ActiveState,SubState,InvocationID,ExecMainStatus,Result,Job,MainPID"
-        shown = run(self._argv("show", f"--property={wanted}", "--", self.unit), _ASK_S)
-        if not shown.ok:
-            return {}, shown
-        lines = (line.partition("=") for line in shown.output.splitlines())
-        return {key: value for key, _, value in lines}, None
+    def _show(self) -> Ran:
+        return run(self._argv("show", "--property=MainPID", "--value", "--", self.unit), _ASK_S)
+
+    def _command(self, verb: str) -> str:
+        return shlex.join(self._argv(verb, self.unit))
 
     def _argv(self, *words: str) -> list[str]:
         return ["systemctl", *(["--user"] if self.user else []), *words]
@@ -345,7 +254,17 @@ class RestartCommand:
 
 
 def _pid(text: str) -> int | None:
-    return int(text) or None if text.isdigit() else None
+    return int(text) or None if text.strip().isdigit() else None
+
+
+def _ended(process: procfs.Stat, within_s: float) -> bool:
+    """Whether that process has ended, or does within that time."""
+    until = time.monotonic() + within_s
+    while procfs.same(process) is not None:
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def unit_name(name: str) -> str:
