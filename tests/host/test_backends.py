@@ -11,20 +11,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gangq import names
 from gangq.errors import InvalidInput
-from gangq.host import backends
+from gangq.host import backends, seen
 from gangq.host.backends import DockerContainer, RestartCommand, SystemdUnit
 from gangq.host.choice import WorkerMap, choose
 from gangq.host.commands import run
-from gangq.proc.proof import HostIdentity, process_identity
-from gangq.worker import seen
+from gangq.proc import procfs
+from gangq.proc.proof import process_identity
+from gangq.worker import host_record
+from gangq.worker.host_record import DIRECTORY_PREFIX
+from process import other_user
 
 ID = "ab" * 32
 
@@ -484,60 +485,105 @@ def test_a_container_that_runs_again_when_its_turn_comes_is_left_alone_unless_th
 # Which process is that worker
 
 
+MARK = "0123456789abcdef"
+
+_WORKER = """
+import json, os, sys, time
+from dataclasses import asdict
+from pathlib import Path
+from gangq.proc import kernel
+from gangq.proc.proof import HostIdentity, process_identity
+from gangq.worker import host_record
+mark, comm, directory = sys.argv[1:]
+process, host = process_identity(os.getpid()), HostIdentity.here()
+Path(directory).mkdir(mode=0o700)
+host_record.write(Path(directory), "w1", mark, process)
+kernel.set_name(comm.encode())
+registered = {"mark": mark, "directory": directory, "host": asdict(host), "process": asdict(process)}
+print(json.dumps(registered), flush=True)
+time.sleep(60)
+"""
+
+
 @contextlib.contextmanager
-def program(directory: Path, *words: str, name: str = "gangq") -> Iterator[dict[str, Any]]:
-    """A process with such a command line, and what a worker in it would register."""
-    script = directory / name
-    script.write_text("import time; print('here', flush=True); time.sleep(60)")
-    argv = [sys.executable, "-u", str(script), *words]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, env={}) as started:
+def worker_process(
+    directory: Path, *, comm: str = procfs.work_name(MARK), inside: tuple[str, ...] = ()
+) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    """A process that says of itself what a worker called w1 does, and what that would register."""
+    argv = [*inside, sys.executable, "-c", _WORKER, MARK, comm, str(directory / f"{DIRECTORY_PREFIX}x")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
-        assert started.stdout.readline()
         try:
-            yield {
-                "host": asdict(HostIdentity.here()),
-                "process": asdict(process_identity(started.pid)),
-            }
+            yield started, json.loads(started.stdout.readline())
         finally:
             started.kill()
 
 
-def test_a_worker_is_seen_by_its_process_and_the_name_on_its_command_line(tmp_path: Path) -> None:
-    with program(tmp_path, "--dsn", "x", "worker", "tasks:app", "--name", "w1") as identity:
+# In a pid namespace of its own, as a container is, and with a directory that only it can see.
+def contained(directory: Path) -> tuple[str, ...]:
+    mount = f'mount -t tmpfs tmpfs {directory} && exec "$@"'
+    namespaces = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
+    return (*namespaces, "--mount-proc", "sh", "-c", mount, "sh")
+
+
+in_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "--pid", "true"]).returncode != 0,
+    reason="no namespaces can be made here",
+)
+
+
+def test_a_worker_is_seen_by_its_process_and_what_that_has_recorded(tmp_path: Path) -> None:
+    with worker_process(tmp_path) as (started, identity):
         found = seen.lineage("w1", identity)
         assert isinstance(found, tuple)
-        assert found[:2] == (identity["process"]["pid"], os.getpid())
-        assert "is gangq worker --name w1" in seen.lineage("webserver", identity)
+        assert found[:2] == (started.pid, os.getpid())
+        assert "is worker w1" in seen.lineage("webserver", identity)
     assert "no process of this host" in seen.lineage("w1", identity)
 
 
-@pytest.mark.parametrize("words", [("worker",), ("worker", "--queue", "default")])
-def test_a_worker_without_a_name_on_its_command_line_is_called_as_its_host(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    with program(tmp_path, *words) as identity:
-        assert isinstance(seen.lineage(names.host_name(), identity), tuple)
-    with program(tmp_path, *words, "--host", "other") as identity:
-        assert isinstance(seen.lineage("other", identity), tuple)
-        assert "--name other" in seen.lineage(names.host_name(), identity)
+@in_namespaces
+def test_a_worker_in_a_container_is_seen_by_what_it_has_recorded_there(tmp_path: Path) -> None:
+    with worker_process(tmp_path, inside=contained(tmp_path)) as (started, identity):
+        assert not Path(identity["directory"]).exists()
+        found = seen.lineage("w1", identity)
+        assert isinstance(found, tuple)
+        assert started.pid in found
+        assert found[0] != identity["process"]["pid"]
+        assert "is worker w1" in seen.lineage("webserver", identity)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("nginx", ("worker", "--name", "w1")),
-        ("gangq", ("tick", "--loop", "worker", "--name", "w1")),
-        ("gangq", ("worker", "off", "w1", "--name", "w1")),
-        ("gangq", ()),
-    ],
-)
-def test_what_is_no_worker_is_not_taken_for_one(tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
-    with program(tmp_path, *words, name=name) as identity:
-        assert "no gangq worker by its command line" in seen.lineage("w1", identity)
+def test_what_is_not_called_as_a_worker_is_none_whatever_its_user_records(tmp_path: Path) -> None:
+    with worker_process(tmp_path, comm="nginx") as (_, identity):
+        assert "no gangq worker" in seen.lineage("w1", identity)
+
+
+@pytest.mark.parametrize("record", ["none", "open to others", "another process's", "another mark's"])
+def test_what_has_not_recorded_itself_is_no_worker(tmp_path: Path, record: str) -> None:
+    with worker_process(tmp_path) as (started, identity):
+        directory = Path(identity["directory"])
+        if record == "none":
+            (directory / "worker").unlink()
+        elif record == "open to others":
+            directory.chmod(0o755)
+        else:
+            pid = os.getpid() if record == "another process's" else started.pid
+            mark = "f" * 16 if record == "another mark's" else MARK
+            host_record.write(directory, "w1", mark, process_identity(pid))
+        assert "no gangq worker" in seen.lineage("w1", identity)
+
+
+def test_what_another_user_has_recorded_of_a_process_makes_it_no_worker(tmp_path: Path) -> None:
+    other_user.needed()
+    with worker_process(tmp_path) as (_, identity):
+        for path in (Path(identity["directory"]), Path(identity["directory"]) / "worker"):
+            os.chown(path, other_user.UID, -1)
+        forged = {**identity, "host": {**identity["host"], "uid": other_user.UID}}
+        for told in (identity, forged):
+            assert "no gangq worker" in seen.lineage("w1", told)
 
 
 def test_a_process_that_only_has_the_pid_is_not_the_worker(tmp_path: Path) -> None:
-    with program(tmp_path, "worker", "--name", "w1") as identity:
+    with worker_process(tmp_path) as (_, identity):
         for where, field, other in (
             ("process", "start_ticks", identity["process"]["start_ticks"] - 1),
             ("process", "boot_id", "another"),

@@ -27,14 +27,14 @@ from gangq.client import Client
 from gangq.client.rows import FlaggedRow
 from gangq.embedded import Server
 from gangq.errors import DatabaseUnreachable, GangqError, IncarnationEnded, InvalidInput, NotAllowed
-from gangq.host import deaths
+from gangq.host import deaths, seen
 from gangq.host.backends import RestartCommand, Restarted
 from gangq.host.bouncer import Action, Bouncer, Prover
 from gangq.host.choice import choose
 from gangq.host.deaths import Proof
 from gangq.proc import procfs
 from gangq.proc.proof import Evidence, HostIdentity, Survivor, process_identity
-from gangq.worker import host_record, seen
+from gangq.worker import host_record
 from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.session import clean_stop_reason
 from process import other_user

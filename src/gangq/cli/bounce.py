@@ -16,10 +16,10 @@ from gangq.cli.options import duration
 from gangq.cli.output import say
 from gangq.cli.session import Session, common_options
 from gangq.errors import GangqError
+from gangq.host import seen
 from gangq.host.backends import Backend
 from gangq.host.bouncer import Action, Bouncer
 from gangq.host.choice import WorkerMap, choose
-from gangq.worker import seen
 
 _VERIFY_EVERY_S = 1.0
 _OUTAGE_S = 60.0

@@ -12,7 +12,7 @@ from gangq.proc import procfs
 from gangq.proc.proof import Evidence, HostIdentity, ProcessIdentity, confirm_gone, is_same_process
 from gangq.worker import host_record
 from gangq.worker.death_main import report_end
-from gangq.worker.host_record import DIRECTORY_PREFIX
+from gangq.worker.host_record import DIRECTORY_PREFIX, HostRecord
 
 if TYPE_CHECKING:
     from gangq.client import Client
@@ -69,7 +69,11 @@ def prove(identity: Mapping[str, Any], *, within_s: float, kill_worker: str = ""
     registered = Registered.of(identity)
     if registered is None:
         return None
-    users = {registered.host.uid} if kill_worker and _recorded_here(kill_worker, registered) else set()
+    users: set[int] = set()
+    if kill_worker:
+        own = recorded(registered, registered.host.uid)
+        if own is not None and (own.worker, own.mark) == (kill_worker, registered.mark):
+            users = {registered.host.uid}
 
     def look(for_s: float) -> Evidence:
         return confirm_gone(
@@ -110,18 +114,14 @@ def _why_not(evidence: Evidence) -> str:
     return f"processes {unreadable} may be of it and cannot be read: ask as root"
 
 
-def _recorded_here(worker: str, registered: Registered) -> bool:
-    """Whether the user whom the database names as its own has recorded the same on this host, where only that user
-    can write it.
+def recorded(registered: Registered, uid: int, root: str = "") -> HostRecord | None:
+    """What a worker of that user has recorded of its process on this host, in its directory, where only that user can
+    write; None where there is no such record of this process. ``root``: where the directory's path begins.
     """
     if registered.directory is None:
-        return False
-    own = host_record.read(registered.directory, registered.host.uid)
-    return own is not None and (own.worker, own.mark, own.process) == (
-        worker,
-        registered.mark,
-        registered.process,
-    )
+        return None
+    own = host_record.read(Path(f"{root}{registered.directory}"), uid)
+    return own if own is not None and own.process == registered.process else None
 
 
 def report_dead(

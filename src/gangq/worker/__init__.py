@@ -2,7 +2,7 @@
 
 What its modules are for, each where it matters most:
 
-- start: `main`, `options`, `fitness`, `predecessor`, `host_record`, `seen`
+- start: `main`, `options`, `fitness`, `predecessor`, `host_record`
 - incarnation: `registration`, `incarnation`, `session`, `control`, `repeating`, `maintenance`
 - what it stores, asks and serves beside jobs: `schedules`, `limits`, `metrics`
 - claiming: `loops`, `claims`, `listener`, `jobs`, `dispatch`; of gangs and services: `gangs`, `replicas`
