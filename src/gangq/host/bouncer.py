@@ -80,8 +80,6 @@ class _Pending:
     ok: bool | None = None
     """What came of it; None: to be seen."""
     detail: dict[str, Any] = field(default_factory=dict)
-    stuck: Proof | None = None
-    """Processes that SIGKILL does not end, until the database knows of them."""
 
 
 class Bouncer:
@@ -167,29 +165,17 @@ class Bouncer:
         """
         for incarnation, pending in list(self._pending.items()):
             try:
-                self._settle(pending)
+                if pending.ok is None:
+                    self._look(pending)
+                if pending.ok is not None:
+                    self._client.bounced(incarnation=incarnation, ok=pending.ok, detail=pending.detail)
+                    del self._pending[incarnation]
             except DatabaseUnreachable:
                 raise
             except GangqError as problem:
-                self._tell(
-                    pending.flag, "failed", False, f"what became of its restart is not recorded: {problem}"
-                )
-                if self._clock() < pending.until:
-                    continue
-                # It would be refused for ever.
-                pending.ok = False
-            if pending.ok is not None:
                 del self._pending[incarnation]
-
-    def _settle(self, pending: _Pending) -> None:
-        if pending.stuck is not None:
-            self._report_stuck(pending.flag, pending.stuck)
-            pending.stuck = None
-        if pending.ok is None:
-            self._look(pending)
-        if pending.ok is not None:
-            incarnation = pending.flag.incarnation
-            self._client.bounced(incarnation=incarnation, ok=pending.ok, detail=pending.detail)
+                said = f"what became of its restart is not recorded: {problem}"
+                self._tell(pending.flag, "failed", False, said)
 
     # -- one flag ----------------------------------------------------------------------------------------
 
@@ -315,13 +301,7 @@ class Bouncer:
     def _stuck(self, pending: _Pending, proof: Proof) -> None:
         pending.ok = False
         pending.detail = {"backend": pending.how, "stuck": list(proof.stuck)}
-        try:
-            self._report_stuck(pending.flag, proof)
-        except GangqError as problem:
-            pending.stuck = proof
-            self._tell_stuck(
-                pending.flag, proof, f"The database does not know it yet, and is told again ({problem})"
-            )
+        self._report_stuck(pending.flag, proof)
 
     def _report_stuck(self, flag: FlaggedRow, proof: Proof) -> None:
         """Report it, then say so; in report-only mode only say what is seen."""
