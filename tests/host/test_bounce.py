@@ -37,7 +37,7 @@ from gangq.proc.proof import Evidence, HostIdentity, Survivor, process_identity
 from gangq.worker import host_record
 from gangq.worker.host_record import DIRECTORY_PREFIX
 from gangq.worker.session import clean_stop_reason
-from process import other_user
+from process import other_user, supervised
 from worker.worker_process import Fleet, fleet_of, short_leases
 
 HOST = socket.gethostname()
@@ -613,15 +613,6 @@ def test_an_outcome_that_the_database_did_not_hear_is_told_again_and_nothing_is_
         assert [a.action for a in actions] == ["failed"]
 
 
-def test_a_death_the_backend_can_prove_is_reported() -> None:
-    with pretended(FLAG) as (database, told, _):
-        bouncer = made(database, [], [], done=Restarted(True, "restarted", {"container": "c"}))
-        bouncer.round()
-        (dead,) = [arguments for verb, arguments in told if verb == "report_dead"]
-        assert dead["incarnation"] == 7
-        assert dead["evidence"]["container"] == "c"
-
-
 def test_a_restart_without_proof_reports_no_death() -> None:
     with pretended(FLAG) as (database, told, _):
         made(database, [], []).round()
@@ -634,29 +625,26 @@ KILL, LOOK = Proof(True, {"by": "the kill"}), Proof(True, {"by": "a look"})
 
 @pytest.mark.parametrize("ok", [True, False])
 @pytest.mark.parametrize(
-    ("killed", "found", "backend_knows", "by"),
+    ("killed", "found", "by"),
     [
-        (KILL, None, True, "the kill"),
-        (None, LOOK, True, "a look"),
-        (LIVES, LOOK, False, "a look"),
-        (LIVES, LIVES, True, "the backend"),
-        (None, None, True, "the backend"),
-        (LIVES, LIVES, False, None),
-        (None, None, False, None),
+        (KILL, None, "the kill"),
+        (None, LOOK, "a look"),
+        (LIVES, LOOK, "a look"),
+        (LIVES, LIVES, None),
+        (None, None, None),
     ],
 )
-def test_a_death_is_proven_by_the_kill_else_by_a_look_else_by_the_backend(
-    killed: Proof | None, found: Proof | None, backend_knows: bool, by: str | None, ok: bool
+def test_a_death_is_proven_by_the_kill_else_by_a_look(
+    killed: Proof | None, found: Proof | None, by: str | None, ok: bool
 ) -> None:
     looks = iter([None, killed, found])
-    proof = {"by": "the backend"} if backend_knows else None
     with pretended(FLAG) as (database, told, _):
         actions: list[Action] = []
         bouncer = made(
             database,
             [],
             actions,
-            done=Restarted(ok, "asked", proof),
+            done=Restarted(ok, "asked"),
             kills_first=True,
             prove=lambda identity, within_s, kill_worker="": next(looks),
         )
@@ -889,6 +877,67 @@ def test_a_note_counts_only_in_the_workers_own_directory(what: str, tmp_path: Pa
     assert clean_stop_reason(asked, 7, uid) == ("drained" if "read" in what else None)
 
 
+# In a container: says what a worker in it would register.
+_CONTAINER = """
+import json, os, subprocess, time
+from dataclasses import asdict
+from gangq.proc.proof import HostIdentity, process_identity
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+host, process = asdict(HostIdentity.here()), asdict(process_identity(os.getpid()))
+print(json.dumps({"mark": "m", "host": host, "process": process}), flush=True)
+time.sleep(60)
+"""
+# As the first process of a host: who sees such a container end.
+_HOST = """
+import contextlib, json, os, subprocess, sys
+from dataclasses import replace
+from gangq.host import deaths
+from gangq.proc.proof import HostIdentity
+container, inside, other, asks = json.loads(sys.argv[1])
+deaths._FIRST_NAMESPACE = os.stat("/proc/self/ns/pid").st_ino
+started = subprocess.Popen([*container, sys.executable, "-c", inside], stdout=subprocess.PIPE)
+identity = json.loads(started.stdout.readline())
+print("lives", deaths.prove(identity, within_s=0.1).why_not)
+started.kill()
+with contextlib.suppress(ChildProcessError):
+    while True:
+        os.wait()
+proof = deaths.prove(identity, within_s=0.1)
+print("has ended", proof.dead, proof.evidence["namespace_ended"], proof.evidence["proves_death"])
+host = HostIdentity.of(identity["host"])
+print("another boot", deaths.namespace_ended(replace(host, boot_id="another")))
+print("not known", deaths.namespace_ended(replace(host, pid_namespace=None)))
+given = json.dumps([deaths._FIRST_NAMESPACE, identity["host"]])
+asked = subprocess.run([*other, sys.executable, "-c", asks, given], stdout=subprocess.PIPE, text=True, check=True)
+print("another user", asked.stdout.strip())
+deaths._FIRST_NAMESPACE = 1
+print("asked in a container", deaths.namespace_ended(host))
+"""
+_ASKS = """
+import json, sys
+from gangq.host import deaths
+from gangq.proc.proof import HostIdentity
+deaths._FIRST_NAMESPACE, host = json.loads(sys.argv[1])
+print(deaths.namespace_ended(HostIdentity.of(host)))
+"""
+
+
+def test_a_worker_whose_pid_namespace_has_no_process_left_is_dead_for_root_of_the_host() -> None:
+    other_user.needed()
+    supervised.needs_namespaces()
+    given = json.dumps([supervised.AS_PID_1, _CONTAINER, other_user.prefix(), _ASKS])
+    argv = [*supervised.AS_PID_1, sys.executable, "-c", _HOST, given]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "lives it ran in another pid namespace, which is not seen to have ended",
+        "has ended True True True",
+        "another boot False",
+        "not known False",
+        "another user False",
+        "asked in a container False",
+    ]
+
+
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
 def test_a_directory_that_cannot_be_one_is_no_clean_stop(name: str) -> None:
     process = {"pid": 1, "start_ticks": 1, "boot_id": None}
@@ -1076,7 +1125,7 @@ def test_what_cannot_be_proven_from_here_is_left_to_its_lease(dsn: str, client: 
     ("same_machine", "same_namespace", "left", "unreadable", "why"),
     [
         (False, False, (), (), "it ran on another host"),
-        (True, False, (), (), "it ran in a pid namespace that is not seen from here"),
+        (True, False, (), (), "it ran in another pid namespace, which is not seen to have ended"),
         (True, True, (), (31, 32), "processes 31, 32 may be of it and cannot be read: ask as root"),
         (True, True, (41,), (31,), "processes 41 of it live"),
     ],

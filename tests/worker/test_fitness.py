@@ -410,4 +410,3 @@ def test_a_worker_says_where_it_runs(
     registration(client, tmp_path)
     (last,) = client.predecessor(worker="w")
     assert last.identity["unit"] == "w@0.service"
-    assert "container" not in last.identity

@@ -38,14 +38,14 @@ _OUTAGE_S = 60.0
     multiple=True,
     metavar="NAME=HOW",
     help="How workers called NAME (* and ? fit any) are restarted: unit:UNIT, user-unit:UNIT, docker:CONTAINER or "
-    "command:PROGRAM ARG..., where {worker} is the name of a worker seen here; may be repeated [what they "
-    "registered as].",
+    "command:PROGRAM ARG..., where {worker} is the name of a worker seen here; may be repeated [the unit that they "
+    "registered].",
 )
 @click.option(
     "--trust",
     multiple=True,
     metavar="PATTERN",
-    help="Units and containers that may be restarted because a worker says it is one; may be repeated [gangq-*].",
+    help="Units that may be restarted because a worker says it is one; may be repeated [gangq-*].",
 )
 @click.option("--report-only", is_flag=True, help="Say what would be done, and do nothing.")
 @duration("--kill-after", 15, "What a worker gets to stop by itself before SIGKILL.")

@@ -7,6 +7,5 @@ restarted and :mod:`gangq.host.backends` restarts it;
 
 A new way to restart a worker is a ``Backend`` in ``backends``; in ``choice`` its name in ``KINDS``
 and ``WorkerMap.parse``, a branch in ``WorkerMap.backend``, and a row in the table of ``choose``; the help of
-``--map`` in :mod:`gangq.cli.bounce`; if workers register it, also ``_registered``; if it knows by itself that what
-it would restart has stopped, as a container does, also ``_if_seen``.
+``--map`` in :mod:`gangq.cli.bounce`; if workers register it, also ``_registered``.
 """

@@ -1,8 +1,7 @@
 """The ways to restart a worker of this host: its systemd unit, its Docker container, or a command.
 
-Each restart is bounded: it asks, waits ``kill_after_s``, then kills. What a backend can itself prove about the
-end of the former processes it returns as ``proof``; the rest is for :mod:`gangq.proc.proof`. Which backend a worker
-gets is decided in :mod:`gangq.host.choice`.
+Each restart is bounded: it asks, waits ``kill_after_s``, then kills. That the former processes are gone is for
+:mod:`gangq.proc.proof` to say. Which backend a worker gets is decided in :mod:`gangq.host.choice`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from gangq.errors import InvalidInput
 from gangq.host.commands import Ran, run
@@ -33,8 +32,6 @@ class Restarted:
 
     ok: bool
     detail: str
-    proof: Mapping[str, Any] | None = None
-    """Why no process of the former incarnation can be left, where the backend itself knows that."""
 
 
 class Backend(Protocol):
@@ -122,110 +119,49 @@ class SystemdUnit:
 
 
 class DockerContainer:
-    """A container of this host's Docker.
-
-    ``worker_container`` is the id that the worker itself registered: where it is this container's, its restart
-    is proof that every process of the worker is gone, for they lived in its pid namespace. ``may_run`` false: the
-    worker was not found in it, so that it is left alone if it runs at the moment of the restart.
-    """
+    """A container of this host's Docker."""
 
     kills_first = False
 
-    def __init__(self, container: str, *, worker_container: str | None = None, may_run: bool = True) -> None:
+    def __init__(self, container: str) -> None:
         self.container = container
-        self._worker_container = worker_container
-        self._may_run = may_run
 
     def __str__(self) -> str:
         return shlex.join(["docker", "restart", self.container])
 
-    def name(self) -> str | None:
-        """Its name, without the slash; None when Docker does not know it, or does not answer."""
-        seen = self._inspect()
-        return None if seen is None else seen["name"]
-
-    def while_stopped(self) -> DockerContainer | None:
-        """The same, to be left alone once it runs again; None if it runs now, or Docker does not know it."""
-        seen = self._inspect()
-        if seen is None or seen["running"] != "false":
-            return None
-        return DockerContainer(self.container, worker_container=self._worker_container, may_run=False)
-
     def main_pid(self) -> int | None:
         """The first process in it, as this host numbers it."""
-        seen = self._inspect()
-        return None if seen is None else _pid(seen["pid"])
+        return _pid(self._show().output)
 
     def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
         """Restart it; the daemon sends SIGKILL after ``kill_after_s``. A container that is not running was
         stopped on purpose, or ended for good, and is left alone.
         """
         del environ
-        before = self._inspect()
-        if before is not None and before["running"] == "false":
+        shown = self._show()
+        if not shown.ok:
+            return Restarted(False, f"{shown.why} (docker inspect {self.container})")
+        if _pid(shown.output) is None:
             return Restarted(
                 False,
-                f"container {self.container} is not running (exit code {before['exit_code']}) and is left alone: see "
-                f"docker logs, then docker start {self.container}; 87: reboot this host first, 88: make it fit",
-                self._proof(before),
+                f"container {self.container} is not running and is left alone: it was stopped, or it ended for good "
+                f"(87: reboot this host first; 88: make it fit). See docker logs {self.container}, then docker start "
+                f"{self.container}",
             )
-        if not self._may_run:
-            runs = (
-                f"docker inspect does not say whether container {self.container} runs"
-                if before is None
-                else f"container {self.container} runs again, perhaps by its restart policy"
-            )
-            return Restarted(
-                False, f"{runs}, and the worker was not found in it, so it is left alone: look at the host"
-            )
-        done = run(
-            ["docker", "restart", "-t", str(max(1, round(kill_after_s))), "--", self.container],
-            kill_after_s + _AFTER_KILL_S,
-        )
+        limit = str(max(1, round(kill_after_s)))
+        asked = ["docker", "restart", "-t", limit, "--", self.container]
+        done = run(asked, kill_after_s + _AFTER_KILL_S)
         if not done.ok:
             return Restarted(
                 False,
                 f"{done.why} (docker restart {self.container}): if the container does not stop, a process of it may "
                 "be stuck in the kernel; look for state D, and reboot this host if there is one",
             )
-        after = self._inspect()
-        again = before is not None and after is not None and before["started"] != after["started"]
-        proof = self._proof(after) if after is not None and again else None
-        return Restarted(True, f"container {self.container} was restarted", proof)
+        return Restarted(True, f"container {self.container} was restarted")
 
-    def _proof(self, seen: Mapping[str, str]) -> dict[str, Any] | None:
-        """Of a container that has ended since the worker was last renewed."""
-        registered = self._worker_container
-        its = registered is not None and len(registered) >= 12 and seen["id"].startswith(registered)
-        # With the host's (or another container's) pid namespace its processes may outlive the container.
-        if not its or seen["pid_mode"] not in ("", "private"):
-            return None
-        return {
-            "container": seen["id"],
-            "started": seen["started"],
-            "running": seen["running"],
-            "checked": "its pid namespace ended with its container",
-        }
-
-    def _inspect(self) -> dict[str, str] | None:
-        fields = {
-            "id": ".Id",
-            "name": ".Name",
-            "started": ".State.StartedAt",
-            "running": ".State.Running",
-            "exit_code": ".State.ExitCode",
-            "pid_mode": ".HostConfig.PidMode",
-            "pid": ".State.Pid",
-        }
-        form = "\t".join(f"{{{{{field}}}}}" for field in fields.values())
-        seen = run(
-            ["docker", "inspect", "--type", "container", "--format", form, "--", self.container], _ASK_S
-        )
-        words = seen.output.rstrip("\n").split("\t")
-        if not seen.ok or len(words) != len(fields):
-            return None
-        found = dict(zip(fields, words, strict=True))
-        return {**found, "name": found["name"].lstrip("/")}
+    def _show(self) -> Ran:
+        form = ["--type", "container", "--format", "{{.State.Pid}}"]
+        return run(["docker", "inspect", *form, "--", self.container], _ASK_S)
 
 
 class RestartCommand:

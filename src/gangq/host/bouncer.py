@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gangq.errors import DatabaseUnreachable, GangqError, InvalidInput
-from gangq.host.backends import Backend, Restarted
+from gangq.host.backends import Backend
 from gangq.host.deaths import CHECK_S, Proof, prove, report_dead
 
 if TYPE_CHECKING:
@@ -266,7 +266,9 @@ class Bouncer:
         environ = {"GANGQ_WORKER": flag.worker, "GANGQ_INCARNATION": str(flag.incarnation)}
         done = backend.restart(self._kill_after_s, environ)
         pending.until = self._clock() + self._verify_s
-        proof = self._proof_after(flag, killed, done)
+        proof = killed
+        if proof is None or not proof.dead:
+            proof = self._prove(flag.identity, within_s=_PROOF_AFTER_KILL_S if done.ok else CHECK_S)
         if proof is not None and proof.stuck:
             self._stuck(pending, proof)
         elif not done.ok:
@@ -282,17 +284,6 @@ class Bouncer:
             except GangqError as problem:
                 # Its successor does the same when it registers: a database that is away now is no reason to stop.
                 log.warning("death_not_reported", extra={"worker": flag.worker, "error": str(problem)})
-
-    def _proof_after(self, flag: FlaggedRow, killed: Proof | None, done: Restarted) -> Proof | None:
-        """What is known of the former processes after a restart: by the kill before it, else by a look now, else by
-        what the backend itself can prove.
-        """
-        if killed is not None and killed.dead:
-            return killed
-        found = self._prove(flag.identity, within_s=_PROOF_AFTER_KILL_S if done.ok else CHECK_S)
-        if done.proof is not None and (found is None or not found.dead):
-            return Proof(True, done.proof)
-        return found
 
     def _record_death(self, flag: FlaggedRow, proof: Proof) -> int:
         evidence = {"by": _BY, "host": self._host, **proof.evidence}

@@ -56,8 +56,8 @@ class WorkerMap:
         made.backend("worker-1")
         return made
 
-    def backend(self, worker: str, container: str | None = None) -> Backend:
-        """The backend for that worker, whose registered container, if any, is ``container``.
+    def backend(self, worker: str) -> Backend:
+        """The backend for that worker.
 
         Raises:
             InvalidInput: what it would restart is not a name of such a thing.
@@ -70,7 +70,7 @@ class WorkerMap:
             return RestartCommand([word.replace("{worker}", worker) for word in words])
         name = self.value.replace("{worker}", worker)
         if self.kind == "docker":
-            return DockerContainer(container_name(name), worker_container=container)
+            return DockerContainer(container_name(name))
         return SystemdUnit(unit_name(name), user=self.kind == "user-unit")
 
 
@@ -98,36 +98,27 @@ def choose(
     a command without ``{worker}``        yes       yes                    -
     a command with ``{worker}``           no        yes                    -
     a unit or container, mapped           no        no                     yes
-    one that the worker registered        no        no                     yes, if ``trusted`` fits its name
+    a unit that the worker registered     no        no                     yes, if ``trusted`` fits its name
     ====================================  ========  =====================  ===============================
-
-    A container that does not run counts as seen, because nothing is restarted: neither now, nor if it runs again
-    before its turn comes.
 
     Raises:
         InvalidInput: this host does not know how; what to do.
     """
     if not isinstance(identity, Mapping):
         identity = {}
-    container = _text(identity, "container")
     for one in maps:
         if fnmatch.fnmatchcase(worker, one.pattern):
-            backend = one.backend(worker, container)
+            backend = one.backend(worker)
             if one.kind == "command" and "{worker}" not in one.value:
                 return backend
             return _if_seen(backend, see(worker, identity), must_be_its_main_process=one.kind != "command")
-    backend = _registered(worker, identity, container, trusted)
+    backend = _registered(worker, identity, trusted)
     return _if_seen(backend, see(worker, identity), must_be_its_main_process=True)
 
 
 def _if_seen(backend: Backend, seen: tuple[int, ...] | str, *, must_be_its_main_process: bool) -> Backend:
     """The backend, if the worker was seen: the table in :func:`choose`."""
     if isinstance(seen, str):
-        if must_be_its_main_process and isinstance(backend, DockerContainer):
-            stopped = backend.while_stopped()
-            if stopped is not None:
-                # That it has ended proves the death of what was in it.
-                return stopped
         raise InvalidInput(
             f"{seen}, so {backend} might hit another: look at the host; a command without {{worker}} in it is run "
             "without this check, --map NAME='command:PROGRAM ARG'",
@@ -140,44 +131,28 @@ def _if_seen(backend: Backend, seen: tuple[int, ...] | str, *, must_be_its_main_
     return backend
 
 
-def _registered(
-    worker: str, identity: Mapping[str, Any], container: str | None, trusted: Sequence[str]
-) -> Backend:
+def _registered(worker: str, identity: Mapping[str, Any], trusted: Sequence[str]) -> Backend:
     """What the worker said it is."""
     user = "user_unit" in identity and _text(identity, "unit") is None
     unit = _text(identity, "unit") or _text(identity, "user_unit")
-    if unit is not None:
-        name = unit_name(unit)
-        host = identity.get("host")
-        its_uid = host.get("uid") if isinstance(host, Mapping) else None
-        if user and (not isinstance(its_uid, int) or its_uid != os.getuid()):
-            raise InvalidInput(
-                f"it runs as unit {name} of the user with id {its_uid}: run gangq bounce as that user, too"
-            )
-        _require_trusted(worker, "unit", name, "user-unit" if user else "unit", trusted)
-        return SystemdUnit(name, user=user)
-    if container is not None:
-        found = DockerContainer(container_name(container), worker_container=container)
-        called = found.name()
-        if called is None:
-            raise InvalidInput(
-                f"it runs in container {container}, which docker inspect does not find here: run gangq bounce on the "
-                "container's host, as a user who may use Docker"
-            )
-        _require_trusted(worker, "container", called, "docker", trusted)
-        return found
-    raise InvalidInput(
-        f"it runs neither as a unit nor in a container: say how to restart it, --map '{worker}=command:PROGRAM ARG'"
-    )
-
-
-def _require_trusted(worker: str, what: str, name: str, kind: str, patterns: Sequence[str]) -> None:
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-        return
-    raise InvalidInput(
-        f"it says it is {what} {name}, and that is trusted only for names like {', '.join(patterns)}: "
-        f"allow it with --trust '{name}' or --map '{worker}={kind}:{name}'"
-    )
+    if unit is None:
+        raise InvalidInput(
+            "it does not run as a unit: say how to restart it, --map NAME=docker:CONTAINER or "
+            f"--map '{worker}=command:PROGRAM ARG'"
+        )
+    name = unit_name(unit)
+    host = identity.get("host")
+    its_uid = host.get("uid") if isinstance(host, Mapping) else None
+    if user and (not isinstance(its_uid, int) or its_uid != os.getuid()):
+        raise InvalidInput(
+            f"it runs as unit {name} of the user with id {its_uid}: run gangq bounce as that user, too"
+        )
+    if not any(fnmatch.fnmatchcase(name, pattern) for pattern in trusted):
+        raise InvalidInput(
+            f"it says it is unit {name}, and that is trusted only for names like {', '.join(trusted)}: allow it with "
+            f"--trust '{name}' or --map '{worker}={'user-unit' if user else 'unit'}:{name}'"
+        )
+    return SystemdUnit(name, user=user)
 
 
 def _text(identity: Mapping[str, Any], key: str) -> str | None:

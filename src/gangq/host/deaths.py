@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 CHECK_S = 0.3
 """How long to look whether a silent worker's processes are gone already."""
+_FIRST_NAMESPACE = 0xEFFFFFFC
+"""The number of the host's own pid namespace on every Linux."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ def prove(identity: Mapping[str, Any], *, within_s: float, kill_worker: str = ""
         # Killed and not dead yet: a process that has much memory to give back takes long for it.
         stuck = procfs.await_end(left)
         evidence = look(min(within_s, CHECK_S))
+    if not evidence.same_namespace and namespace_ended(registered.host):
+        return Proof(True, {**evidence.as_json(), "namespace_ended": True, "proves_death": True})
     return Proof(
         dead=evidence.proves_death,
         evidence=evidence.as_json(),
@@ -107,11 +113,29 @@ def _why_not(evidence: Evidence) -> str:
     if not evidence.same_machine:
         return "it ran on another host"
     if not evidence.same_namespace:
-        return "it ran in a pid namespace that is not seen from here"
+        return "it ran in another pid namespace, which is not seen to have ended"
     if evidence.survivors:
         return f"processes {', '.join(str(survivor.pid) for survivor in evidence.survivors)} of it live"
     unreadable = ", ".join(map(str, evidence.unreadable))
     return f"processes {unreadable} may be of it and cannot be read: ask as root"
+
+
+def namespace_ended(host: HostIdentity) -> bool:
+    """Whether no process is left in the pid namespace of a container on this host, as far as root of the host itself
+    can say: all namespaces are below its own, and one without processes has ended with all that was in it.
+    """
+    boot_id = HostIdentity.here().boot_id
+    if host.pid_namespace is None or boot_id is None or host.boot_id != boot_id:
+        return False
+    found: dict[str, int] = {}
+    try:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found[pid] = os.stat(f"/proc/{pid}/ns/pid").st_ino
+    except OSError:
+        return False
+    # Nothing is hidden in /proc from who may look at the first process of the host.
+    return found.get("1") == _FIRST_NAMESPACE and host.pid_namespace not in found.values()
 
 
 def recorded(registered: Registered, uid: int, root: str = "") -> HostRecord | None:
