@@ -11,8 +11,8 @@ Nobody but its owner can talk to it. It listens on a Unix socket inside the data
 logins need no password. If the data directory's path is too long for a socket or has a comma, the socket gets
 a 0700 directory of its own under `$XDG_RUNTIME_DIR` or the temp directory. There is no TCP unless the
 settings ask for it, and over TCP a password is always demanded. Crashes leave things behind (a pid file naming a
-zombie or somebody else's process, a socket lock, orphaned backends); `start` clears these away once it is sure
-that no server runs.
+zombie or somebody else's process, a socket lock); `start` clears these away once it is sure that no server runs.
+It waits for backends of a crashed server until its deadline, and kills none.
 
 PostgreSQL refuses to run as root: `gangq.embedded.identity` says as whom root's servers run. Where that user cannot
 reach the binaries they are copied to the data directory. Refused: majors outside 14 to 18, a data directory of

@@ -24,7 +24,6 @@ SUPERUSER = "postgres"
 PORT = 5432
 _SOCKET = f".s.PGSQL.{PORT}"
 _SOCKET_PATH_MAX = 103  # the smaller of Linux's 107 bytes and macOS's 103
-_ORPHAN_GRACE_S = 5.0  # what a postmaster itself grants its backends before it kills them
 
 
 @dataclass(frozen=True)
@@ -170,62 +169,37 @@ class DataDirectory:
         cluster."""
         if (self.path / "PG_VERSION").exists():
             return
-        earlier = list(self.path.glob("initdb.partial-*"))
-        partial = next((d for d in earlier if (d / "gangq.complete").exists()), None)
-        if partial is None:
-            ours = ("initdb.partial-", "server.log", "binaries-")
-            other = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(ours))
-            if other:
-                raise EmbeddedError(
-                    f"{self.path} is not empty and holds no PostgreSQL data (there is: "
-                    f"{', '.join(other[:5])}); name an empty or missing directory"
-                )
-            self.path.chmod(0o700)
-            # A name of our own: the initdb of a killed caller may still be at work in its directory.
-            partial = self.path / f"initdb.partial-{os.getpid()}"
-            shutil.rmtree(partial, ignore_errors=True)
-            argv = [str(programs / "initdb"), "-D", str(partial), "-U", SUPERUSER, "-E", "UTF8", "--locale=C"]
-            argv += ["--auth-local=trust", "--auth-host=scram-sha-256", "--no-instructions"]
-            status, said = identity.run(argv if durable else [*argv, "--no-sync"])
-            if status != 0:
-                raise EmbeddedError(f"initdb of {binaries} failed in {self.path} (status {status}):\n{said}")
-            (partial / "gangq.complete").touch()
+        ours = ("initdb.partial-", "server.log", "binaries-")
+        other = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(ours))
+        if other:
+            raise EmbeddedError(
+                f"{self.path} is not empty and holds no PostgreSQL data (there is: "
+                f"{', '.join(other[:5])}); name an empty or missing directory, or remove this one if its first "
+                "start was cut short"
+            )
+        self.path.chmod(0o700)
+        # A name of our own: the initdb of a killed caller may still be at work in its directory.
+        partial = self.path / f"initdb.partial-{os.getpid()}"
+        shutil.rmtree(partial, ignore_errors=True)
+        argv = [str(programs / "initdb"), "-D", str(partial), "-U", SUPERUSER, "-E", "UTF8", "--locale=C"]
+        argv += ["--auth-local=trust", "--auth-host=scram-sha-256", "--no-instructions"]
+        status, said = identity.run(argv if durable else [*argv, "--no-sync"])
+        if status != 0:
+            raise EmbeddedError(f"initdb of {binaries} failed in {self.path} (status {status}):\n{said}")
         for entry in sorted(partial.iterdir(), key=lambda e: e.name == "PG_VERSION"):
-            if entry.name != "gangq.complete":
-                entry.rename(self.path / entry.name)
-        for leftover in {partial, *earlier}:
+            entry.rename(self.path / entry.name)
+        for leftover in self.path.glob("initdb.partial-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def clear_crash(self, socket_dir: Path) -> None:
         """Remove what a crashed server left. The caller holds the lock and has seen that no server runs.
 
         PostgreSQL clears a stale pid file itself only when the pid is free: a zombie, or a stranger that got
-        the pid, makes it refuse. Orphaned backends still hold the shared memory, and one in a long query
-        does not notice that its postmaster is gone: they get the grace a postmaster gives them, then
-        SIGKILL, as from it.
+        the pid, makes it refuse.
         """
-        deadline = time.monotonic() + _ORPHAN_GRACE_S
-        while orphans := self._orphans():
-            if time.monotonic() > deadline:
-                for process in orphans:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        if not process.cmdline()[0].startswith("postgres:"):
-                            raise EmbeddedError(
-                                f"a PostgreSQL (pid {process.pid}) runs in {self.path}, but its "
-                                f"postmaster.pid is gone; stop it (kill -INT {process.pid}), then start again"
-                            )
-                        process.kill()
-                deadline = time.monotonic() + 1.0
-            time.sleep(0.05)
         # Sockets and their locks, of whatever port the crashed server had.
         for path in (self.path / "postmaster.pid", *socket_dir.glob(".s.PGSQL.*")):
             path.unlink(missing_ok=True)
-
-    def _orphans(self) -> list[psutil.Process]:
-        named = (
-            p for p in psutil.process_iter(["name", "status"]) if str(p.info["name"]).startswith("postgres")
-        )
-        return [p for p in named if p.info["status"] != psutil.STATUS_ZOMBIE and self.works_here(p)]
 
     def log_tail(self, start: int = 0, lines: int = 15) -> str:
         """The last lines of the log, from byte `start` on."""

@@ -313,7 +313,7 @@ class Server:
     def _launch(self, identity: Identity, deadline: float) -> None:
         """Run `pg_ctl start`; returns when the server is up or coming up: only connecting to it tells.
 
-        Also returns, without a server, while leftovers of a crashed one hold its shared memory: the loop of `start`
+        Also returns, without a server, while backends of a crashed one hold its shared memory: the loop of `start`
         calls this again until its deadline.
         """
         programs = programs_for(identity, self.binaries, self.data_dir)
@@ -353,7 +353,7 @@ class Server:
             )
             return
         tail = self.directory.log_tail(log_start)
-        # Orphaned backends of a crashed server that we were not allowed to see: they leave by themselves.
+        # Backends of a crashed server leave when they see that it is gone, which one in a long query does not.
         if "shared memory block" in tail and time.monotonic() < deadline:
             return
         raise EmbeddedError(
