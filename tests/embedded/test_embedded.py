@@ -317,6 +317,17 @@ def test_an_initdb_cut_short_is_never_taken_for_a_cluster(
     assert not list(server.data_dir.glob("initdb.partial-*/PG_VERSION"))
 
 
+def test_a_database_that_a_killed_starter_is_still_making_is_waited_for(make: Make, cluster: Path) -> None:
+    server = make(cluster).start()
+    server.drop_database("gangq")
+    left = psycopg.connect(server.dsn("postgres"), autocommit=True)
+    # Sent and not waited for, as by a process that is killed.
+    left.pgconn.send_query(b"create database gangq")
+    left.pgconn.flush()
+    assert query(server.start().dsn(), "select 1") == 1
+    left.close()
+
+
 def test_a_cluster_half_moved_into_place_is_refused_and_the_directory_to_remove_is_named(
     make: Make, tmp_path: Path
 ) -> None:

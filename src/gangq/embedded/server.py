@@ -19,7 +19,7 @@ from typing import Literal
 from urllib.parse import quote
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 
 from gangq import private
 from gangq.embedded.binaries import Binaries, find_binaries, programs_for
@@ -377,7 +377,9 @@ class Server:
     def _ensure_database(self) -> None:
         with self._connect(timeout_s=2) as conn:
             if conn.execute("select from pg_database where datname = %s", (DATABASE,)).fetchone() is None:
-                conn.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
+                # A starter that was killed may have left a session in which the server makes it at this moment.
+                with contextlib.suppress(errors.DuplicateDatabase, errors.UniqueViolation):
+                    conn.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
 
     def _administer(self, statement: sql.Composed, what: str) -> None:
         try:
