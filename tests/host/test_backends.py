@@ -467,7 +467,8 @@ def test_a_worker_is_seen_by_its_process_and_what_that_has_recorded(tmp_path: Pa
     with worker_process(tmp_path) as (started, identity):
         found = seen.lineage("w1", identity)
         assert isinstance(found, tuple)
-        assert found[:2] == (started.pid, os.getpid())
+        assert found[0] == started.pid
+        assert os.getpid() in found
         assert "is worker w1" in seen.lineage("webserver", identity)
     assert "no process of this host" in seen.lineage("w1", identity)
 

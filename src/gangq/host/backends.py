@@ -40,9 +40,6 @@ class Backend(Protocol):
     kills_first: bool
     """Whether the caller is to end the worker's processes first: the backend only starts it again."""
 
-    def main_pid(self) -> int | None:
-        """The main process of what it restarts; None where that does not run, or is nothing that has one."""
-
     def __str__(self) -> str:
         """What it does, as a command line."""
 
@@ -178,10 +175,6 @@ class RestartCommand:
 
     def __str__(self) -> str:
         return shlex.join(self.argv)
-
-    def main_pid(self) -> int | None:
-        """None: a program has none before it is run."""
-        return None
 
     def restart(self, kill_after_s: float, environ: Mapping[str, str]) -> Restarted:
         """Run it, for at most ``kill_after_s`` + 30 seconds."""

@@ -56,7 +56,7 @@ class WorkerMap:
         made.backend("worker-1")
         return made
 
-    def backend(self, worker: str) -> Backend:
+    def backend(self, worker: str) -> SystemdUnit | DockerContainer | RestartCommand:
         """The backend for that worker.
 
         Raises:
@@ -109,21 +109,18 @@ def choose(
     for one in maps:
         if fnmatch.fnmatchcase(worker, one.pattern):
             backend = one.backend(worker)
-            if one.kind == "command" and "{worker}" not in one.value:
+            if isinstance(backend, RestartCommand) and "{worker}" not in one.value:
                 return backend
-            return _if_seen(backend, see(worker, identity), must_be_its_main_process=one.kind != "command")
-    backend = _registered(worker, identity, trusted)
-    return _if_seen(backend, see(worker, identity), must_be_its_main_process=True)
-
-
-def _if_seen(backend: Backend, seen: tuple[int, ...] | str, *, must_be_its_main_process: bool) -> Backend:
-    """The backend, if the worker was seen: the table in :func:`choose`."""
+            break
+    else:
+        backend = _registered(worker, identity, trusted)
+    seen = see(worker, identity)
     if isinstance(seen, str):
         raise InvalidInput(
             f"{seen}, so {backend} might hit another: look at the host; a command without {{worker}} in it is run "
             "without this check, --map NAME='command:PROGRAM ARG'",
         )
-    if must_be_its_main_process and (main_pid := backend.main_pid()) not in seen:
+    if not isinstance(backend, RestartCommand) and (main_pid := backend.main_pid()) not in seen:
         raise InvalidInput(
             f"its process {seen[0]} does not belong to the main process of what {backend} would restart "
             f"({main_pid or 'none'}): map it to what it runs as, --map NAME=unit:... or NAME=docker:...",
@@ -131,7 +128,7 @@ def _if_seen(backend: Backend, seen: tuple[int, ...] | str, *, must_be_its_main_
     return backend
 
 
-def _registered(worker: str, identity: Mapping[str, Any], trusted: Sequence[str]) -> Backend:
+def _registered(worker: str, identity: Mapping[str, Any], trusted: Sequence[str]) -> SystemdUnit:
     """What the worker said it is."""
     user = "user_unit" in identity and _text(identity, "unit") is None
     unit = _text(identity, "unit") or _text(identity, "user_unit")

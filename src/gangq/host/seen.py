@@ -16,7 +16,7 @@ from gangq.proc.proof import HostIdentity, ProcessIdentity
 
 
 def lineage(worker: str, identity: Mapping[str, Any]) -> tuple[int, ...] | str:
-    """The pid of that worker on this host and those of its ancestors, nearest first; else why it is not seen.
+    """The pid of that worker on this host, then those of its ancestors; else why it is not seen.
 
     It is the process that it registered (pid in its pid namespace, start time, boot), if that has recorded on this
     host that it is the worker of that name, and has the name that the kernel shows of such a process.
@@ -30,7 +30,7 @@ def lineage(worker: str, identity: Mapping[str, Any]) -> tuple[int, ...] | str:
         if entry.alive and same_start and _is(entry.pid, registered.host, registered.process):
             called = _worker_name(entry, registered)
             if called == worker:
-                return _upwards(processes, entry.pid)
+                return (entry.pid, *procfs.ancestors(processes, entry.pid))
             what = f"worker {called}" if called else "no gangq worker by its own word"
             return f"process {entry.pid} is {what}"
     return "no process of this host is the one it registered"
@@ -39,10 +39,7 @@ def lineage(worker: str, identity: Mapping[str, Any]) -> tuple[int, ...] | str:
 def _is(pid: int, host: HostIdentity, process: ProcessIdentity) -> bool:
     """Whether that process has the recorded pid in the recorded namespace."""
     try:
-        status = procfs.text(f"/proc/{pid}/status")
-        inner = next(
-            (line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [str(pid)]
-        )
+        inner = procfs.status(f"/proc/{pid}").get("NSpid", str(pid)).split()
         # Of its own namespace it need not be asked: a worker is closed to other processes of its user.
         own = len(inner) == 1
         namespace = HostIdentity.here().pid_namespace if own else os.stat(f"/proc/{pid}/ns/pid").st_ino
@@ -68,10 +65,3 @@ def _worker_name(entry: procfs.Stat, registered: Registered) -> str | None:
     # root can look there.
     own = recorded(registered, uid, f"/proc/{entry.pid}/root") or recorded(registered, uid)
     return own.worker if own is not None and entry.comm == procfs.work_name(own.mark) else None
-
-
-def _upwards(processes: Mapping[int, procfs.Stat], pid: int) -> tuple[int, ...]:
-    found = [pid]
-    while (entry := processes.get(found[-1])) is not None and entry.ppid and entry.ppid not in found:
-        found.append(entry.ppid)
-    return tuple(found)
