@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -202,3 +203,18 @@ def test_a_command_that_submits_is_repeated_by_its_worker(
     assert len(line.wire.lost) == 1
     leaves = line.db.execute("select parent from gangq.jobs where task = 'leaf'").fetchall()
     assert leaves == [{"parent": job}] * 2
+
+
+def test_an_asyncio_program_that_closes_nothing_ends_although_the_server_fell_silent(line: Line) -> None:
+    async def program() -> None:
+        client = AsyncClient(line.dsn, timeout_s=2)
+        assert await client.job_states(ids=[]) == {}
+        line.wire.freeze(new_ones_too=True)
+        with pytest.raises(DatabaseUnreachable, match="no answer came in 2 s"):
+            await client.job_states(ids=[])
+        await asyncio.sleep(0.1)  # A pool that replaced the connection by itself would be at it now.
+
+    runs = threading.Thread(target=lambda: asyncio.run(program()), daemon=True)
+    runs.start()
+    runs.join(30)
+    assert not runs.is_alive()

@@ -200,7 +200,11 @@ class BaseClient:
 
     def _drop(self, pool: Any) -> Calls[None]:
         """Close a pool one of whose connections broke, because the idle ones have most likely broken too. The next
-        call opens a new pool, and learns at once whether the server answers; in this one it would wait.
+        call opens a new pool, and learns at once whether the server answers.
+
+        The pool's own `check` asks with each call, which costs a fifth of a submission. Where it is made to ask only
+        of connections at rest, a call after a restart takes 1 s with two of them and 7 s with four, each call in an
+        outage 10 s; and asyncio.run() waits for ever for a pool that replaces a connection and was not closed.
         """
         with self._lock:
             if self._pool is pool:
