@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gangq.client import Client
 from gangq.client.rows import MetricRow
 from gangq.errors import DatabaseUnreachable, InvalidInput
-from gangq.metrics import METRICS, Collector, MetricsServer, registry_of
-from gangq.metrics.address import Address
+from gangq.metrics import METRICS, Address, Collector, MetricsServer, registry_of, serve
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -193,6 +192,39 @@ def test_a_client_that_says_nothing_keeps_no_other_from_being_served(client: Cli
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))):
             assert samples(get(f"{url}/metrics")[0])["gangq_up", ()] == 1
+
+
+def test_clients_that_send_nothing_or_a_byte_at_a_time_keep_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve, "_READ_S", 2.0)
+    with served(Collector(list)) as url, ExitStack() as open_ones:
+        address = Address.of(url.removeprefix("http://"))
+        slow = open_ones.enter_context(socket.create_connection(address))
+        began = time.monotonic()
+        with suppress(ConnectionError):
+            while time.monotonic() < began + 20:
+                slow.sendall(b"G")
+                time.sleep(0.1)
+        assert 1.5 < time.monotonic() - began < 15
+        monkeypatch.setattr(serve, "_READ_S", 60.0)
+        for _ in range(100):
+            open_ones.enter_context(socket.create_connection(address)).sendall(b"GET /met")
+        time.sleep(0.3)
+        assert get(f"{url}/metrics")
+
+
+def test_a_client_that_has_asked_is_answered_however_long_the_database_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve, "_READ_S", 0.5)
+
+    def read() -> list[MetricRow]:
+        time.sleep(1.5)
+        return []
+
+    with served(Collector(read)) as url:
+        assert "gangq_up 1.0" in get(f"{url}/metrics")[0]
 
 
 def test_where_nothing_can_listen_is_said(client: Client) -> None:

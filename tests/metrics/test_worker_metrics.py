@@ -17,8 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cli.cli_process import Running, eventually, finished, running
 from gangq.client import Client
 from gangq.errors import InvalidInput
-from gangq.metrics import WORKER_METRICS
-from gangq.metrics.address import Address
+from gangq.metrics import WORKER_METRICS, Address
 
 THREADS = {"MainThread", "gangq-control", "gangq-log", "gangq-backstop", "gangq-budget", "gangq-metrics"}
 """Of a worker with a light job."""
@@ -173,6 +172,7 @@ def test_clients_that_stay_take_64_threads_at_most_and_hold_no_exit_up(
         (names,) = client.submit(task="threads")
         worker.until(lambda: client.job(id=names).state == "done", "it works")
         assert len(client.job(id=names).result) <= len(THREADS) + 64 + 4
+        assert get(port)[0] == 200
         began = time.monotonic()
         worker.interrupt()
         assert worker.code() == 0

@@ -12,8 +12,7 @@ from gangq.cli.loops import Interrupts
 from gangq.cli.output import say
 from gangq.cli.session import Session, common_options
 from gangq.errors import DatabaseUnreachable, InvalidInput
-from gangq.metrics import Collector, MetricsServer, registry_of
-from gangq.metrics.address import Address
+from gangq.metrics import Address, Collector, MetricsServer, registry_of
 
 _CONNECT_S = 2.0
 _ANSWER_S = 5.0

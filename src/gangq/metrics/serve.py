@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
+import time
 from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +20,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.metrics")
 
 _READ_S = 10.0
-"""How long a client may say nothing, and may take to read the answer."""
+"""How long a client may take to send its request, and to read the answer."""
 _AT_ONCE = 64
 """Clients that have a thread and a file of this process; one more is turned away."""
+_NEWEST = 32
+"""Clients that may still send their request: of older ones nothing more is read."""
+_PAUSE_S = 0.1
 
 
 def registry_of(collector: Collector) -> CollectorRegistry:
@@ -61,7 +66,7 @@ class MetricsServer:
             target=self._server.serve_forever,
             name="gangq-metrics",
             daemon=True,
-            kwargs={"poll_interval": 0.1},
+            kwargs={"poll_interval": _PAUSE_S},
         )
         self._thread.start()
 
@@ -83,17 +88,34 @@ class _Server(ThreadingTCPServer):
 
     def __init__(self, address: Address, handler: Any) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self._clients: set[Any] = set()
+        self._lock = threading.Lock()
+        self._clients: dict[Any, float] = {}
+        """When each came, the oldest first."""
         super().__init__(address, handler)
 
     def verify_request(self, request: Any, *_: Any) -> bool:
         """Whether it is answered."""
-        self._clients.add(request)
-        return len(self._clients) <= _AT_ONCE
+        with self._lock:
+            self._clients[request] = time.monotonic()
+            return len(self._clients) <= _AT_ONCE
+
+    def service_actions(self) -> None:
+        """Called after each client and every 0.1 s: whoever has not sent its request by now does so no more.
+
+        A request that was read is answered all the same.
+        """
+        # Under the lock, because a closed file's number may be another file's by now.
+        with self._lock:
+            late, most = time.monotonic() - _READ_S, len(self._clients) - _NEWEST
+            for older, (request, came) in enumerate(self._clients.items()):
+                if older < most or came < late:
+                    with contextlib.suppress(OSError):
+                        request.shutdown(socket.SHUT_RD)
 
     def shutdown_request(self, request: Any) -> None:
         """Called once for each client, answered or not."""
-        self._clients.discard(request)
+        with self._lock:
+            self._clients.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, *_: Any) -> None:
