@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import re
 import socket
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Any
 
 import psycopg
@@ -225,6 +227,26 @@ def test_a_client_that_has_asked_is_answered_however_long_the_database_takes(
 
     with served(Collector(read)) as url:
         assert "gangq_up 1.0" in get(f"{url}/metrics")[0]
+
+
+def test_without_a_file_to_spare_it_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = 0
+
+    def accept(_: object) -> Any:
+        nonlocal refused
+        refused += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(TCPServer, "get_request", accept)
+    with (
+        served(Collector(list)) as url,
+        socket.create_connection(Address.of(url.removeprefix("http://"))) as client,
+    ):
+        time.sleep(1)
+        assert 0 < refused < 30
+        monkeypatch.undo()
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.0 200 ")
 
 
 def test_where_nothing_can_listen_is_said(client: Client) -> None:

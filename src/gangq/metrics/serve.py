@@ -93,6 +93,15 @@ class _Server(ThreadingTCPServer):
         """When each came, the oldest first."""
         super().__init__(address, handler)
 
+    def get_request(self) -> Any:
+        """Called when a client has come."""
+        try:
+            return super().get_request()
+        except OSError:
+            # Where no file is left, say: the client still waits, and this would be called again at once.
+            time.sleep(_PAUSE_S)
+            raise
+
     def verify_request(self, request: Any, *_: Any) -> bool:
         """Whether it is answered."""
         with self._lock:
