@@ -6,6 +6,7 @@ import errno
 import gzip
 import re
 import socket
+import struct
 import time
 import urllib.error
 import urllib.request
@@ -227,6 +228,17 @@ def test_a_client_that_has_asked_is_answered_however_long_the_database_takes(
 
     with served(Collector(read)) as url:
         assert "gangq_up 1.0" in get(f"{url}/metrics")[0]
+
+
+def test_clients_that_go_away_are_no_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with served(Collector(list)) as url:
+        with socket.create_connection(Address.of(url.removeprefix("http://"))) as client:
+            client.sendall(b"GET /met")
+            time.sleep(0.2)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        time.sleep(0.3)
+        assert get(f"{url}/metrics")
+    assert caplog.records == []
 
 
 def test_without_a_file_to_spare_it_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import sys
 import threading
 import time
 from socketserver import ThreadingTCPServer
@@ -129,4 +130,6 @@ class _Server(ThreadingTCPServer):
 
     def handle_error(self, *_: Any) -> None:
         """Called while the exception is handled."""
-        log.warning("scrape_not_answered", exc_info=True)
+        # The others have gone away.
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            log.warning("scrape_not_answered", exc_info=True)
