@@ -7,6 +7,8 @@ import gzip
 import re
 import socket
 import struct
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -259,6 +261,21 @@ def test_without_a_file_to_spare_it_does_not_spin(monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
         client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.0 200 ")
+
+
+def test_a_scrape_imports_nothing() -> None:
+    # What a handler forks in that moment would find the module half imported, and locked by nobody.
+    code = """
+import sys
+from gangq.metrics import Collector, registry_of
+registry = registry_of(Collector(list))
+from prometheus_client import generate_latest
+before = {*sys.modules}
+generate_latest(registry)
+print(sorted({*sys.modules} - before))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
 
 
 def test_where_nothing_can_listen_is_said(client: Client) -> None:

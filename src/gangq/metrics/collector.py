@@ -13,7 +13,7 @@ from gangq.errors import GangqError
 from gangq.metrics.catalogue import METRICS, Metric
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
+    from prometheus_client import Metric as Family
 
 _FRESH_S = 1.0
 """However many scrape, the database is asked at most so often."""
@@ -73,7 +73,7 @@ def families(rows: Sequence[MetricRow], catalogue: Sequence[Metric] = METRICS) -
     """Samples by metric, in the order of the catalogue; what it does not know comes from a newer schema and is left
     out.
     """
-    from prometheus_client.core import Metric as Family
+    from prometheus_client import Metric as Family
 
     for metric in catalogue:
         names = _samples(metric)

@@ -17,7 +17,7 @@ from gangq.proc.clock import boottime
 from gangq.worker.options import Lanes
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
+    from prometheus_client import Metric as Family
 
     from gangq.gpu import Detection, SamplerProcess
     from gangq.metrics import MetricsServer
