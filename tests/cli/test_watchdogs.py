@@ -247,6 +247,21 @@ def test_a_trip_is_shown_by_its_sentence_and_the_handlers_stack_and_the_rest_on_
         "",
         f"all that was seen: gangq show {claim.job_id} --evidence",
     ]
+    for command in (["show", claim.job_id, "--evidence"], ["trips", "--evidence"]):
+        whole = ok(dsn, *command)
+        assert whole.count("\nhandler:\n") == whole.count("      allreduce(x)\n") == 1, command
+
+
+def test_evidence_that_is_nested_deeply_is_printed_and_what_is_deep_in_it_in_one_line(
+    dsn: str, db: Db, fleet: Fleet
+) -> None:
+    fleet.trip(*fleet.run("w1"), evidence={"why": "quiet"})
+    deep = '{"a": [' * 350 + "1" + "]}" * 350
+    db.execute("update gangq.evidence set data = data || jsonb_build_object('deep', %s::jsonb)", [deep])
+    for command in (["show", 1, "--evidence"], ["trips", "--evidence"]):
+        text = ok(dsn, *command)
+        assert json.loads(text[text.index("\n{\n") : text.index("\n}\n") + 3])["deep"] == json.loads(deep)
+        assert len(text) < 10_000
 
 
 def test_the_latest_trip_is_on_top_and_one_that_stopped_nothing_is_shown_too(

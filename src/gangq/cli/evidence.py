@@ -23,6 +23,8 @@ _CONVICT = ("trip", "notify", "held")
 _VERBS = ("waited ", "made no progress ")
 """How the sentences of `gangq.watchdogs.findings.sentence` begin."""
 _LINES = 200
+_DEEP = 16
+"""Columns to the right of which nothing begins a line."""
 _LAST = "log_tail"
 """The end of its output stands next to the prompt."""
 
@@ -97,9 +99,10 @@ def show(evidence: Mapping[str, Any]) -> None:
 
 
 def _indented(value: Any, margin: str = "") -> str:
-    """JSON, where an object or list below the top that holds no other one is a line."""
+    """JSON, where an object or list below the top that holds no other one is a line, and so is what lies deep."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if (margin or not parts) and not any(isinstance(part, (dict, list)) for part in parts):
+    holds_others = any(isinstance(part, (dict, list)) for part in parts)
+    if len(margin) >= _DEEP or ((margin or not parts) and not holds_others):
         return json.dumps(value, ensure_ascii=False)
     inner = f"{margin}  "
     if isinstance(value, dict):
