@@ -120,8 +120,12 @@ def test_it_answers_what_prometheus_asks_and_nothing_is_written_to_it(client: Cl
         small = urllib.request.Request(f"{url}/metrics", headers={"Accept-Encoding": "gzip"})
         with urllib.request.urlopen(small, timeout=20) as answer:
             assert b"gangq_up 1.0" in gzip.decompress(answer.read())
+            assert answer.headers["Server"].strip() == "gangq"  # Not which Python to look up.
         with pytest.raises(urllib.error.HTTPError, match="501"):
             urllib.request.urlopen(f"{url}/metrics", data=b"x", timeout=20)
+        head = urllib.request.Request(f"{url}/metrics", method="HEAD")
+        with pytest.raises(urllib.error.HTTPError, match="501"):
+            urllib.request.urlopen(head, timeout=20)
 
 
 def test_without_the_database_a_scrape_says_so_and_the_next_one_recovers() -> None:

@@ -55,6 +55,7 @@ class MetricsServer:
 
         class Handler(MetricsHandler):
             timeout = _READ_S
+            server_version, sys_version = "gangq", ""
 
         try:
             self._server = _Server(address, Handler.factory(registry))
