@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from fakes import Record, Scene
 
+from gangq import logqueue
 from gangq.proc.clock import boottime
 from gangq.proc.within import within
 from gangq.watchdogs import StallWatchdog, Suspicion, Watchdog
@@ -128,7 +129,7 @@ class Slow(logging.StreamHandler):
         time.sleep(0.05)
         super().emit(record)
 logging.basicConfig(level="INFO", handlers=[Slow(sys.stderr)])
-logqueue.start()
+logqueue.start(*logqueue.WORKER)
 trip = Trip(ExitCode.BUDGET, "budget", "it took too long")
 """
 ENDS = {
@@ -157,13 +158,15 @@ def test_the_last_line_is_written_before_the_process_ends(end: str) -> None:
 
 
 def test_a_watchdog_without_a_worker_queues_its_lines_while_its_thread_runs() -> None:
-    own = logging.getLogger("gangq")
+    own = logging.getLogger("gangq.watchdogs")
     before = own.handlers
     dog = Watchdog(budget_s=60, poll_s=0.01, on_trip=Record().trip)
     dog.start()
+    assert logqueue.in_use()
     assert own.handlers != before
     dog.close()
-    until(lambda: own.handlers == before)
+    until(lambda: not logqueue.in_use())
+    assert own.handlers == before
 
 
 # -- the pids cgroup is full -----------------------------------------------------------------------------------

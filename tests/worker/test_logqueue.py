@@ -6,10 +6,12 @@ import gc
 import json
 import logging
 import os
+import re
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -50,15 +52,14 @@ class Stuck(Heard):
 
 @pytest.fixture
 def log() -> Iterator[logging.Logger]:
-    """The library's."""
-    logger = logging.getLogger("gangq")
-    before = logger.handlers, logger.propagate, logger.level
-    # pytest adds handlers of its own where lines are not handed on.
-    logger.handlers, logger.propagate = [], True
+    """A logger without one above it."""
+    logger = logging.getLogger("gangq.test.logqueue")
+    above, logger.parent = logger.parent, None
     logger.setLevel(logging.DEBUG)
     yield logger
-    logger.handlers, logger.propagate = before[:2]
-    logger.setLevel(before[2])
+    logger.handlers.clear()
+    logger.parent = above
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture
@@ -70,14 +71,18 @@ def stuck(log: logging.Logger) -> Iterator[Stuck]:
 
 
 @contextmanager
-def queued(lines_kept: int = 1000) -> Iterator[LogQueue]:
+def queued(logger: logging.Logger, lines_kept: int = 1000) -> Iterator[LogQueue]:
     queue = LogQueue(lines_kept)
-    with queue.running():
+    queue.attach(logger.name)
+    try:
         yield queue
+    finally:
+        queue.detach()
+        queue.close()
 
 
 def test_lines_that_do_not_get_through_are_dropped_and_counted(log: logging.Logger, stuck: Stuck) -> None:
-    with queued(lines_kept=3) as queue:
+    with queued(log, lines_kept=3) as queue:
         threads = threading.active_count()
         log.warning("line 0")
         assert stuck.begun.wait(5)
@@ -86,7 +91,7 @@ def test_lines_that_do_not_get_through_are_dropped_and_counted(log: logging.Logg
         assert stuck.lines == [], "no line has waited for the first to be written"
         assert threading.active_count() == threads
         stuck.go.set()
-        assert queue.wait_written(5)
+        assert queue.flush(5)
         log.warning("last")
         log.warning("one more")
     assert stuck.lines == ["line 0", "line 1", "line 2", "line 3", "last", "one more"]
@@ -97,13 +102,13 @@ def test_lines_that_do_not_get_through_are_dropped_and_counted(log: logging.Logg
 def test_a_line_that_is_stuck_costs_the_end_of_a_process_a_moment_and_no_more(
     log: logging.Logger, stuck: Stuck
 ) -> None:
-    with queued() as queue:
+    with queued(log) as queue:
         log.critical("leaving")
         assert stuck.begun.wait(5)
-        assert not queue.wait_written(0.1)
+        assert not queue.flush(0.1)
         assert stuck.lines == [], "it did not wait until the line was written"
         stuck.go.set()
-        assert queue.wait_written(5)
+        assert queue.flush(5)
     assert stuck.lines == ["leaving"]
 
 
@@ -120,7 +125,7 @@ def test_no_line_waits_for_the_lock_of_a_handler(log: logging.Logger) -> None:
         for handler in (*log.handlers, heard):
             handler.release()
 
-    with queued() as queue:
+    with queued(log) as queue:
         holder = threading.Thread(target=hold)
         holder.start()
         assert held.wait(5)
@@ -130,7 +135,7 @@ def test_no_line_waits_for_the_lock_of_a_handler(log: logging.Logger) -> None:
         assert not logged.is_alive()
         go.set()
         holder.join()
-        assert queue.wait_written(5)
+        assert queue.flush(5)
     assert heard.lines == ["line"]
 
 
@@ -142,10 +147,10 @@ def test_a_handler_that_fails_does_not_silence_what_follows(log: logging.Logger)
 
     handler = Broken()
     log.addHandler(handler)
-    with queued() as queue:
+    with queued(log) as queue:
         for number in range(3):
             log.warning("line %d", number)
-            assert queue.wait_written(5)
+            assert queue.flush(5)
     assert handler.lines == ["line 0", "line 1", "line 2"]
     assert [vars(record).get("lines_lost") for record in handler.records] == [None, 1, 2]
 
@@ -155,7 +160,7 @@ def test_a_line_without_a_text_is_lost_and_says_nothing_to_standard_error(
 ) -> None:
     heard = Heard()
     log.addHandler(heard)
-    with queued():
+    with queued(log):
         log.warning("%d lines", "many")
         log.warning("next")
     assert (heard.lines, heard.records[0].lines_lost) == (["next"], 1)  # type: ignore[attr-defined]
@@ -170,7 +175,7 @@ def test_what_nobody_listens_to_is_not_made_into_text(log: logging.Logger) -> No
     log.setLevel(logging.INFO)
     heard = Heard()
     log.addHandler(heard)
-    with queued() as queue:
+    with queued(log) as queue:
         log.debug("%s", Text())
         assert queue.lost == 0
     assert heard.records == []
@@ -178,12 +183,12 @@ def test_what_nobody_listens_to_is_not_made_into_text(log: logging.Logger) -> No
 
 def test_a_line_is_as_it_was_when_it_was_logged(log: logging.Logger, stuck: Stuck) -> None:
     pids = [1]
-    with queued() as queue:
+    with queued(log) as queue:
         log.warning("first")
         log.warning("left %s", pids)
         pids.append(2)
         stuck.go.set()
-        assert queue.wait_written(5)
+        assert queue.flush(5)
     assert stuck.lines == ["first", "left [1]"]
 
 
@@ -198,7 +203,7 @@ def test_a_traceback_is_kept_as_text_and_keeps_nothing_alive(log: logging.Logger
         gone.append(weakref.ref(tensor))
         raise OSError("a sensor nobody foresaw")
 
-    with queued() as queue:
+    with queued(log) as queue:
         try:
             fails()
         except OSError:
@@ -206,7 +211,7 @@ def test_a_traceback_is_kept_as_text_and_keeps_nothing_alive(log: logging.Logger
         gc.collect()
         assert gone[0]() is None
         stuck.go.set()
-        assert queue.wait_written(5)
+        assert queue.flush(5)
     (record,) = stuck.records
     assert record.exc_info is None
     said = logging.Formatter("%(levelname)s %(message)s").format(record)
@@ -220,47 +225,53 @@ def test_a_traceback_is_kept_as_text_and_keeps_nothing_alive(log: logging.Logger
 
 
 @pytest.fixture
-def root() -> Iterator[logging.Logger]:
-    """The root logger, to which `log` hands its lines on."""
-    top = logging.getLogger()
-    yield top
-    for handler in [handler for handler in top.handlers if isinstance(handler, Heard)]:
-        top.removeHandler(handler)
+def family(log: logging.Logger) -> Iterator[tuple[logging.Logger, logging.Logger, logging.Logger]]:
+    """A logger, the one above it and one below it."""
+    above, below = log, logging.getLogger(f"{log.name}.a.b")
+    middle = logging.getLogger(f"{log.name}.a")
+    yield above, middle, below
+    for logger in (middle, below):
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
 
 
 def test_the_handlers_that_would_have_got_a_line_get_it_once(
-    log: logging.Logger, root: logging.Logger
+    family: tuple[logging.Logger, logging.Logger, logging.Logger],
 ) -> None:
-    below = logging.getLogger("gangq.test.logqueue")
+    above, middle, below = family
     all_of_it, errors, own = Heard(), Heard(logging.ERROR), Heard(logging.WARNING)
-    root.addHandler(all_of_it)
-    root.addHandler(errors)
-    log.addHandler(own)
-    log.setLevel(logging.INFO)
-    with queued() as queue:
+    above.addHandler(all_of_it)
+    above.addHandler(errors)
+    middle.addHandler(own)
+    below.setLevel(logging.INFO)
+    with queued(middle) as queue:
         below.debug("debug")
         below.info("info")
-        log.warning("warning")
-        logging.getLogger("asyncio").error("error")
-        root.warning("above")
-        assert queue.wait_written(5)
+        middle.warning("warning")
+        below.error("error")
+        above.warning("above")
+        assert queue.flush(5)
         later = Heard()
-        root.addHandler(later)
+        above.addHandler(later)
         below.info("later")
-        assert queue.wait_written(5)
-        root.removeHandler(later)
+        assert queue.flush(5)
+        above.removeHandler(later)
         below.info("last")
     assert sorted(all_of_it.lines) == ["above", "error", "info", "last", "later", "warning"]
-    assert (errors.lines, own.lines, later.lines) == (["error"], ["warning"], ["later"])
+    assert (errors.lines, own.lines, later.lines) == (["error"], ["warning", "error"], ["later"])
 
 
-def test_a_logger_that_hands_nothing_on_still_does_not(log: logging.Logger, root: logging.Logger) -> None:
+def test_a_logger_that_hands_nothing_on_still_does_not(
+    family: tuple[logging.Logger, logging.Logger, logging.Logger],
+) -> None:
+    above, middle, below = family
     heard, own = Heard(), Heard()
-    root.addHandler(heard)
-    log.addHandler(own)
-    log.propagate = False
-    with queued():
-        logging.getLogger("gangq.test.logqueue").warning("line")
+    above.addHandler(heard)
+    middle.addHandler(own)
+    middle.propagate = False
+    with queued(middle):
+        below.warning("line")
     assert (heard.lines, own.lines) == ([], ["line"])
 
 
@@ -269,28 +280,26 @@ def test_where_nobody_has_configured_anything_warnings_go_where_they_always_went
 ) -> None:
     heard = Heard(logging.WARNING)
     monkeypatch.setattr(logging, "lastResort", heard)
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    with queued() as queue:
+    with queued(log) as queue:
         log.warning("line")
         log.info("info")
-        assert queue.wait_written(5)
+        assert queue.flush(5)
     assert heard.lines == ["line"]
 
 
-def test_a_logger_has_back_what_it_had(log: logging.Logger) -> None:
+def test_a_logger_has_back_what_it_had(family: tuple[logging.Logger, logging.Logger, logging.Logger]) -> None:
+    _, middle, _ = family
     own, added = Heard(), Heard()
-    log.addHandler(own)
-    with queued():
-        assert own not in log.handlers
-        log.addHandler(added)
-    assert (log.handlers, log.propagate) == ([own, added], True)
+    middle.addHandler(own)
+    with queued(middle):
+        middle.addHandler(added)
+    assert (middle.handlers, middle.propagate) == ([own, added], True)
 
 
 def test_a_configuration_that_came_meanwhile_is_kept(log: logging.Logger) -> None:
     log.addHandler(Heard())
-    log.propagate = False
     new = Heard()
-    with queued():
+    with queued(log):
         log.handlers, log.propagate = [new], True  # As logging.config does.
     assert (log.handlers, log.propagate) == ([new], True)
 
@@ -305,9 +314,9 @@ def test_what_a_handler_logs_is_written_where_it_is_logged(
 
     heard = Where()
     log.addHandler(heard)
-    with queued() as queue:
+    with queued(log) as queue:
         log.warning("between two jobs")
-        assert queue.wait_written(5)
+        assert queue.flush(5)
         monkeypatch.setattr(context, "_of_process", object())
         log.warning("in the handler")
         lease = threading.Thread(target=log.warning, args=["lease"], name="gangq-lease")
@@ -326,54 +335,35 @@ def test_what_a_handler_logs_is_written_where_it_is_logged(
 def test_a_process_has_one_queue_until_the_last_of_its_users_has_ended(log: logging.Logger) -> None:
     heard = Heard()
     log.addHandler(heard)
-    logqueue.start()
-    with logqueue.running():
-        logqueue.start()
+    logqueue.start("gangq.test.other")
+    with logqueue.running(log.name):
+        logqueue.start(log.name)
         assert [thread.name for thread in threading.enumerate()].count("gangq-log") == 1
         logqueue.stop()
         log.warning("line")
         assert log.handlers != [heard]
-        assert logqueue.wait_written(5)
+        assert logqueue.flush(5)
         assert heard.lines == ["line"]
-    assert log.handlers != [heard]
+    assert logqueue.in_use()
     logqueue.stop()
     assert log.handlers == [heard]
+    assert not logqueue.in_use()
     assert "gangq-log" not in [thread.name for thread in threading.enumerate()]
-    assert logqueue.wait_written(0), "there is nothing to wait for"
-
-
-def test_one_that_begins_while_the_last_is_stuck_writes_its_own_lines(
-    log: logging.Logger, stuck: Stuck
-) -> None:
-    with logqueue.running():
-        log.warning("stuck")
-        assert stuck.begun.wait(5)
-        log.warning("behind it")
-    log.removeHandler(stuck)
-    heard = Heard()
-    log.addHandler(heard)
-    with logqueue.running():
-        log.warning("line")
-        assert logqueue.wait_written(5)
-    assert heard.lines == ["line"]
+    assert logqueue.flush(0), "there is nothing to wait for"
 
 
 def test_a_fork_logs_by_itself(log: logging.Logger) -> None:
     reads, writes = os.pipe()
-    written = os.fdopen(writes, "w")
-    log.addHandler(logging.StreamHandler(written))
-    with logqueue.running():
+    log.addHandler(logging.StreamHandler(os.fdopen(writes, "w")))
+    with logqueue.running(log.name):
         pid = os.fork()
         if pid == 0:
             log.warning("forked")
-            logqueue.stop()  # As it unwinds: this is its parent's.
-            with logqueue.running():
-                log.warning("queued")
-            os._exit(0 if logqueue.wait_written(0) else 1)
+            os._exit(0 if logqueue.flush(0) else 1)
         assert os.waitpid(pid, 0)[1] == 0
-    written.close()
+    log.handlers[0].stream.close()  # type: ignore[attr-defined]
     with os.fdopen(reads) as read:
-        assert read.read() == "forked\nqueued\n"
+        assert read.read() == "forked\n"
 
 
 def test_without_a_thread_nothing_is_queued_and_nothing_has_changed(
@@ -383,8 +373,21 @@ def test_without_a_thread_nothing_is_queued_and_nothing_has_changed(
     log.addHandler(heard)
     no_threads(monkeypatch)
     with pytest.raises(RuntimeError):
-        logqueue.start()
-    assert log.handlers == [heard]
-    with logqueue.running():
+        logqueue.start(log.name)
+    assert not logqueue.in_use()
+    with logqueue.running(log.name):
         log.warning("line")
         assert heard.lines == ["line"]
+
+
+def test_a_worker_queues_what_its_threads_log() -> None:
+    """All loggers of the library but those that only handlers and other programs use."""
+    elsewhere = ("gangq.task", "gangq.handles", "gangq.host", "gangq.web", "gangq.examples")
+    source = Path(logqueue.__file__).parent
+    text = "".join(path.read_text() for path in source.rglob("*.py"))
+    names = set(re.findall(r'getLogger\(f?"(gangq[\w.]*)', text))
+    assert len(names) > 30
+    left = [
+        n for n in names if not any(f"{n}.".startswith(f"{one}.") for one in (*logqueue.WORKER, *elsewhere))
+    ]
+    assert left == []

@@ -211,7 +211,7 @@ class _Drain:
         )
         # Commands need no App, so one that no child process could find is no hindrance.
         app = None if held and all(job.task == COMMAND for job in held) else self._app
-        with logqueue.running():
+        with logqueue.running(*logqueue.WORKER):
             client = MainClient(
                 self._app.client.target.conninfo, timeout_s=30.0, application_name="gangq drain"
             )

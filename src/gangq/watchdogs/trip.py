@@ -114,7 +114,7 @@ class TripPath:
         with self._one:
             began = self._clock()
             unarmed = self._arm(began + self._deadline_s, trip)
-            with logqueue.running(), self._gate, logqueue.lines_about(trip.job or job_id):
+            with logqueue.running(*logqueue.WATCHDOGS), self._gate, logqueue.lines_about(trip.job or job_id):
                 if unarmed is not None:
                     # Python runs at this moment, so the deadlines below still hold; only a freeze from here on would
                     # not be caught.
@@ -133,7 +133,7 @@ class TripPath:
                     return False
                 children = self._children()
                 log.critical("leaving", extra={"code": int(trip.code), "reason": trip.message})
-                logqueue.wait_written()
+                logqueue.flush()
                 leave_with(children, int(trip.code), self._leave)
             return True
 
@@ -346,12 +346,12 @@ def leave_now(trip: Trip, leave: Callable[[int], object] = os._exit) -> bool:
         _show(f"{evidence_of.stacks()}\ngangq: {trip.cls} ({int(trip.code)}): {said}\n")
         log.critical("leaving", extra={"code": int(trip.code), "reason": said})
 
-    with logqueue.running(), Gate():
+    with logqueue.running(*logqueue.WATCHDOGS), Gate():
         try:
             within(_LEAVE_NOW_S / 2, write_evidence, "gangq-trip")
         except Exception as problem:
             log.error("trip_fault", extra={"error": repr(problem)})
-        logqueue.wait_written()
+        logqueue.flush()
         leave(int(trip.code))
     return True
 

@@ -226,7 +226,7 @@ class Watch(ABC, Generic[J]):
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-                logqueue.start()
+                logqueue.start(*logqueue.WATCHDOGS)
                 try:
                     thread.start()
                 except RuntimeError:

@@ -319,7 +319,7 @@ class Worker:
         return answered is not None
 
 
-@logqueue.running()
+@logqueue.running(*logqueue.WORKER)
 def run_worker(
     app: App | None = None,
     *,

@@ -79,7 +79,7 @@ class HardExit:
         )
         work.start()
         work.join(_EVIDENCE_S)
-        logqueue.wait_written()
+        logqueue.flush()
         if self._session.tripping:
             # This trip began within that second. It has a timer of its own, and its code counts.
             self._deadman.arm(max(self._session.kill_at, boottime()), code)

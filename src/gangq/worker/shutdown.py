@@ -47,7 +47,7 @@ def _left() -> list[threading.Thread]:
     """Threads that keep the process: those that are no daemon, and the one that still writes the worker's log."""
 
     def keeps(thread: threading.Thread) -> bool:
-        return not thread.daemon or thread.name == logqueue.THREAD_NAME
+        return not thread.daemon or (thread.name == logqueue.THREAD_NAME and not logqueue.in_use())
 
     return [t for t in threading.enumerate() if t is not threading.main_thread() and keeps(t)]
 
