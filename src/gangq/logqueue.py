@@ -46,6 +46,7 @@ WORKER = (
     "gangq.hooks",
     "gangq.embedded",
     "gangq.gpu",
+    "gangq.metrics",
     "gangq.schema",
     "gangq.server",
     "gangq.worker",

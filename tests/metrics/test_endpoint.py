@@ -282,6 +282,16 @@ print(sorted({*sys.modules} - before))
     assert found.stdout == "[]\n"
 
 
+def test_an_address_of_ipv6_lets_nobody_in_by_ipv4(client: Client) -> None:
+    server = MetricsServer(Collector(client.metrics), Address("::", 0))
+    try:
+        socket.create_connection(("::1", server.address.port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.address.port), timeout=5)
+    finally:
+        server.close()
+
+
 def test_where_nothing_can_listen_is_said(client: Client) -> None:
     with served(Collector(client.metrics)) as url, pytest.raises(InvalidInput, match="nothing can listen"):
         MetricsServer(Collector(client.metrics), Address.of(url.removeprefix("http://")))

@@ -95,6 +95,13 @@ class _Server(ThreadingTCPServer):
         """When each came, the oldest first."""
         super().__init__(address, handler)
 
+    def server_bind(self) -> None:
+        """Called before it listens."""
+        if self.address_family == socket.AF_INET6:
+            # Where people ask for addresses of IPv6, IPv4 gets no answer.
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        super().server_bind()
+
     def get_request(self) -> Any:
         """Called when a client has come."""
         try:
