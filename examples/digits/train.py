@@ -36,6 +36,7 @@ CHECKPOINT_EVERY = 20
 
 HELLO = struct.Struct("!qqq")  # gang, epoch, rank
 TIMEOUT_S = 10.0  # how long to wait for another rank; less than the grace of a job that is told to stop
+HELLO_S = 2.0  # how long one that has connected may take to say who it is
 
 
 class PeerLost(RuntimeError):
@@ -91,24 +92,36 @@ def joined(gang: gangq.GangInfo | None) -> Iterator[list[Link]]:
 
 def accept_all(gang: gangq.GangInfo, connections: contextlib.ExitStack) -> list[Link]:
     links: dict[int, Link] = {}
+    deadline = time.monotonic() + TIMEOUT_S
     # The name of this host may mean loopback here, and then no other host could reach an address made of it.
     local = gang.master_addr.startswith("127.")
     try:
         with socket.create_server((gang.master_addr if local else "", gang.master_port)) as server:
-            server.settimeout(TIMEOUT_S)
             while len(links) + 1 < gang.world_size:
+                server.settimeout(max(0.01, deadline - time.monotonic()))
                 connection = connections.enter_context(server.accept()[0])
-                connection.settimeout(TIMEOUT_S)
-                gang_id, epoch, rank = HELLO.unpack(read(connection, HELLO.size))
-                if (gang_id, epoch) == (gang.id, gang.epoch):
-                    links[rank] = Link(rank, connection)
+                if member := member_of(gang, connection):
+                    connection.settimeout(TIMEOUT_S)
+                    links[member] = Link(member, connection)
                 else:
-                    # A process that is left of an earlier epoch must not push its gradients into this one.
                     connection.close()
     except OSError as error:
         absent = sorted(set(range(1, gang.world_size)) - set(links))
         raise PeerLost(f"ranks {absent} did not connect to port {gang.master_port}: {error}") from error
     return [links[rank] for rank in sorted(links)]
+
+
+def member_of(gang: gangq.GangInfo, connection: socket.socket) -> int | None:
+    """Return which rank has connected, or None for a stranger.
+
+    A process that is left of an earlier epoch is one, too: it must not push its gradients into this one.
+    """
+    try:
+        connection.settimeout(HELLO_S)
+        gang_id, epoch, rank = HELLO.unpack(read(connection, HELLO.size))
+    except OSError:
+        return None
+    return rank if (gang_id, epoch) == (gang.id, gang.epoch) else None
 
 
 def connect(gang: gangq.GangInfo, connections: contextlib.ExitStack) -> Link:
@@ -117,6 +130,8 @@ def connect(gang: gangq.GangInfo, connections: contextlib.ExitStack) -> Link:
     while True:
         try:
             connection = connections.enter_context(socket.create_connection(address, TIMEOUT_S))
+            # Rank 0 knows which rank is silent, the others do not: it loses patience first.
+            connection.settimeout(TIMEOUT_S + 2)
             connection.sendall(HELLO.pack(gang.id, gang.epoch, gang.rank))
             return Link(0, connection)
         except OSError as error:

@@ -119,15 +119,16 @@ def test_one_rank_told_to_stop_takes_all_out_after_the_same_step() -> None:
     assert [list(context.checkpoints) for context in contexts] == [[20, 31], [], []]
 
 
-def test_a_frozen_rank_is_named_and_nobody_hangs(
+def test_a_frozen_rank_is_named_by_rank_0_before_the_others_lose_patience(
     monkeypatch: pytest.MonkeyPatch, at_once: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(digits, "TIMEOUT_S", 0.3)
-    gang = gangs(2)
+    gang = gangs(3)
     with digits.contextlib.ExitStack() as stays:
-        frozen = at_once(lambda: stays.enter_context(digits.joined(gang[1])))
-        (result,) = trained([FakeContext(gang=gang[0])])
-        assert str(result) == "lost rank 1: timed out"
+        frozen = at_once(lambda: stays.enter_context(digits.joined(gang[2])))
+        results = trained([FakeContext(gang=one) for one in gang[:2]])
+        assert str(results[0]) == "lost rank 2: timed out"
+        assert "timed out" not in str(results[1])
         assert frozen.result(5)
 
 
@@ -139,6 +140,30 @@ def test_a_process_of_an_earlier_epoch_is_turned_away_and_harms_nobody(at_once: 
     assert str(refused).startswith("lost rank 0: ")
     assert not rank0.done()
     (rank1,) = trained([FakeContext(gang=now[1])], steps=3)
+    assert rank0.result(5) == rank1
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [b"", b"GET / ", b"GET / HTTP/1.1\r\n\r\n" * 3, None],
+    ids=["closes", "stammers", "speaks", "silent"],
+)
+def test_a_stranger_on_the_port_is_turned_away_and_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch, at_once: Callable[..., Any], noise: bytes | None
+) -> None:
+    monkeypatch.setattr(digits, "HELLO_S", 0.2)
+    gang = gangs(2)
+    rank0 = at_once(lambda: trained([FakeContext(gang=gang[0])], steps=3)[0])
+    with digits.contextlib.ExitStack() as connections:
+        # One of an earlier epoch, which waits until rank 0 listens.
+        digits.connect(replace(gang[1], epoch=0), connections)
+        address = "127.0.0.1", gang[0].master_port
+        with socket.create_connection(address, 5) as stranger:
+            if noise is None:
+                assert stranger.recv(1) == b""
+            else:
+                stranger.sendall(noise)
+        (rank1,) = trained([FakeContext(gang=gang[1])], steps=3)
     assert rank0.result(5) == rank1
 
 
