@@ -23,8 +23,9 @@ def train_digits(ctx: gangq.Context, steps: int, step_delay_s: float = 0.02) -> 
         return train.train(ctx, steps=steps, step_delay_s=step_delay_s)
     except train.PeerLost:
         # A rank that loses a peer is a victim, not the culprit: wait until the gang is told to stop on behalf of
-        # the one that died, and take the blame only if nobody else is found to bear it.
-        if ctx.wait_stopping(20):
+        # the one that died, and take the blame only if nobody else is found to bear it. A rank that is frozen is
+        # found after 30 s.
+        if ctx.wait_stopping(40):
             ctx.raise_if_stopping()
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import importlib.util
 import socket
 import sys
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 
 from gangq import GangInfo
-from gangq.testing import FakeContext
+from gangq.proc import supervision
+from gangq.testing import FakeContext, run
 
 pytestmark = pytest.mark.slow
 
@@ -130,6 +132,28 @@ def test_a_frozen_rank_is_named_by_rank_0_before_the_others_lose_patience(
         assert str(results[0]) == "lost rank 2: timed out"
         assert "timed out" not in str(results[1])
         assert frozen.result(5)
+
+
+def test_a_victim_takes_the_blame_only_when_the_supervisor_of_a_frozen_rank_would_have_ended_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(PROGRAM.parent)
+    program = importlib.import_module("digits_app")
+    waited: list[float] = []
+
+    class Victim(FakeContext):
+        def wait_stopping(self, timeout: Any = None) -> bool:
+            waited.append(timeout)
+            return False
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise program.train.PeerLost("lost rank 2: timed out")
+
+    monkeypatch.setattr(program.train, "train", lost)
+    with pytest.raises(program.train.PeerLost):
+        run(program.train_digits, steps=1, context=Victim(gang=(0, 4)))
+    # Its report takes up to 5 s.
+    assert digits.TIMEOUT_S + waited[0] > supervision.SILENCE_S + 5
 
 
 def test_a_process_of_an_earlier_epoch_is_turned_away_and_harms_nobody(at_once: Callable[..., Any]) -> None:
