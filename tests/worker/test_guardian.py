@@ -567,6 +567,17 @@ def test_a_log_that_takes_no_more_does_not_make_the_deadline_late(start: Start, 
         os.close(unread)
 
 
+def test_a_command_whose_output_nobody_takes_any_more_does_not_wait_for_that(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty = guardian_whose("write_log", "args[0].log.write = int; was(*args)", tmp_path)
+    monkeypatch.setattr(launch, "_GUARDIAN", faulty)
+    child = start("sh", "-c", "touch begun; exec yes")
+    assert child.wait(10) == Exit(None, signal.SIGPIPE, True)
+    (trouble,) = [record for record in caplog.records if record.message == "guardian_trouble"]
+    assert "ValueError" in trouble.log_error  # type: ignore[attr-defined]
+
+
 def test_a_renewed_deadline_lets_the_command_live(start: Start) -> None:
     child = start("sh", "-c", "sleep 0.9; exit 8", deadline_boottime=boottime() + 0.5, grace_s=0.1)
     child.set_deadline(boottime() + 60)

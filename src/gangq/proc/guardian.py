@@ -368,15 +368,20 @@ class Guardian:
         for fd in (self.output, self.over):
             poll.register(fd, select.POLLIN)
         last = False
-        while not last:
-            last = self.over in {fd for fd, _ in poll.poll()}
-            with contextlib.suppress(BlockingIOError):
-                # Not for ever: a process that is not the command's may have its standard output.
-                for _ in range(_CHUNKS_PER_TURN):
-                    if not (data := os.read(self.output, _CHUNK)):
-                        last = True
-                        break
-                    self.log.write(data)
+        try:
+            while not last:
+                last = self.over in {fd for fd, _ in poll.poll()}
+                with contextlib.suppress(BlockingIOError):
+                    # Not for ever: a process that is not the command's may have its standard output.
+                    for _ in range(_CHUNKS_PER_TURN):
+                        if not (data := os.read(self.output, _CHUNK)):
+                            last = True
+                            break
+                        self.log.write(data)
+        except Exception as problem:
+            self.log.error = repr(problem)
+        # After a fault the command would wait for ever to be read.
+        os.close(self.output)
         self.log.finish()
 
     def reap(self) -> None:
