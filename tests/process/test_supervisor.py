@@ -489,6 +489,22 @@ def test_it_gives_up_on_what_does_not_die_after_5_s_and_on_what_is_exiting_after
     assert (one.left, one.stuck) == ([left], [])
 
 
+def test_what_lives_or_is_stuck_at_the_end_is_reported_with_where_its_threads_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts: list[dict[str, Any]] = []
+    monkeypatch.setattr("gangq.proc.death_report.send", lambda *given: facts.append(given[5]))
+    one = Supervisor(["/bin/true"], silence_s=1, start_s=1, as_json=False)
+    me = procfs.stat(os.getpid())
+    assert me is not None
+    one.left, one.stuck, one.status = [me], [me], 0
+    one.report(87, b"")
+    assert facts[0]["tree_dead"] is False
+    for (entry,) in (facts[0]["left"], facts[0]["stuck"]):
+        assert (entry["pid"], entry["start_ticks"], entry["name"]) == (me.pid, me.start_ticks, me.comm)
+        assert me.pid in [thread["tid"] for thread in entry["threads"]]
+
+
 def test_a_worker_that_was_not_reaped_is_not_gone_although_no_reading_shows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

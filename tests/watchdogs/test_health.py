@@ -61,6 +61,18 @@ def test_it_is_suspect_first() -> None:
     assert len(world.suspected) == 1
 
 
+def test_what_was_seen_before_a_window_is_not_counted_in_it() -> None:
+    """It takes five samples, however short the window."""
+    world = World(GpuHealthWatchdog, load_grace_s=0, window_s=60, sample_s=30)
+    world.sampler.set(gpu_pct=80.0)
+    world.run(300)
+    world.sampler.set(gpu_pct=0.0)
+    world.run(115)
+    assert world.reasons == []
+    world.run(35)
+    assert world.reasons == ["idle"]
+
+
 def test_a_job_whose_window_is_as_good_as_endless_is_no_suspect_when_its_devices_idle() -> None:
     """Replicas of a service have one. A fleet of them without requests would hold the trips of all other jobs."""
     world = World(GpuHealthWatchdog, window_s=1e9)

@@ -610,6 +610,8 @@ def test_a_beat_that_ends_a_suspicion_is_logged_with_how_long_it_was_awaited(
     world.sampler.set(gpu_pct=gpu_pct)
     world.dog.beat()
     world.run(silence_s)
+    world.clock.now += 30
+    world.dog.pauses.note(30, "stopped")
     world.dog.beat()
     with caplog.at_level(logging.INFO, "gangq.watchdogs"):
         world.run(1)

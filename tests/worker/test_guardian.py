@@ -552,7 +552,9 @@ def test_the_deadline_terminates_a_grace_earlier_and_kills_on_time(start: Start)
     assert b"term" in child.read_new_output()
 
 
-def test_a_log_that_takes_no_more_does_not_make_the_deadline_late(start: Start, tmp_path: Path) -> None:
+def test_a_log_that_takes_no_more_does_not_make_the_deadline_late(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As on a file system that hangs: it is a pipe that nobody reads."""
     log = tmp_path / "log"
     os.mkfifo(log)
@@ -565,6 +567,18 @@ def test_a_log_that_takes_no_more_does_not_make_the_deadline_late(start: Start, 
         assert child.wait(5) == Exit(None, signal.SIGTERM, True, cause="deadline")
     finally:
         os.close(unread)
+    (trouble,) = [record for record in caplog.records if record.message == "guardian_trouble"]
+    assert trouble.log_error == "its file system does not answer"  # type: ignore[attr-defined]
+
+
+def test_a_command_is_gone_only_once_its_last_output_is_in_its_log(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = guardian_whose("write_log", "time.sleep(0.5); was(*args)", tmp_path)
+    monkeypatch.setattr(launch, "_GUARDIAN", slow)
+    child = start("sh", "-c", "echo last; touch begun")
+    assert child.wait(10) == Exit(0, None, True)
+    assert child.log_tail() == b"last\n"
 
 
 def test_a_command_whose_output_nobody_takes_any_more_does_not_wait_for_that(
