@@ -161,8 +161,10 @@ class _QueueHandler(QueueHandler):
 
     def detach(self) -> None:
         logger = self._logger
-        if self in logger.handlers:  # Otherwise the application has configured this logger anew.
-            logger.propagate = self._propagate
+        # Also where the application has configured this logger anew: logging.config removes its handlers, and leaves
+        # propagate as it finds it unless it is named.
+        logger.propagate = logger.propagate or self._propagate
+        if self in logger.handlers:
             logger.handlers = [*self._own, *(added for added in logger.handlers if added is not self)]
 
     def handle(self, record: logging.LogRecord) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import logging.config
 import os
 import re
 import threading
@@ -298,10 +299,11 @@ def test_a_logger_has_back_what_it_had(family: tuple[logging.Logger, logging.Log
 
 def test_a_configuration_that_came_meanwhile_is_kept(log: logging.Logger) -> None:
     log.addHandler(Heard())
-    new = Heard()
     with queued(log):
-        log.handlers, log.propagate = [new], True  # As logging.config does.
-    assert (log.handlers, log.propagate) == ([new], True)
+        logging.config.dictConfig(
+            {"version": 1, "disable_existing_loggers": False, "loggers": {log.name: {"level": "INFO"}}}
+        )
+    assert (log.level, log.handlers, log.propagate) == (logging.INFO, [], True)
 
 
 def test_what_a_handler_logs_is_written_where_it_is_logged(
