@@ -50,7 +50,7 @@ $$;
 -- after lock_limited: a moment from before the wait for the lock would be earlier than the last
 -- start.
 create function gangq.rate_hit(queue text, key text, starts integer) returns jsonb
-language plpgsql stable as $$
+language plpgsql stable set enable_seqscan = off as $$
 begin
   return (
     select jsonb_strip_nulls(jsonb_build_object('gate', 'rate', 'queue', x.queue, 'key', x.key,
@@ -65,14 +65,17 @@ end $$;
 
 -- Internal. So many of such jobs start now: limit_hit has found nothing, under the same locks.
 create function gangq.count_starts(queue text, key text, starts integer) returns void
-language plpgsql as $$
+language plpgsql set enable_seqscan = off as $$
 begin
+  -- Not from rates_on: a plan from when there were few keys would join all of them.
   update gangq.limit_keys k
-  set full_at = gangq.filled_at(k.rate, k.full_at) + count_starts.starts * r.every
-  from gangq.rates_on(null, count_starts.key) x cross join lateral gangq.rate_of(x.rate) r
-  where k.name = x.key;
+  set full_at = (
+    select gangq.filled_at(k.rate, k.full_at) + count_starts.starts * r.every
+    from gangq.rate_of(k.rate) r)
+  where k.name = count_starts.key and k.rate is not null;
   update gangq.queues_table q
-  set full_at = gangq.filled_at(q.rate, q.full_at) + count_starts.starts * r.every
-  from gangq.rates_on(count_starts.queue, null) x cross join lateral gangq.rate_of(x.rate) r
-  where q.name = x.queue;
+  set full_at = (
+    select gangq.filled_at(q.rate, q.full_at) + count_starts.starts * r.every
+    from gangq.rate_of(q.rate) r)
+  where q.name = any (gangq.queue_path(count_starts.queue)) and q.rate is not null;
 end $$;

@@ -235,7 +235,7 @@ end $$;
 -- or a rate, and so could never run.
 create function gangq.check_limits(
   queue text, key text, gangs integer, members bigint, gpus bigint, memory_mb bigint, cpus numeric
-) returns void language plpgsql stable as $$
+) returns void language plpgsql stable set enable_seqscan = off as $$
 begin
   perform gangq.refuse('GQ001', x.what,
     'Ask for less (an elastic gang counts with its minimum), or for another queue or key; an '

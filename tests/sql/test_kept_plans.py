@@ -12,6 +12,8 @@ from sql.drive import Q, Worker, gpus
 CHEAP = {"now", "board_rate", "first_pos", "timeout_shifted", "charge_gang", "charge_job", "member_charge"}
 CHEAP |= {"most_evidence", "most_said"}
 
+CHECKED = "check_limits('q', 'k', 0, 1, 0, 0, 0)"
+
 
 def planned_at_each_call(q: Q, call: Callable[[], object]) -> set[str]:
     """The SQL functions that this called and no query inlined."""
@@ -70,3 +72,21 @@ def test_a_light_job_is_submitted_claimed_and_done_without(q: Q, worker: Worker)
         worker.take(lane="light").complete()
 
     assert planned_at_each_call(q, live) == set()
+
+
+@pytest.mark.own_database
+@pytest.mark.parametrize("asked", ["count_starts('q', 'k', 1)", "rate_hit('q', 'k', 1)", CHECKED])
+def test_a_plan_from_when_there_was_one_limit_key_is_cheap_when_there_are_thousands(q: Q, asked: str) -> None:
+    """Each start was counted in a time quadratic in the number of keys, by a session older than the keys."""
+    q.call("set_queue", name="q", rate="1000/1s")
+    q.call("set_limit", key="k", rate="1000/1s")
+    q.sql("vacuum analyze gangq.limit_keys")
+    for _ in range(10):  # From the sixth time on the plan may be one for all arguments, which is kept.
+        q.sql(f"select gangq.{asked}")
+    q.sql(
+        "insert into gangq.limit_keys (name, rate, login) "
+        "select 'key' || n, '1000/1s', 'me' from generate_series(1, 3000) n"
+    )
+    (row,) = q.sql(f"explain (analyze, buffers, format json) select gangq.{asked}")
+    plan = row["QUERY PLAN"][0]["Plan"]
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 30
