@@ -8,18 +8,20 @@
 -- would plan their statements anew at every call, because a custom plan looks cheaper for arrays of
 -- unknown length; at one job a call that is more than half of the cost. tests/sql/test_plans.py
 -- holds the generic plans to account. Those that find jobs by id or key set enable_seqscan = off,
--- too: a session keeps the plans that it made while the queue was nearly empty. A SQL function that
--- cannot be inlined (one with a subquery or several rows) has no plan that is kept: before
--- PostgreSQL 18 each call costs a tenth of a millisecond and more. So what verbs call is PL/pgSQL,
--- and what their queries inline is SQL. Whatever runs with its owner's rights sets jit = off: such
+-- too: a session keeps the plans that it made while the queue was nearly empty. That does not help
+-- where two tables are joined without a key that is given: their order is as it was then. A SQL
+-- function that cannot be inlined (one with a subquery or several rows) has no plan that is kept:
+-- before PostgreSQL 18 each call costs a tenth of a millisecond and more. So what verbs call for
+-- each job or gang is PL/pgSQL (tests/sql/test_kept_plans.py), and what their queries inline is
+-- SQL; so is what is called seldom. Whatever runs with its owner's rights sets jit = off: such
 -- plans look expensive, and a server that can compile queries did so at every call, over a second
 -- for a pass.
 --
 -- Search paths. A function with its owner's rights, and every PL/pgSQL function, runs with
 -- search_path = pg_catalog, pg_temp: an empty path would look for types in pg_temp first. A SQL
 -- function in quotes is inlined, and its names are looked up where it is used: none of those is
--- granted to a role. The few that views need have a body without quotes (return ...): its names
--- were looked up when it was created.
+-- granted to a role, unless it sets that path, too. The others that views need have a body without
+-- quotes (return ...): its names were looked up when it was created.
 
 -- The database's clock, read once per verb. Tests replace this function as the schema's owner; no
 -- setting moves it.
