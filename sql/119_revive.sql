@@ -69,11 +69,14 @@ begin
     select z.ctid from gangq.dependencies z
     where z.on_job_id = any (revive.ids) and z.outcome is not null
     order by z.on_job_id, z.job_id for update skip locked));
-  -- 2. Those that another transaction holds. It may cancel them: only 3 looks after that.
+  -- 2. Those that another transaction holds: they have been told of another ending than the present
+  -- one, if any. It may cancel them: only 3 looks after that.
   unfinished := array(
     select d.on_job_id
-    from gangq.dependencies d join gangq.live_jobs j on j.id = d.on_job_id
-    where d.on_job_id = any (revive.ids) and d.outcome is not null);
+    from gangq.dependencies d
+    where d.on_job_id = any (revive.ids) and d.outcome is not null
+      and (exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
+        or d.outcome <> coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled')));
   -- 3. Those cancelled.
   select coalesce(array_agg(c.job_id) filter (where c.gang_id is null), '{}'),
     coalesce(array_agg(c.gang_id) filter (where c.gang_id is not null), '{}')

@@ -155,6 +155,27 @@ def test_a_dependent_that_is_held_leaves_one_retry_unfollowed_and_no_other(meeti
     assert waits_for(meeting, one, one, one, two)
 
 
+def test_a_dependent_that_is_held_until_the_retried_job_is_done_follows_it(meeting: Arena) -> None:
+    """The job was not live when the tick looked: the retry counted as followed, and the old ending cancelled it."""
+    worker = meeting.worker("w1")
+    job, token = meeting.running(worker)
+    waiting = meeting.job(after=[job])
+    value(meeting.db, "fail", job_id=job, token=token, retryable=False)
+    frozen = meeting.connect(autocommit=False)
+    frozen.execute("select from gangq.dependencies where job_id = %s for update", (waiting,))
+    call(meeting.connect(statement_timeout="1000"), "retry", job_ids=[job])
+    (claim,) = call(meeting.db, "claim", incarnation=worker)
+    assert claim["job_id"] == job
+    meeting.clock.advance(1)
+    call(meeting.db, "complete", job_ids=[job], tokens=[claim["token"]])
+    meeting.tick()
+    frozen.rollback()
+    for _ in range(2):
+        meeting.tick()
+    assert meeting.state(waiting) == "pending"
+    assert unfollowed(meeting) == []
+
+
 def test_a_dependent_is_not_cancelled_for_an_outcome_that_a_retry_has_taken_back(meeting):
     """The cancelling transaction read the outcome before the retry was committed, and locks the dependent after."""
     other, other_token = meeting.running(meeting.worker("w1"))
