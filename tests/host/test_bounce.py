@@ -1122,12 +1122,13 @@ def test_what_cannot_be_proven_from_here_is_left_to_its_lease(dsn: str, client: 
 
 
 @pytest.mark.parametrize(
-    ("same_machine", "same_namespace", "left", "unreadable", "why"),
+    ("same_machine", "same_namespace", "left", "unreadable", "hidden", "why"),
     [
-        (False, False, (), (), "it ran on another host"),
-        (True, False, (), (), "it ran in another pid namespace, which is not seen to have ended"),
-        (True, True, (), (31, 32), "processes 31, 32 may be of it and cannot be read: ask as root"),
-        (True, True, (41,), (31,), "processes 41 of it live"),
+        (False, False, (), (), False, "it ran on another host"),
+        (True, False, (), (), False, "it ran in another pid namespace, which is not seen to have ended"),
+        (True, True, (), (31, 32), False, "processes 31, 32 may be of it and cannot be read: ask as root"),
+        (True, True, (), (), True, "/proc may hide processes of it (hidepid): ask as root"),
+        (True, True, (41,), (31,), True, "processes 41 of it live"),
     ],
 )
 def test_why_a_death_cannot_be_proven_is_said_as_it_is(
@@ -1135,6 +1136,7 @@ def test_why_a_death_cannot_be_proven_is_said_as_it_is(
     same_namespace: bool,
     left: tuple[int, ...],
     unreadable: tuple[int, ...],
+    hidden: bool,
     why: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -1146,6 +1148,7 @@ def test_why_a_death_cannot_be_proven_is_said_as_it_is(
         same_namespace,
         survivors=tuple(Survivor(pid, 1, "sh", "mark") for pid in left),
         unreadable=unreadable,
+        hidden=hidden,
     )
     monkeypatch.setattr(deaths, "confirm_gone", lambda *_, **__: found)
     process = {"pid": 1, "start_ticks": 1, "boot_id": None}

@@ -125,6 +125,8 @@ def test_the_sandbox_does_not_hide_gpus_and_lets_their_libraries_write_code() ->
         assert f"DeviceAllow={allowed}" in units.shipped("gangq-worker@.service")
     for kept in ("ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "PrivateTmp=yes"):
         assert f"\n{kept}\n" in units.shipped("gangq-worker@.service")
+    why = "report-death has the worker's user, from whom it would hide the worker"
+    assert "\nProtectProc=" not in units.shipped("gangq-worker@.service"), why
     # systemd-analyze does not see it: below one directory, the second instance could not start.
     assert "/" not in settings["StateDirectory"]
 

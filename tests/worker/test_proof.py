@@ -29,6 +29,7 @@ from gangq.proc.proof import (
     process_identity,
 )
 from gangq.worker.child import Child, Exit
+from process import other_user, supervised
 from worker.worker_process import eventually
 
 Run = Callable[..., "subprocess.Popen[bytes]"]
@@ -357,6 +358,63 @@ def test_an_unreadable_process_that_could_be_ours_leaves_the_evidence_incomplete
     assert evidence(other_user)["proves_death"]
     # Born before the first process of the incarnation, it cannot be its work.
     assert evidence(as_user, process_identity(hidden.pid).start_ticks + 1)["proves_death"]
+
+
+_HIDDEN = """
+import ctypes, json, os, sys, time
+from dataclasses import replace
+from gangq.proc import procfs
+from gangq.proc.proof import HostIdentity, confirm_gone, process_identity
+
+def fork(uid, dumpable, then):
+    if (pid := os.fork()) == 0:
+        os.setgroups([groups[0]] if uid != worker and groups else [])
+        os.setgid(uid)
+        os.setuid(uid)
+        ctypes.CDLL(None).prctl(4, dumpable)
+        then()
+        os._exit(0)
+    return pid
+
+def ask():
+    found = confirm_gone("of-nobody", [process], host=host, timeout_s=0.1)
+    print(json.dumps([found.proves_death, found.hidden]), flush=True)
+
+worker, asker, dumpable, *groups = map(int, sys.argv[1:])
+lives = fork(worker, dumpable, lambda: time.sleep(60))
+process, host = process_identity(lives), replace(HostIdentity.here(), uid=worker)
+os.waitpid(fork(asker, 1, ask), 0)
+os.kill(lives, 9)
+os.waitpid(lives, 0)
+os.waitpid(fork(asker, 1, ask), 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "asker", "dumpable", "groups", "sees"),
+    [
+        ("hidepid=0", 1002, 0, (), True),
+        ("hidepid=2", 1001, 0, (), False),
+        ("hidepid=1", 1001, 0, (), False),
+        ("hidepid=4", 1001, 0, (), False),
+        ("hidepid=2", 1002, 1, (), False),
+        ("hidepid=2", 0, 0, (), True),
+        ("hidepid=2,gid=77", 1002, 0, (77,), True),
+        ("hidepid=2,gid=77", 1002, 0, (78,), False),
+        ("hidepid=4,gid=77", 1002, 0, (77,), False),
+    ],
+)
+def test_where_processes_are_hidden_no_death_is_proven(
+    options: str, asker: int, dumpable: int, groups: tuple[int, ...], sees: bool
+) -> None:
+    """A worker is closed to its own user, so under hidepid it is hidden from that user, too."""
+    other_user.needed()
+    supervised.needs_namespaces()
+    mounted = f'mount -t proc -o {options} proc /proc && exec "$@"'
+    words = map(str, (1001, asker, dumpable, *groups))
+    argv = [*supervised.AS_PID_1, "sh", "-c", mounted, "sh", sys.executable, "-c", _HIDDEN, *words]
+    said = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout.splitlines()
+    assert [json.loads(line) for line in said] == [[False, not sees], [sees, not sees]]
 
 
 _BIG = (

@@ -116,6 +116,8 @@ def _why_not(evidence: Evidence) -> str:
         return "it ran in another pid namespace, which is not seen to have ended"
     if evidence.survivors:
         return f"processes {', '.join(str(survivor.pid) for survivor in evidence.survivors)} of it live"
+    if evidence.hidden:
+        return "/proc may hide processes of it (hidepid): ask as root"
     unreadable = ", ".join(map(str, evidence.unreadable))
     return f"processes {unreadable} may be of it and cannot be read: ask as root"
 

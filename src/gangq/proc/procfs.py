@@ -39,6 +39,8 @@ LET_END_S = 8.0
 _STUCK_S = 1.0
 _LOOK_S = 0.1
 _PF_EXITING = 0x4
+_CAP_SYS_PTRACE = 1 << 19
+_ALL_USERS = ["0", "0", "4294967295"]
 _read_bytes = [0]
 
 
@@ -141,6 +143,25 @@ def table() -> dict[int, Stat]:
         if name.isdigit() and (entry := stat(int(name))) is not None:
             found[entry.pid] = entry
     return found
+
+
+def hides() -> bool:
+    """Whether this ``/proc`` may hide processes from this one (``hidepid``): those of other users, and those of its
+    own user that are closed, as workers are.
+    """
+    mounts = (line.split() for line in text("/proc/self/mountinfo", 1 << 20).splitlines())
+    # Of several mounts on one place the last one is seen.
+    given = [fields[-1] for fields in mounts if fields[4:5] == ["/proc"]][-1:]
+    options = dict(option.partition("=")[::2] for option in ",".join(given).split(","))
+    mode = options.get("hidepid", "0")
+    if mode in ("0", "off"):
+        return False
+    if text("/proc/self/uid_map").split() != _ALL_USERS:
+        # What it may do it may do in its user namespace only.
+        return True
+    if int(status("/proc/self").get("CapEff", "0"), 16) & _CAP_SYS_PTRACE:
+        return False
+    return mode in ("4", "ptraceable") or int(options.get("gid", "0")) not in (os.getegid(), *os.getgroups())
 
 
 def descendants(

@@ -19,8 +19,9 @@ When there is no proof, by design:
 * *Processes that could be ours and will not be read.* An environment is unreadable if the process belongs to
   another user or has changed its credentials (``sudo``, file capabilities). It could be ours if any of its
   user ids is one that the dead worker or this process has; a program that became wholly another user is found
-  by descent or session, or not at all: do not give commands that. Under ``hidepid`` the processes of others
-  are not even listed; the same holds.
+  by descent or session, or not at all: do not give commands that.
+* *A /proc that hides processes* (``hidepid``, ``ProtectProc=``) from who asks. Workers are closed to their own user,
+  so also that user does not see them. Root does, and members of its ``gid=``.
 
 A different boot id on the same machine is proof at once.
 """
@@ -132,6 +133,8 @@ class Evidence:
     survivors: tuple[Survivor, ...] = ()
     unreadable: tuple[int, ...] = ()
     """Pids that could be ours and would not be read."""
+    hidden: bool = False
+    """Whether processes may be hidden from this one."""
     complete: bool = False
     """Whether everything that could be ours was seen."""
 
@@ -204,7 +207,7 @@ def confirm_gone(
     # A /proc of some other namespace (a host's, mounted into a container) knows us under another pid.
     own_view = os.path.basename(os.path.realpath("/proc/self")) == str(os.getpid())
     same_namespace = own_view and host.pid_namespace is not None and host.pid_namespace == here.pid_namespace
-    verdict = Evidence(mark, here.boot_id, same_machine, same_boot, same_namespace)
+    verdict = Evidence(mark, here.boot_id, same_machine, same_boot, same_namespace, hidden=procfs.hides())
     if not (same_machine and same_boot and same_namespace):
         return verdict
     until = time.monotonic() + timeout_s
@@ -219,7 +222,7 @@ def confirm_gone(
                 checked=found.checked,
                 survivors=tuple(found.survivors),
                 unreadable=tuple(found.unreadable),
-                complete=not found.unreadable,
+                complete=not (found.unreadable or verdict.hidden),
             )
         if kill and found.survivors:
             doomed = [found.stats[survivor.pid] for survivor in found.survivors]
