@@ -48,13 +48,16 @@ words = [word for word in sys.argv[1:] if word != "--user"]
 with (here / "calls").open("a") as out:
     print(json.dumps(sys.argv[1:]), file=out)
 main = (here / "main").read_text()
-if words[0] == "show":
+if words[:2] == ["show", "--property=SubState"]:
+    print((here / "state").read_text())
+elif words[0] == "show":
     print(main)
 elif words[0] == (here / "refuses").read_text():
     sys.exit("Access denied")
 elif words[0] == "restart":
     os.kill(int(main), signal.SIGTERM)
 elif words[0] == "kill":
+    (here / "state").write_text("dead")
     os.kill(int(main), signal.SIGKILL)
 """
 
@@ -90,8 +93,9 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     return made
 
 
-def put(systemctl: Stub, main: int, *, refuses: str = "") -> None:
-    """A unit with that main process, and a verb that is refused."""
+def put(systemctl: Stub, main: int, *, refuses: str = "", state: str = "stop-post") -> None:
+    """A unit with that main process, a verb that is refused, and its state once it is told to stop."""
+    (systemctl.directory / "state").write_text(state)
     (systemctl.directory / "main").write_text(str(main))
     (systemctl.directory / "refuses").write_text(refuses)
 
@@ -162,7 +166,20 @@ def test_a_unit_is_restarted_without_waiting_for_its_stop_and_what_reports_its_d
         assert systemctl.calls == [
             [*user, "show", "--property=MainPID", "--value", "--", UNIT],
             [*user, "restart", "--no-block", "--", UNIT],
+            [*user, "show", "--property=SubState", "--value", "--", UNIT],
         ]
+
+
+def test_a_unit_whose_main_process_leaves_others_that_do_not_stop_is_killed_as_a_whole(
+    systemctl: Stub,
+) -> None:
+    """A worker below a program that is the main process, where the unit does not kill the rest of itself at once."""
+    with main_process() as main:
+        put(systemctl, main.pid, state="final-sigterm")
+        done = SystemdUnit(UNIT).restart(0.5, {})
+        assert done.ok
+        assert "after SIGKILL" in done.detail
+        assert systemctl.calls[-1] == ["kill", "--signal=SIGKILL", "--", UNIT]
 
 
 def test_a_unit_that_does_not_stop_is_killed_as_a_whole(systemctl: Stub) -> None:

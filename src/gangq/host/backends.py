@@ -71,8 +71,8 @@ class SystemdUnit:
         """Restart it; a unit that is not running was stopped on purpose, or for good (87, 88), and is left alone.
 
         The restart is asked for without waiting, because a stuck service is stopped within TimeoutStopSec= only
-        [90 s]: if its main process is still there after ``kill_after_s``, all its processes are killed at once. When
-        that process is gone nothing is killed, because ExecStopPost= then reports its death.
+        [90 s]: if its main process, or what that has left behind, is still there after ``kill_after_s``, all its
+        processes are killed at once. But not while ExecStopPost= runs, which reports its death.
         """
         del environ
         shown = self._show()
@@ -91,7 +91,7 @@ class SystemdUnit:
         if not asked.ok:
             return Restarted(False, f"{asked.why} (asked to restart {self.unit})")
         how = "in its own time"
-        if not _ended(main, kill_after_s):
+        if not self._stopped(main, kill_after_s):
             how = f"after SIGKILL, {kill_after_s:.0f} s"
             killed = run(self._argv("kill", "--signal=SIGKILL", "--", self.unit), _ASK_S)
             if not _ended(main, _AFTER_KILL_S):
@@ -105,8 +105,19 @@ class SystemdUnit:
             True, f"{self.unit} is restarted, it stopped {how}; {self._command('status')} shows how it starts"
         )
 
-    def _show(self) -> Ran:
-        return run(self._argv("show", "--property=MainPID", "--value", "--", self.unit), _ASK_S)
+    def _stopped(self, main: procfs.Stat, within_s: float) -> bool:
+        """Whether it has ended, or does within that time: its main process, then what that leaves behind."""
+        until = time.monotonic() + within_s
+        if not _ended(main, within_s):
+            return False
+        while self._show("SubState").output.strip() == "final-sigterm":
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _show(self, what: str = "MainPID") -> Ran:
+        return run(self._argv("show", f"--property={what}", "--value", "--", self.unit), _ASK_S)
 
     def _command(self, verb: str) -> str:
         return shlex.join(self._argv(verb, self.unit))
