@@ -26,7 +26,7 @@ from cli.cli_process import eventually, finished, objects, ok, running
 from gangq.client import Client
 from gangq.client.rows import FlaggedRow
 from gangq.embedded import Server
-from gangq.errors import DatabaseUnreachable, GangqError, IncarnationEnded, InvalidInput, NotAllowed
+from gangq.errors import Busy, DatabaseUnreachable, GangqError, IncarnationEnded, InvalidInput, NotAllowed
 from gangq.host import deaths, seen
 from gangq.host.backends import RestartCommand, Restarted
 from gangq.host.bouncer import Action, Bouncer, Prover
@@ -746,6 +746,21 @@ def test_what_is_refused_for_one_flag_does_not_keep_the_others_waiting(refusal: 
     bouncer.verify()
     assert "is not recorded" in actions[2].text
     assert not bouncer.waiting, "it would be refused for ever"
+
+
+def test_an_outcome_that_may_be_told_a_moment_later_is_not_dropped() -> None:
+    with pretended(FLAG) as (database, told, failing):
+        actions: list[Action] = []
+        bouncer = made(database, [], actions, done=Restarted(False, "no such container"))
+        bouncer.round()
+        failing["bounced"] = Busy("a lock")
+        bouncer.verify()
+        assert bouncer.waiting
+        failing.clear()
+        bouncer.verify()
+        assert told[-1][0] == "bounced"
+        assert [a.action for a in actions] == ["failed"]
+        assert not bouncer.waiting
 
 
 def test_a_refusal_of_one_outcome_does_not_keep_the_others_waiting() -> None:

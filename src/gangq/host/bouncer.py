@@ -173,6 +173,8 @@ class Bouncer:
             except DatabaseUnreachable:
                 raise
             except GangqError as problem:
+                if problem.retryable and self._clock() < pending.until:
+                    continue
                 del self._pending[incarnation]
                 said = f"what became of its restart is not recorded: {problem}"
                 self._tell(pending.flag, "failed", False, said)
