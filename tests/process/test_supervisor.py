@@ -20,6 +20,7 @@ from gangq.proc import procfs
 from gangq.proc.liveness_memory import SIZE, Memory
 from gangq.proc.silence import Look, Silence
 from gangq.proc.supervision import Supervisor
+from process import other_user
 from process.supervised import AS_PID_1, PATIENCE_S, STAND_IN, SUPERVISOR, Start, needs_namespaces, starter
 from worker.worker_process import eventually
 
@@ -251,6 +252,28 @@ def test_what_is_slow_to_give_its_memory_back_is_not_unkillable() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     left = procfs.stat(int(done.stdout))
     assert left is None or not left.alive, "it was not waited for"
+
+
+@pytest.mark.parametrize(("hidepid", "gone"), [(0, True), (2, False)])
+def test_where_processes_are_hidden_a_tree_is_dead_once_no_child_is_left(hidepid: int, gone: bool) -> None:
+    """A guardian is closed to its own user, so under hidepid its supervisor does not see it."""
+    other_user.needed()
+    needs_namespaces()
+    closed = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0); print(flush=True); time.sleep(60)"
+    worker = (
+        "import subprocess, sys\n"
+        f"command = [sys.executable, '-c', {closed!r}]\n"
+        "subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True).stdout.readline()"
+    )
+    program = (
+        "import sys; from gangq.proc import supervision as s; s._KILL_S = 0.3; sweep = s.Supervisor.sweep\n"
+        "s.Supervisor.sweep = lambda self: (sweep(self), print(self.gone, flush=True))\n"
+        "s.main(sys.argv[1:])"
+    )
+    mounted = f'mount -t proc -o hidepid={hidepid} proc /proc && exec "$@"'
+    argv = [*AS_PID_1, "sh", "-c", mounted, "sh", *other_user.prefix()]
+    argv += [sys.executable, "-c", program, "--", sys.executable, "-c", worker]
+    assert subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout == f"{gone}\n"
 
 
 def test_a_worker_whose_supervisor_died_before_it_could_be_told_does_not_begin() -> None:

@@ -107,6 +107,8 @@ class Supervisor:
         """Processes of it that live."""
         self.stuck: list[procfs.Stat] = []
         """Those of them that SIGKILL will never end."""
+        self.gone = False
+        """Whether nothing of it lives."""
         self.foreign: dict[int, int] = {}
         """Children from before: a shell may have started them and become this program. Not ours to end."""
 
@@ -381,10 +383,10 @@ class Supervisor:
             self.left = procfs.strike([processes[pid] for pid in self.tree(processes)])
             self.reap()
             # A reading of /proc is no snapshot. With children that are not ours to end, ECHILD never comes: then
-            # two clean ones in a row.
+            # two clean ones in a row, unless some are hidden.
             clean = 0 if self.left or self.status is None else clean + 1
-            gone = clean >= 2 or (clean and not _has_children())
-            if gone:
+            self.gone = clean > 0 and (not _has_children() or (clean >= 2 and not procfs.hides()))
+            if self.gone:
                 self.stuck = []
                 return
             passed = self._now() - self.killed_at
@@ -436,7 +438,7 @@ class Supervisor:
                 "token": token,
                 "threads": self.threads,
                 "stacks": stacks.decode(errors="replace"),
-                "tree_dead": not self.left and status is not None,
+                "tree_dead": self.gone,
                 "left": [_describe(entry) for entry in self.left],
                 "stuck": [_describe(entry) for entry in self.stuck],
             },
