@@ -108,16 +108,18 @@ returns table (incarnation bigint, why text) language sql stable as $$
   where i.ended_at is null and (barred.among is null or i.id = any (barred.among))
 $$;
 
+-- SQL, so that it is planned at each call: a plan that is kept would read all workers for one, and
+-- one from when there was one worker would read all of them for each.
+--
 -- Internal. Workers, or those among these, that may be given work now.
 create function gangq.candidates(t timestamptz, among bigint[] default null) returns bigint[]
-language plpgsql stable set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
-begin
-  return array(
+language sql stable as $$
+  select array(
     select b.incarnation
     from gangq.barred(candidates.t, candidates.among) b
     where b.why is null
-    order by b.incarnation);
-end $$;
+    order by b.incarnation)
+$$;
 
 -- For views. The free slots for placed work of each worker that may be given work now. Open places
 -- and seats that are kept for what others were told to stop for count as taken. Not free_capacity,

@@ -111,7 +111,8 @@ begin
       from gangq.gang_kinds mine
       join gangq.gang_kinds k on k.apart = mine.apart
       join gangq.live_gangs x on x.kind_id = k.id and x.id <> (g).id
-      join gangq.live_jobs j on j.gang_id = x.id
+      cross join lateral (
+        select z.incarnation from gangq.live_jobs z where z.gang_id = x.id offset 0) j
       join gangq.incarnations i on i.id = j.incarnation
       where mine.id = (g).kind_id and i.host in (select p.host from placed p)
       order by x.id limit 1)));

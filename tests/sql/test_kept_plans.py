@@ -8,8 +8,18 @@ import pytest
 
 from sql.drive import Q, Worker, gpus
 
-# No table is read in them, so that planning costs little; and the clock of the tests.
-CHEAP = {"now", "board_rate", "first_pos", "timeout_shifted", "charge_gang", "charge_job", "member_charge"}
+# No table is read in them, so that planning costs little; the clock of the tests; and candidates, whose plan must not
+# be kept (see it).
+CHEAP = {
+    "now",
+    "board_rate",
+    "first_pos",
+    "timeout_shifted",
+    "charge_gang",
+    "charge_job",
+    "member_charge",
+    "candidates",
+}
 CHEAP |= {"most_evidence", "most_said"}
 
 CHECKED = "check_limits('q', 'k', 0, 1, 0, 0, 0)"
@@ -87,6 +97,27 @@ def test_a_plan_from_when_there_was_one_limit_key_is_cheap_when_there_are_thousa
         "insert into gangq.limit_keys (name, rate, login) "
         "select 'key' || n, '1000/1s', 'me' from generate_series(1, 3000) n"
     )
+    assert buffers(q, asked) < 30
+
+
+@pytest.mark.own_database
+def test_a_plan_from_when_there_was_one_worker_reads_each_of_thousands_once(q: Q, worker: Worker) -> None:
+    q.sql("vacuum analyze gangq.incarnations, gangq.leases")
+    for _ in range(10):
+        q.sql("select gangq.candidates(gangq.now())")
+    for table, number, more in (
+        ("incarnations", "id", ", 'name', 'x' || n, 'host', 'h' || n"),
+        ("leases", "incarnation", ""),
+    ):
+        q.sql(
+            f"insert into gangq.{table} select (jsonb_populate_record(x, jsonb_build_object("
+            f"'{number}', x.{number} + n{more}))).* from gangq.{table} x, generate_series(1, 2000) n"
+        )
+    assert buffers(q, "candidates(gangq.now())") < 10 * 2000
+
+
+def buffers(q: Q, asked: str) -> int:
+    """How many pages a call reads."""
     (row,) = q.sql(f"explain (analyze, buffers, format json) select gangq.{asked}")
     plan = row["QUERY PLAN"][0]["Plan"]
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 30
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
