@@ -272,10 +272,10 @@ def test_a_scrape_imports_nothing() -> None:
     code = """
 import sys
 from gangq.metrics import Collector, registry_of
-registry = registry_of(Collector(list))
+collected = registry_of(Collector(list))
 from prometheus_client import generate_latest
 before = {*sys.modules}
-generate_latest(registry)
+generate_latest(collected)
 print(sorted({*sys.modules} - before))
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -48,10 +48,10 @@ def metrics(session: Session, listen: str, once: bool) -> None:
         if session.json:
             session.rows(rows, [], "")
         else:
-            registry = registry_of(Collector(lambda: rows))
+            collected = registry_of(Collector(lambda: rows))
             from prometheus_client import generate_latest
 
-            output.write(generate_latest(registry).decode(), nl=False)
+            output.write(generate_latest(collected).decode(), nl=False)
         return
     from gangq.client import Client
 

@@ -38,9 +38,9 @@ def registry_of(collector: Collector) -> CollectorRegistry:
         from prometheus_client import CollectorRegistry
     except ModuleNotFoundError as missing:
         raise GangqError(f"metrics need {missing.name}: pip install 'gangq[metrics]'") from missing
-    registry = CollectorRegistry()
-    registry.register(collector)
-    return registry
+    collected = CollectorRegistry()
+    collected.register(collector)
+    return collected
 
 
 class MetricsServer:
@@ -50,7 +50,7 @@ class MetricsServer:
     """
 
     def __init__(self, collector: Collector, address: Address) -> None:
-        registry = registry_of(collector)
+        collected = registry_of(collector)
         from prometheus_client import MetricsHandler
 
         class Handler(MetricsHandler):
@@ -58,7 +58,7 @@ class MetricsServer:
             server_version, sys_version = "gangq", ""
 
         try:
-            self._server = _Server(address, Handler.factory(registry))
+            self._server = _Server(address, Handler.factory(collected))
         except OSError as problem:
             raise InvalidInput(
                 f"metrics: nothing can listen on {address}: {problem.strerror or problem}"

@@ -124,13 +124,13 @@ def _metrics(dsn: str | None, closing: AsyncExitStack) -> Callable[[Request], Re
     # Not async: Starlette calls it in a thread, because the database may take its time.
     def scrape(request: Request) -> Response:
         try:
-            registry = registry_of(collector)
+            collected = registry_of(collector)
         except GangqError as missing:
             return PlainTextResponse(f"{missing}\n", 404)
         from prometheus_client.exposition import choose_encoder
 
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), media_type=content_type)
+        return Response(encode(collected), media_type=content_type)
 
     return scrape
 
