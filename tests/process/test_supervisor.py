@@ -488,18 +488,24 @@ def test_a_descriptor_of_somebody_else_is_no_memory(tmp_path: Path) -> None:
     os.close(fd)
 
 
-@pytest.mark.parametrize(
-    ("exiting", "gives_up_s"), [(False, 5.0), (True, procfs.EXIT_S)], ids=["alive", "exiting"]
-)
-def test_it_gives_up_on_what_does_not_die_after_5_s_and_on_what_is_exiting_after_30(
-    monkeypatch: pytest.MonkeyPatch, exiting: bool, gives_up_s: float
-) -> None:
+def with_a_clock() -> tuple[Supervisor, list[float]]:
+    """A supervisor whose time passes only where it sleeps; and the time."""
     at = [0.0]
 
     def sleep(seconds: float) -> None:
         at[0] += seconds
 
     one = Supervisor(["/bin/true"], silence_s=1, start_s=1, as_json=False, now=lambda: at[0], sleep=sleep)
+    return one, at
+
+
+@pytest.mark.parametrize(
+    ("exiting", "gives_up_s"), [(False, 5.0), (True, procfs.EXIT_S)], ids=["alive", "exiting"]
+)
+def test_it_gives_up_on_what_does_not_die_after_5_s_and_on_what_is_exiting_after_30(
+    monkeypatch: pytest.MonkeyPatch, exiting: bool, gives_up_s: float
+) -> None:
+    one, at = with_a_clock()
     left = procfs.stat(os.getpid())
     assert left is not None
     monkeypatch.setattr(one, "reap", lambda: None)
@@ -531,12 +537,7 @@ def test_what_lives_or_is_stuck_at_the_end_is_reported_with_where_its_threads_ar
 def test_a_worker_that_was_not_reaped_is_not_gone_although_no_reading_shows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at = [0.0]
-
-    def sleep(seconds: float) -> None:
-        at[0] += seconds
-
-    one = Supervisor(["/bin/true"], silence_s=1, start_s=1, as_json=False, now=lambda: at[0], sleep=sleep)
+    one, at = with_a_clock()
     monkeypatch.setattr(one, "reap", lambda: None)
     monkeypatch.setattr(procfs, "table", dict)
     one.sweep()
@@ -546,12 +547,7 @@ def test_a_worker_that_was_not_reaped_is_not_gone_although_no_reading_shows_it(
 def test_a_guardian_that_does_not_end_is_left_alone_for_longer_than_the_grace_it_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at = [0.0]
-
-    def sleep(seconds: float) -> None:
-        at[0] += seconds
-
-    one = Supervisor(["/bin/true"], silence_s=1, start_s=1, as_json=False, now=lambda: at[0], sleep=sleep)
+    one, at = with_a_clock()
     guardian, other = procfs.stat(os.getpid()), procfs.stat(os.getppid())
     assert guardian is not None
     assert other is not None

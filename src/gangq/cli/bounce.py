@@ -65,9 +65,9 @@ def bounce(
     """Restart the workers of this host that are flagged dead.
 
     A worker is flagged when it has been silent for half a minute while it holds jobs. What is gone already is
-    reported dead, so that its jobs run elsewhere at once; what is not is restarted: as its systemd unit, its
-    Docker container, or by a command. Not more often than the installation allows, and not when more than a
-    fifth of the fleet is flagged: then the fault is elsewhere.
+    reported dead, so that its jobs run elsewhere at once; what is not is restarted: as its systemd unit, or as
+    --map says. Not more often than the installation allows, and not when more than a fifth of the fleet is
+    flagged: then the fault is elsewhere.
 
     One line per action, nothing when there is nothing to do; with --json one object per action: {"worker",
     "incarnation", "action", "ok", "text"}. With --once the exit code is 0 when all went well, 1 when somebody
