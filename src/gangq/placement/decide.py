@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from math import inf as INFINITY
 from typing import NamedTuple
 
@@ -441,18 +441,17 @@ class Pass:
         self.search.forget(self._apart.get(ask, ""), _kept_for(ask))
 
     def _seats(self, ask: Ask, counts: Sequence[int], seats: list[Taken]) -> list[Seat]:
-        roles = [n for n, count in enumerate(counts) for _ in range(count)]
-        layer = self.layer(ask)
+        layer, rest = self.layer(ask), iter(seats)
         made: list[Seat] = []
-        for alike, members in groupby(zip(seats, roles, strict=True)):
-            taken, role = alike
-            seat = Seat(
-                self.free.workers[taken.worker].id,
-                tuple(device.id for device in taken.devices),
-                role,
-                self.free.needed_at(taken, layer) if ask.single else None,
-            )
-            made += [seat for _ in members]
+        for role, count in enumerate(counts):
+            for taken, alike in groupby(islice(rest, count)):
+                seat = Seat(
+                    self.free.workers[taken.worker].id,
+                    tuple(device.id for device in taken.devices),
+                    role,
+                    self.free.needed_at(taken, layer) if ask.single else None,
+                )
+                made += [seat for _ in alike]
         return made
 
 

@@ -297,15 +297,13 @@ class Search:
         members = Counter[tuple[int, str]]()
         latest: set[tuple[int, str]] = set()
         for worker, take in seated:
-            for part in self._path(worker):
+            path = self._path(worker)
+            for part in path:
                 members[part] += take
             if self.free.host_of[worker] == last:
-                latest.update(self._path(worker))
-
-        def key(one: tuple[int, int]) -> list[tuple[bool, int, str]]:
-            return [(part in latest, -members[part], part[1]) for part in self._path(one[0])]
-
-        return sorted(seated, key=key)
+                latest.update(path)
+        place = {part: (part in latest, -count, part[1]) for part, count in members.items()}
+        return sorted(seated, key=lambda one: [place[part] for part in self._path(one[0])])
 
     def _path(self, worker: int) -> list[tuple[int, str]]:
         """Where a worker lies, broad to narrow: the number and name of each level, and at last its host."""

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -491,16 +491,18 @@ class Layer:
 
 def by_worker(seats: Iterable[Taken]) -> dict[int, Taken]:
     """What seats take of each worker together."""
-    found: dict[int, list[Taken]] = {}
-    for seat in seats:
-        found.setdefault(seat.worker, []).append(seat)
-    return {worker: mine[0] if len(mine) == 1 else _together(mine) for worker, mine in found.items()}
-
-
-def _together(seats: Iterable[Taken]) -> Taken:
-    """What seats take of their worker together."""
-    (worker, *_), devices, slots, memory_mb, millicpus = zip(*seats, strict=True)
-    return Taken(worker, (*chain(*devices),), sum(slots), sum(memory_mb), sum(millicpus))
+    found: dict[int, Taken] = {}
+    for seat, alike in groupby(seats):
+        n = len([*alike])
+        _, devices, slots, memory_mb, millicpus = found.get(seat.worker, (0, (), 0, 0, 0))
+        found[seat.worker] = Taken(
+            seat.worker,
+            devices + n * seat.devices,
+            slots + n * seat.slots,
+            memory_mb + n * seat.memory_mb,
+            millicpus + n * seat.millicpus,
+        )
+    return found
 
 
 def _add(left: list[int], taken: Taken, sign: int) -> None:
