@@ -135,7 +135,8 @@ language sql stable as $$
       select count(*) from gangq.places p
       where p.incarnation = i.id and p.job_id is null) as held) h
   left join (
-    select (s.value ->> 'worker')::bigint as incarnation, count(*) as kept
+    select (s.value ->> 'worker')::bigint as incarnation,
+      sum((s.value ->> 'slots')::integer) as kept
     from gangq.plans p cross join lateral jsonb_array_elements(p.seats) as s(value)
     where p.kept
     group by 1) k on k.incarnation = i.id

@@ -166,7 +166,8 @@ end $$;
 -- Internal. Notes where an ask is to start, and when. place: its place among the planned starts;
 -- null: others stop for it, and its seats are kept until they have gone. starts_at is written only
 -- when it changes by more than a second. Seats are kept as long as the units that were told to stop
--- may take: their grace, its confirmation, a lease.
+-- may take: their grace, its confirmation, a lease. Seats of a worker without devices are one
+-- element of plans.seats, as what a unit of a board holds there: with their number in slots.
 create function gangq.write_plan(
   a gangq.asker, seats jsonb, t timestamptz, place integer default null,
   starts_at timestamptz default null
@@ -176,8 +177,13 @@ begin
   select (a).ask, write_plan.place is null, write_plan.place, coalesce(write_plan.starts_at,
       t + make_interval(secs => c.grace_s + c.ack_timeout_s + c.lease_s)), l.runs, (
     select coalesce(jsonb_agg(jsonb_build_object('worker', x.incarnation, 'devices', x.devices,
-      'memory_mb', s.memory_mb, 'millicpus', (s.cpus * 1000)::bigint) order by x.n), '[]')
-    from gangq.seats_of(a, write_plan.seats) x join gangq.shapes s on s.id = x.shape_id)
+      'slots', x.slots, 'memory_mb', x.slots * s.memory_mb,
+      'millicpus', (x.slots * s.cpus * 1000)::bigint) order by x.n), '[]')
+    from (
+      select y.incarnation, y.devices, y.shape_id, count(*) as slots, min(y.n) as n
+      from gangq.seats_of(a, write_plan.seats) y
+      group by y.incarnation, y.devices, y.shape_id) x
+    join gangq.shapes s on s.id = x.shape_id)
   from gangq.lock_rows l cross join gangq.settings c
   where l.name = 'pass'
   on conflict (ask) do update set kept = excluded.kept, place = excluded.place,

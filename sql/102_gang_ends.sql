@@ -1,16 +1,24 @@
 -- A gang ends: when it is fulfilled, and how it moves to history with its members.
 -- Locks: called under the lock of the gang and all its members. Never a worker row.
 
--- Internal. Whether every member of this epoch is done, or of the role that completion names.
+-- Internal. Whether a member is done and none of this epoch is not; of the role that completion
+-- names, if it names one.
 create function gangq.fulfilled(gang_id bigint) returns boolean
 language plpgsql stable as $$
+declare
+  g gangq.live_gangs;
+  completing integer;
 begin
-  return (
-    select coalesce(bool_and(j.state = 'done'), false)
-    from gangq.live_gangs g
-    join gangq.live_jobs j on j.gang_id = g.id and (j.state = 'done' or gangq.in_epoch(j, g))
-    left join gangq.kind_roles r on r.kind_id = g.kind_id and r.name = g.completion
-    where g.id = fulfilled.gang_id and coalesce(r.ordinal = j.role, true));
+  select x.* into g from gangq.live_gangs x where x.id = fulfilled.gang_id;
+  select r.ordinal into completing
+  from gangq.kind_roles r where r.kind_id = g.kind_id and r.name = g.completion;
+  return exists (
+      select from gangq.live_jobs j
+      where j.gang_id = g.id and j.state = 'done' and j.role = coalesce(completing, j.role))
+    and not exists (
+      select from gangq.live_jobs j
+      where j.gang_id = g.id and j.state <> 'done' and gangq.in_epoch(j, g)
+        and j.role = coalesce(completing, j.role));
 end $$;
 
 -- Internal. Ends a gang as done if it is fulfilled, after the members that still run have stopped.

@@ -47,8 +47,10 @@ left join (
 -- many seats, when, and whose end that follows. kept: others were told to stop for it, and its
 -- seats are kept until they have.
 create view gangq.planned as
-select p.ask, p.place, p.kept, p.starts_at, g.id as gang_id, s.queue, s.task,
-  jsonb_array_length(p.seats) as seats, coalesce(o.why, v.why) as why,
+select p.ask, p.place, p.kept, p.starts_at, g.id as gang_id, s.queue, s.task, (
+    select coalesce(sum((x.value ->> 'slots')::integer), 0)::integer
+    from jsonb_array_elements(p.seats) as x(value)) as seats,
+  coalesce(o.why, v.why) as why,
   coalesce(o.follows, v.follows) as follows
 from gangq.plans p
 left join gangq.live_gangs g on p.ask = 'g' || g.id

@@ -267,7 +267,8 @@ class Q:
         """The seats of planned starts, by ask and worker; kept: those of what others stop for."""
         return self.sql(
             "select p.ask, p.starts_at, (s ->> 'worker')::bigint as incarnation, s -> 'devices' as devices, "
-            "(s ->> 'memory_mb')::integer as memory_mb, (s ->> 'millicpus')::integer as millicpus "
+            "(s ->> 'slots')::integer as slots, (s ->> 'memory_mb')::integer as memory_mb, "
+            "(s ->> 'millicpus')::integer as millicpus "
             "from gangq.plans p cross join lateral jsonb_array_elements(p.seats) s "
             "where p.kept = %(kept)s order by 1, 3",
             kept=kept,

@@ -43,8 +43,10 @@ def test_the_plan_and_what_workers_keep_for_it_are_written_as_decided(q: Q) -> N
         q.clock.now() + timedelta(seconds=500),
     )
     seats = q.planned_seats()
-    assert [seat["incarnation"] for seat in seats] == [w.incarnation for w in workers for _ in range(2)]
-    assert [(seat["devices"], seat["memory_mb"], seat["millicpus"]) for seat in seats] == [([], 100, 500)] * 4
+    assert [seat["incarnation"] for seat in seats] == [w.incarnation for w in workers]
+    for seat in seats:
+        assert (seat["devices"], seat["slots"], seat["memory_mb"], seat["millicpus"]) == ([], 2, 200, 1000)
+    assert q.sql("select seats from gangq.planned") == [{"seats": 4}]
     gang.cancel()
     q.tick()
     assert q.sql("select * from gangq.plans") == []

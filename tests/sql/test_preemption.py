@@ -259,6 +259,19 @@ def test_surplus_members_of_a_gang_that_shrinks_go_before_the_gang_does(q: Q) ->
     assert (low.state, high.state) == ("running", "reserved")
 
 
+def test_all_seats_that_are_kept_on_one_worker_count_as_taken(q: Q) -> None:
+    worker = q.worker("w0", slots=2, devices=[])
+    _, claims = q.running_gang(worker, worker)
+    q.beyond_min_run(worker)
+    high = q.submit_gang(2, priority=5)
+    q.tick()
+    ack_all(claims)
+    assert q.sql("select ask, kept, seats from gangq.planned") == [
+        {"ask": f"g{high.id}", "kept": True, "seats": 2}
+    ]
+    assert q.sql("select slots from gangq.open_slots()") == [{"slots": 0}]
+
+
 def test_the_whole_gang_goes_when_its_surplus_is_not_enough(q: Q) -> None:
     workers = fleet(q, 3)
     low, _ = q.running_gang(*workers, min_size=2, failure_policy="shrink")

@@ -269,7 +269,8 @@ class Pass:
             return None
         workers = {seat.worker for seat in kept.seats}
         there = [u for u in self._leaving if any(h.worker in workers for h in self.displacer.holds(u))]
-        return Refused(gates.STOPPING, need=len(kept.seats), of="members", holders=tuple(there[:HOLDERS]))
+        members = sum(seat.slots for seat in kept.seats)
+        return Refused(gates.STOPPING, need=members, of="members", holders=tuple(there[:HOLDERS]))
 
     def grow(self, ask: Ask, counts: list[int], seats: list[Taken]) -> tuple[list[int], list[Taken]]:
         """More members for the elastic roles of what is about to start, one role after another, by halving: the first
