@@ -99,3 +99,8 @@ def test_a_missing_server_does_not_keep_a_fulfilled_gang(q: Q) -> None:
     claims[0].complete()
     claims[2].ack()
     assert (gang.state, gang.states) == ("done", ["done", "cancelled", "cancelled"])
+
+
+def test_a_gang_of_which_nothing_is_placed_is_not_fulfilled(q: Q) -> None:
+    gang = q.submit_gang(2)
+    assert q.value("select gangq.fulfilled(%(id)s)", id=gang.id) is False
