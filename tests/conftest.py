@@ -69,11 +69,20 @@ def _refuse_another_checkout() -> None:
         )
 
 
+def _share_import_path() -> None:
+    """What the tests start imports gangq from where this process does: in any directory, and where another is
+    installed.
+    """
+    given = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{Path(gangq.__file__).parents[1]}{os.pathsep}{given}".rstrip(os.pathsep)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C and the end of a terminal reach what the tests start: what runs in the background of a shell, or
     under nohup, ignores them, and passes that on. Remove at the end what workers that were killed have left.
     """
     _refuse_another_checkout()
+    _share_import_path()
     if not hasattr(config, "workerinput"):
         # For all processes of this session. Short, because sockets are in it; for every user, as /tmp is.
         runtime = _of_the_session.enter_context(

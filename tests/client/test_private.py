@@ -76,7 +76,7 @@ def test_the_command_line_is_closed_before_it_imports_what_takes_time(
     environ = {name: value for name, value in os.environ.items() if not private.is_secret(name)}
     ended = subprocess.run(
         [*command, "worker"],
-        env={**environ, "PYTHONPATH": str(tmp_path), **given},
+        env={**environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}", **given},
         capture_output=True,
         text=True,
         check=True,

@@ -47,6 +47,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     home = tmp_path_factory.mktemp("home")
     found = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONPATH": os.environ["PYTHONPATH"],
         "HOME": str(home),
         "GANGQ_DATA_DIR": str(home / "server"),
         "PYTHONWARNINGS": "error",

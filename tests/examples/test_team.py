@@ -35,7 +35,9 @@ def command_of(file: str) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    kept = {name: os.environ[name] for name in ("HOME", "XDG_RUNTIME_DIR") if name in os.environ}
+    kept = {
+        name: os.environ[name] for name in ("HOME", "PYTHONPATH", "XDG_RUNTIME_DIR") if name in os.environ
+    }
     # Where the tests make a PostgreSQL.
     return {**kept, "PATH": path, "TMPDIR": os.environ["XDG_RUNTIME_DIR"], **more}
 

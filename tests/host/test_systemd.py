@@ -109,7 +109,8 @@ class Fleet:
         self.directory = directory
         (directory / "jobs_here.py").write_text(_TASKS)
         manager.environment.write_text(
-            f"GANGQ_WORKER_ARGS=jobs_here:app --devices none\nPYTHONPATH={directory}\nPYTHONUNBUFFERED=1\n"
+            "GANGQ_WORKER_ARGS=jobs_here:app --devices none\nPYTHONUNBUFFERED=1\n"
+            f"PYTHONPATH={directory}:{os.environ['PYTHONPATH']}\n"
         )
         manager.address.write_text(f"# the database\n{dsn}\n")
         manager.drop_in(

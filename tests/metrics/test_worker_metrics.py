@@ -102,7 +102,7 @@ def test_a_worker_serves_its_lease_slots_jobs_devices_and_trips(
         "--metrics",
         port,
     ]
-    with running(dsn, tmp_path, "w1", "worker", *args, PYTHONPATH=".") as worker:
+    with running(dsn, tmp_path, "w1", "worker", *args) as worker:
         first = served(worker, port, client)
         info = {labels for name, labels in first if name == "info"}
         assert {("worker", "w1"), ("host", "h1")} <= set(next(iter(info)))
@@ -137,7 +137,7 @@ def test_one_thread_serves_it_and_clients_that_stay_do_no_harm(
     (tmp_path / "tasks.py").write_text(TASKS)
     port = free_port()
     args = ["tasks:app", "--name", "w1", "--devices", "none", "--metrics", f"127.0.0.1:{port}"]
-    with running(dsn, tmp_path, "w1", "worker", *args, PYTHONPATH=".") as worker:
+    with running(dsn, tmp_path, "w1", "worker", *args) as worker:
         served(worker, port, client)
         (busy,) = client.submit(task="busy")
         worker.until(lambda: client.job(id=busy).state == "running", "its main thread is busy")
@@ -163,7 +163,7 @@ def test_clients_that_stay_take_64_threads_at_most_and_hold_no_exit_up(
     port = free_port()
     args = ["tasks:app", "--name", "w1", "--devices", "none", "--metrics", port]
     with (
-        running(dsn, tmp_path, "w1", "worker", *args, PYTHONPATH=".") as worker,
+        running(dsn, tmp_path, "w1", "worker", *args) as worker,
         contextlib.ExitStack() as silent,
     ):
         served(worker, port, client)
@@ -191,7 +191,7 @@ def test_what_a_handler_forks_while_it_is_scraped_ends(dsn: str, client: Client,
         while not over.is_set():
             get(port)
 
-    with running(dsn, tmp_path, "w1", "worker", *args, PYTHONPATH=".") as worker:
+    with running(dsn, tmp_path, "w1", "worker", *args) as worker:
         served(worker, port, client)
         scraper = threading.Thread(target=scrape_on)
         scraper.start()

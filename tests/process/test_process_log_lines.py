@@ -79,8 +79,8 @@ def test_every_line_about_an_attempt_says_which_and_of_which_worker(
     args = ["tasks:app", "--slots", slots, "--devices", devices, "--log-level", "debug"]
     args += [form] if form == "--json" else []
     with (
-        running(dsn, place, "w1", "worker", *args, "--name", "w1", PYTHONPATH=".") as one,
-        running(dsn, place, "w2", "worker", *args, "--name", "w2", PYTHONPATH=".") as two,
+        running(dsn, place, "w1", "worker", *args, "--name", "w1") as one,
+        running(dsn, place, "w2", "worker", *args, "--name", "w2") as two,
     ):
         workers = {"w1": one, "w2": two}
         eventually(lambda: len(client.workers()) == 2, "both are registered")

@@ -156,9 +156,7 @@ def traced(dsn: str, db: Db, tmp_path: Path, request: pytest.FixtureRequest) -> 
     out = tmp_path / "spans"
     (tmp_path / "tasks.py").write_text(TASKS.replace("{out!r}", repr(str(out))))
     args = ("worker", "tasks:app", "--name", "w1", "--devices", "none", "--slots", "2", "--json")
-    with running(
-        dsn, tmp_path, "w1", *args, TRACEPARENT=f"00-{'9' * 32}-{'9' * 16}-01", PYTHONPATH="."
-    ) as process:
+    with running(dsn, tmp_path, "w1", *args, TRACEPARENT=f"00-{'9' * 32}-{'9' * 16}-01") as process:
         yield Traced(out, process, db)
 
 
@@ -244,7 +242,7 @@ def test_async_jobs_that_share_a_process_follow_each_its_own(
     out = tmp_path / "spans"
     (tmp_path / "tasks.py").write_text(TASKS.replace("{out!r}", repr(str(out))))
     args = ("worker", "tasks:app", "--name", "w1", "--devices", "none", "--light", "2", "--slots", "0")
-    with running(dsn, tmp_path, "w1", *args, PYTHONPATH=".") as process:
+    with running(dsn, tmp_path, "w1", *args) as process:
         traced = Traced(out, process, db)
         traced.done(*client.submit(task="awaits", payloads=[{}, {}]))
         runs = {ids(span)[1] for span in traced.spans("run awaits", 2)}

@@ -65,9 +65,7 @@ class MachineWithCard(Machine):
             "SOAK_LETTER": letter,
             "FAKE_NVML": str(self._script),
             "LD_LIBRARY_PATH": str(library),
-            "PYTHONPATH": os.pathsep.join(
-                [str(tests), str(tests / "process"), os.environ.get("PYTHONPATH", "")]
-            ).rstrip(os.pathsep),
+            "PYTHONPATH": os.pathsep.join([str(tests), str(tests / "process"), os.environ["PYTHONPATH"]]),
             "GANGQ_DEVICE_WAIT_S": "5",
         }
         options = ("soak_tasks:app", "--silence-s", f"{SILENCE_S:g}", "--no-commands")

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import gangq
-
 
 def run_pytest(place: Path, files: Mapping[str, str], *argv: str, **environ: str) -> str:
     """Write the files of a project, run pytest there, and return what it prints."""
@@ -23,11 +21,7 @@ def run_pytest(place: Path, files: Mapping[str, str], *argv: str, **environ: str
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "GANGQ"))
     }
-    # This checkout from any directory, and where it makes a PostgreSQL.
-    inherited |= {
-        "PYTHONPATH": str(Path(gangq.__file__).parents[1]),
-        "TMPDIR": os.environ["XDG_RUNTIME_DIR"],
-    }
+    inherited["TMPDIR"] = os.environ["XDG_RUNTIME_DIR"]  # Where it makes a PostgreSQL.
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", "-rA", *argv],
         cwd=place,

@@ -10,6 +10,10 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import gangq
+from cli.cli_process import environment
+from examples import test_team
+
 HERE = Path(__file__).parents[2]
 
 
@@ -27,6 +31,15 @@ def test_tests_refuse_to_run_against_the_code_of_another_checkout(tmp_path: Path
     )
     assert run.returncode == 4
     assert f"these tests are of {HERE}, and gangq is imported from {other}" in run.stderr
+
+
+def test_what_tests_start_imports_gangq_from_their_checkout(tmp_path: Path) -> None:
+    """In any directory, and without a look at what is installed (-S)."""
+    code = "import importlib.util; print(importlib.util.find_spec('gangq').origin)"
+    for environ in (environment(None), test_team.environment()):
+        argv = [sys.executable, "-S", "-c", code]
+        found = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == gangq.__file__
 
 
 def test_each_helper_module_is_imported_by_one_name() -> None:

@@ -136,7 +136,7 @@ def processes(commands: dict[str, list[str]], **environ: str) -> Iterator[dict[s
     """Each in a group of its own, which does not survive."""
     started: dict[str, subprocess.Popen[bytes]] = {}
     silent, never = os.pipe()
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
     try:
         for name, command in commands.items():
             started[name] = subprocess.Popen(
