@@ -530,6 +530,24 @@ def test_a_command_that_has_begun_when_its_start_takes_too_long_leaves_nothing(
     assert not left
 
 
+def test_a_command_whose_log_no_thread_can_be_started_for_runs_to_its_end_and_its_output_is_dropped(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = 'raise RuntimeError("can\'t start new thread")'
+    does = f"def full(): {full}\n    args[0].writer.start = full\n    return was(*args)"
+    monkeypatch.setattr(launch, "_GUARDIAN", guardian_whose("watch", does, tmp_path))
+    (tmp_path / "begun").touch()
+    child = start(
+        "sh", "-c", "head -c 1000000 /dev/zero; exec >&- 2>&-; until test -e go; do sleep 0.02; done; exit 7"
+    )
+    assert child.wait(0.5) is None
+    (tmp_path / "go").touch()
+    assert child.wait(10) == Exit(7, None, True)
+    assert child.read_new_output() == b""
+    (trouble,) = (vars(record) for record in caplog.records if record.msg == "guardian_trouble")
+    assert trouble["log_error"] == "can't start new thread: its output is dropped"
+
+
 def test_the_workers_own_mark_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GANGQ_MARK", "inc-5")
     with pytest.raises(ValueError, match="'inc-5/1'"):

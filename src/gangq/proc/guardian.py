@@ -293,7 +293,12 @@ class Guardian:
         """Serve until the command has ended or must be killed."""
         # Not before: the process of a handler would inherit them.
         self.over, self.over_end = os.pipe()
-        self.writer.start()
+        try:
+            self.writer.start()
+        except RuntimeError as problem:
+            # Read and dropped here: the command neither waits for a reader nor dies of SIGPIPE.
+            self.log.error = f"{problem}: its output is dropped"
+            self.poll.register(self.output, select.POLLIN)
         self.poll.register(self.wakeup, select.POLLIN)
         self.carry_out_orders()
         self.apply_deadlines()
@@ -307,6 +312,8 @@ class Guardian:
                 elif fd == self.worker:
                     self.poll.unregister(fd)
                     self.orphaned()
+                elif fd == self.output and not os.read(fd, _CHUNK):
+                    self.poll.unregister(fd)
                 # The timer needs no answer: apply_deadlines() sets it anew.
             self.reap()
             self.apply_deadlines()
