@@ -24,6 +24,7 @@ lines get its fields. What a line says itself counts.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import contextvars
 import copy
@@ -227,6 +228,7 @@ class _Shared:
         self._users = 0
         self._queue: LogQueue | None = None
         os.register_at_fork(after_in_child=self._after_fork)
+        atexit.register(self.flush)  # A watchdog need not be closed before its program ends.
 
     def start(self, *loggers: str) -> None:
         """Queue the lines of these loggers until as many calls of :meth:`stop` have come.

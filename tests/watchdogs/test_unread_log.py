@@ -154,6 +154,27 @@ def test_the_last_line_is_written_before_the_process_ends(end: str) -> None:
     assert done.stderr.endswith(":hard_exit\n" if end == "hard exit" else ":leaving\n")
 
 
+LEAVES = {
+    "in its own on_trip": "Watchdog(budget_s=0.1, on_trip=lambda trip: os._exit(0)).start(); time.sleep(20)",
+    "at its end": "Watchdog(budget_s=60).start(); logging.getLogger('gangq.watchdogs').warning('trip')",
+}
+
+
+@pytest.mark.parametrize("leaves", LEAVES)
+def test_a_program_without_a_worker_that_ends_has_the_last_line_of_its_watchdog_in_its_log(
+    leaves: str,
+) -> None:
+    code = SLOW.replace("logqueue.start(*logqueue.WORKER)", "import os; from gangq.watchdogs import Watchdog")
+    done = subprocess.run(
+        [sys.executable, "-c", code + LEAVES[leaves]],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stderr.endswith(":trip\n")
+
+
 # -- its lines are queued --------------------------------------------------------------------------------------
 
 

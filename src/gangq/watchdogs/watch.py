@@ -207,6 +207,7 @@ class Watch(ABC, Generic[J]):
             "trip",
             extra={"code": int(trip.code), "class": trip.cls, "reason": trip.reason},
         )
+        logqueue.flush()  # What carries it out may be a program's own, and end the process at once.
         carried_out = False
         try:
             carried_out = self._on_trip(trip)
