@@ -22,11 +22,12 @@ def start(work):
 """
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     """Run it after the prelude to its end; its standard output is a pipe, and so is buffered."""
     return subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},
         timeout=20,
@@ -76,6 +77,20 @@ def test_a_thread_that_holds_what_is_to_be_flushed_keeps_nothing() -> None:
         """
     )
     assert done.returncode == 7
+
+
+def test_standard_output_that_nobody_reads_keeps_nothing() -> None:
+    reads, writes = os.pipe()
+    code = """
+        threading.Thread(target=lambda: print("x" * 10**6), daemon=True).start()
+        time.sleep(0.2)
+        end_soon(7, 0.1)
+        """
+    try:
+        assert run(code, stdout=writes).returncode == 7
+    finally:
+        os.close(reads)
+        os.close(writes)
 
 
 def test_the_command_ends_as_told_whatever_threads_its_handlers_have_left(

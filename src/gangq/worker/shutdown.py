@@ -2,7 +2,8 @@
 
 The interpreter waits for every thread that is no daemon before it ends. A worker has retired by then: its
 process would stay for as long as such a thread runs, and do nothing. It would also stay where a log line cannot be
-written: its thread holds the lock of a stream that the interpreter flushes at its end.
+written: its thread holds the lock of a stream that the interpreter flushes at its end. So does a thread of a
+handler's that prints into a pipe that nobody reads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 from functools import partial
 
 from gangq import logqueue
+from gangq.proc.within import within
 
 log = logging.getLogger("gangq.worker.shutdown")
 
@@ -23,7 +25,7 @@ _SAY_S = 0.5
 
 def end_soon(code: int, within_s: float = 3.0) -> None:
     """Call before the interpreter is let go: it ends with `code` by itself, or is ended when threads still keep it
-    after `within_s`.
+    after `within_s`, or its standard output or error is not read.
 
     Threads of idle executors end by themselves within that time. Functions registered with ``atexit`` run
     when all threads do.
@@ -33,6 +35,11 @@ def end_soon(code: int, within_s: float = 3.0) -> None:
             timer = threading.Timer(after_s, step)
             timer.name, timer.daemon = "gangq-shutdown", True
             timer.start()
+    if not within(within_s + _SAY_S, _flush, "gangq-shutdown"):
+        os._exit(code)  # Nobody reads them: the interpreter would wait at its end, too.
+
+
+def _flush() -> bool:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         try:
@@ -41,6 +48,7 @@ def end_soon(code: int, within_s: float = 3.0) -> None:
         except (OSError, ValueError):
             # A handler has closed what is below it: the interpreter would fail at the same, and end with 120.
             setattr(sys, name, None)
+    return True
 
 
 def _left() -> list[threading.Thread]:
