@@ -53,9 +53,12 @@ begin
       (append_log.seqs::text[]), (append_log.chunks)) as a(list)) > 1
     or array_position(append_log.seqs, null) is not null
     or array_position(append_log.chunks, null) is not null or 0 > any (append_log.seqs)
+    or (select count(*) > count(distinct (l.id, l.token, l.seq))
+      from unnest(append_log.job_ids, append_log.tokens, append_log.seqs) as l(id, token, seq))
   then
     perform gangq.refuse('GQ001',
-      'append_log needs as many tokens, numbers and chunks as job ids, and numbers from 0 on',
+      'append_log needs as many tokens, numbers and chunks as job ids, and numbers from 0 on, '
+      'each number once for an attempt',
       'Pass arrays of one length, without nulls in seqs and chunks.');
   end if;
   perform gangq.refuse_larger('a chunk', max(octet_length(c.chunk)), 1048576)

@@ -534,6 +534,22 @@ def test_a_log_is_kept_in_order_without_repeats_and_without_strangers(q: Q) -> N
     assert [row["chunk"] for row in rows] == ["one", "two", "three", "the tail, after its end"]
 
 
+def test_a_number_that_comes_twice_in_one_call_is_refused_and_one_of_each_attempt_is_not(q: Q) -> None:
+    q.submit()
+    q.submit()
+    claim, other = q.worker("w1").take(), q.worker("w2").take()
+    with refused(INVALID, "each number once for an attempt"):
+        log(q, claim, (0, "one"), (0, "one"))
+    q.call(
+        "append_log",
+        job_ids=[claim.job_id, other.job_id],
+        tokens=[claim.token, other.token],
+        seqs=[0, 0],
+        chunks=["one", "one"],
+    )
+    assert len(q.sql("select seq from gangq.logs")) == 2
+
+
 def test_output_of_an_attempt_before_the_last_is_dropped(q: Q) -> None:
     q.submit()
     worker = q.worker()
