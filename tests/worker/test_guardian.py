@@ -266,10 +266,19 @@ def test_the_environment_of_what_is_known_to_be_of_a_command_is_not_read(
 ) -> None:
     """A process that is stuck in the kernel may have locked its memory: whoever reads in it waits, too."""
     asked: list[int] = []
-    monkeypatch.setattr(procfs, "mark_of", asked.append)
+
+    def mark_of(pid: int) -> None:
+        # A stranger's may be locked as well: by then what is known has been killed.
+        eventually(lambda: not any(map(alive, below)), "the command is dead", 5)
+        asked.append(pid)
+
     with subprocess.Popen(["sh", "-c", "sleep 300 & wait"], start_new_session=True) as process:
         below = eventually(lambda: procfs.descendants(procfs.table(), {process.pid}), "it has a child")
-        killing.strike_command(MARK, None, lambda _: {process.pid})
+        monkeypatch.setattr(procfs, "mark_of", mark_of)
+        try:
+            killing.strike_command(MARK, None, lambda _: {process.pid})
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
     assert os.getpid() in asked
     assert not {process.pid, *below} & set(asked)
 

@@ -40,13 +40,14 @@ def strike_command(
     inside = set() if group is None else cgroup.kill(group)
     processes = procfs.table()
     ours = (inside & set(processes)) | roots(processes)
-    ours |= procfs.descendants(processes, ours)
-    # Not the environment of these: it is read from the memory of its process, which may be stuck in the kernel and
-    # have locked that. Whoever reads then waits, too.
-    others = {pid: entry for pid, entry in processes.items() if pid not in ours}
-    ours |= procfs.carriers(others, mark)
     ours = (ours | procfs.descendants(processes, ours)) - {os.getpid()}
-    return procfs.strike([processes[pid] for pid in ours if processes[pid].alive])
+    left = procfs.strike([processes[pid] for pid in ours if processes[pid].alive])
+    # Not the environment of these: it is read from the memory of its process, which may be stuck in the kernel and
+    # have locked that. Whoever reads then waits, too; so these are killed before that of any other is read.
+    others = {pid: entry for pid, entry in processes.items() if pid not in ours}
+    carriers = procfs.carriers(others, mark)
+    carriers = (carriers | procfs.descendants(processes, carriers)) - ours - {os.getpid()}
+    return left + procfs.strike([processes[pid] for pid in carriers if processes[pid].alive])
 
 
 def end_group(process: Process, grace_s: float = 0.0) -> bool:
