@@ -98,6 +98,23 @@ begin
   from gangq.history h where h.job_id = any (refuse_retries.job_ids) and h.gang_id is not null;
 end $$;
 
+-- Internal, for retry_gang. Locks the latest ending of a gang and notes it in retried. Null:
+-- another transaction holds the ending, or a retry has started from it.
+create function gangq.take_gang_ending(gang_id bigint) returns gangq.gang_history
+language plpgsql as $$
+declare
+  k gangq.gang_history;
+begin
+  select x.* into k from gangq.gang_history x
+  where x.gang_id = take_gang_ending.gang_id and not exists (
+    select 1 from gangq.retried r where r.gang_id = x.gang_id and r.finished_at = x.finished_at)
+  for update skip locked;
+  insert into gangq.retried (gang_id, finished_at)
+  select k.gang_id, k.finished_at where k.gang_id is not null
+  on conflict do nothing;
+  return case when found then k end;
+end $$;
+
 -- Internal, for retry and revive. Makes a gang live again from its latest ending. Its submitter is
 -- the caller, or if it is revived the one it had. Returns how many members it has; null: another
 -- transaction holds the ending.
@@ -111,14 +128,8 @@ declare
   login text := session_user;
   base bigint := (select b.base from gangq.id_base() b);
 begin
-  select x.* into k from gangq.gang_history x
-  where x.gang_id = retry_gang.gang_id and not exists (
-    select 1 from gangq.retried r where r.gang_id = x.gang_id and r.finished_at = x.finished_at)
-  for update skip locked;
-  insert into gangq.retried (gang_id, finished_at)
-  select k.gang_id, k.finished_at where k.gang_id is not null
-  on conflict do nothing;
-  if not found then
+  k := gangq.take_gang_ending(retry_gang.gang_id);
+  if k.gang_id is null then
     return null;
   elsif k.service is not null then
     perform gangq.refuse('GQ004',
@@ -187,9 +198,39 @@ begin
     where j.id = any (job_ids)) r;
 end $$;
 
+-- Internal, for retry_jobs. Locks the latest endings of these jobs and notes them in retried, in
+-- one statement: at most so many, and none that another transaction holds or a retry has started
+-- from. The arguments are those of retry_jobs.
+create function gangq.take_endings(
+  job_ids bigint[], gang_id bigint, most integer, ended text,
+  out ids bigint[], out ended_at timestamptz[]
+) language plpgsql as $$
+begin
+  with free as (
+    select h.job_id, h.finished_at
+    from unnest(take_endings.job_ids) with ordinality as c(id, n)
+    join gangq.history h on h.job_id = c.id
+    where h.gang_id is not distinct from take_endings.gang_id
+      and h.state = coalesce(take_endings.ended, h.state)
+      and not exists (
+        select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
+    order by c.n
+    limit take_endings.most
+    for update of h skip locked
+  ),
+  overtaken as (
+    insert into gangq.retried as x (job_id, finished_at)
+    select f.job_id, f.finished_at from free f
+    on conflict do nothing
+    returning x.job_id, x.finished_at
+  )
+  select coalesce(array_agg(o.job_id), '{}'), array_agg(o.finished_at) into ids, ended_at
+  from overtaken o;
+end $$;
+
 -- Why each step stands before the next one:
--- 1. One statement locks the endings and notes them in retried: see retry. As a submission, this
---    transaction has its id by then, before it draws a position.
+-- 1. The endings are locked and noted in retried: see retry. As a submission, this transaction has
+--    its id by then, before it draws a position.
 -- 2. What is revived waits before it is live: a job that it waits for may end at any moment, and
 --    waits_on must count the dependencies that there are.
 -- 3. The queue and the priority are checked on the live rows. A refusal undoes step 1.
@@ -204,35 +245,16 @@ create function gangq.retry_jobs(
   ended text default null
 ) returns bigint[] language plpgsql as $$
 declare
-  taken bigint[];
-  ended_at timestamptz[];
+  endings record;
   batches bigint[];
   base bigint := (select b.base from gangq.id_base() b);
 begin
   -- 1.
-  with free as (
-    select h.job_id, h.finished_at
-    from unnest(retry_jobs.job_ids) with ordinality as c(id, n)
-    join gangq.history h on h.job_id = c.id
-    where h.gang_id is not distinct from retry_jobs.gang_id
-      and h.state = coalesce(retry_jobs.ended, h.state)
-      and not exists (
-        select 1 from gangq.retried r where r.job_id = h.job_id and r.finished_at = h.finished_at)
-    order by c.n
-    limit retry_jobs.most
-    for update of h skip locked
-  ),
-  overtaken as (
-    insert into gangq.retried as x (job_id, finished_at)
-    select f.job_id, f.finished_at from free f
-    on conflict do nothing
-    returning x.job_id, x.finished_at
-  )
-  select coalesce(array_agg(o.job_id), '{}'), array_agg(o.finished_at) into taken, ended_at
-  from overtaken o;
+  endings := gangq.take_endings(retry_jobs.job_ids, retry_jobs.gang_id, retry_jobs.most,
+    retry_jobs.ended);
   -- 2.
   if revives and retry_jobs.gang_id is null then
-    perform gangq.await_again(taken);
+    perform gangq.await_again(endings.ids);
   end if;
   with made as (
     insert into gangq.live_jobs (id, order_key, gang_id, rank, role, submitted_at, shape_id,
@@ -248,7 +270,7 @@ begin
       gangq.waiting_state(w.jobs, g.id, i.exits_at, t), case when g.id is null then i.exits_at end,
       i.id, o.submitter, o.login, h.parent, h.payload, h.awaited, h.wants, h.token, h.taken_token,
       h.batch_id, h.array_index, h.trace
-    from unnest(taken, ended_at) as c(id, ended_at)
+    from unnest(endings.ids, endings.ended_at) as c(id, ended_at)
     join gangq.history h on h.job_id = c.id and h.finished_at = c.ended_at
     cross join lateral (
       select case when revives then h.submitter else gangq.caller() end as submitter,
@@ -267,11 +289,11 @@ begin
   end if;
   -- 3.
   if not revives then
-    perform gangq.check_retried(taken);
+    perform gangq.check_retried(endings.ids);
   end if;
   -- 4.
   perform gangq.log_event(t, 'retry', job_id => j.id, reason => gangq.retried_because(revives))
-  from gangq.live_jobs j where j.id = any (taken) and j.gang_id is null order by j.id;
-  perform gangq.wake_jobs(taken, 'commit');
-  return taken;
+  from gangq.live_jobs j where j.id = any (endings.ids) and j.gang_id is null order by j.id;
+  perform gangq.wake_jobs(endings.ids, 'commit');
+  return endings.ids;
 end $$;
