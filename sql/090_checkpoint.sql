@@ -35,6 +35,29 @@ begin
   return j;
 end $$;
 
+-- 1. rank0: from another rank, or from a member that has left the epoch. Its step could hide the
+--    steps of the members that go on.
+-- 2. each: from an older epoch. Combined with what the replaced member saves after its restore, it
+--    would complete a step out of two histories.
+-- 3. each: of a step that a member which is done has not saved, because that step is never
+--    complete.
+--
+-- Internal, for save_checkpoint. Whether no epoch of its gang may start from this step of a member:
+-- then it is dropped without an error. epoch: the one the member knows. Null for a single job.
+create function gangq.never_restored(
+  j gangq.live_jobs, g gangq.live_gangs, step bigint, epoch integer
+) returns boolean language plpgsql stable as $$
+begin
+  return case g.checkpoint_mode
+    when 'rank0' then gangq.rank_of(j) <> 0 or not gangq.in_epoch(j, g)
+    when 'each' then never_restored.epoch < g.epoch or exists (
+      select from gangq.live_jobs x
+      where x.gang_id = g.id and x.state = 'done' and not exists (
+        select from gangq.checkpoints c
+        where c.job_id = x.id and c.step = never_restored.step))
+  end;
+end $$;
+
 -- Saves opaque bytes at a step for the claim of this token, while it runs or is told to stop. The
 -- same step again replaces it. Older steps are kept until a newer one is complete. Mode rank0 keeps
 -- only what rank 0 saves while it belongs to the epoch. epoch: the one the member knows; mode each
@@ -65,19 +88,7 @@ begin
   if j.gang_id is not null then
     select x.* into g from gangq.live_gangs x where x.id = j.gang_id;
   end if;
-  -- Three kinds of checkpoint are dropped without an error. rank0: from another rank, or from a
-  -- member that has left the epoch. Its step could hide the steps of the members that go on. each:
-  -- from an older epoch. Combined with what the replaced member saves after its restore, it would
-  -- complete a step out of two histories. each: of a step that a member which is done has not
-  -- saved, because that step is never complete.
-  if g.checkpoint_mode = 'rank0'
-      and (gangq.rank_of(j) <> 0 or not gangq.in_epoch(j, g))
-    or g.checkpoint_mode = 'each' and (save_checkpoint.epoch < g.epoch or exists (
-      select from gangq.live_jobs x
-      where x.gang_id = g.id and x.state = 'done' and not exists (
-        select from gangq.checkpoints c
-        where c.job_id = x.id and c.step = save_checkpoint.step)))
-  then
+  if gangq.never_restored(j, g, save_checkpoint.step, save_checkpoint.epoch) then
     return;
   end if;
   insert into gangq.checkpoints (job_id, step, gang_id, saved_at, data)
