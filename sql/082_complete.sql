@@ -2,7 +2,7 @@
 -- Locks: see 080; complete_and_claim also the row 'wake' of lock_rows, with skip locked.
 
 -- 1. The arguments.
--- 2. One look at all jobs: their gangs, how many are placed, and whether the login may report them.
+-- 2. One look at all jobs: their gangs, and whether the login may report them (look_at_done).
 -- 3. Locks. A single job that nobody else has touched is locked as it is deleted, in step 4.
 -- 4. leave ends the single jobs.
 -- 5. Every other pair is told its outcome one by one (finish_rest).
@@ -31,24 +31,7 @@ begin
     perform gangq.check_results(finish.job_ids, finish.tokens, finish.results);
   end if;
   -- 2.
-  select coalesce(m.gang_ids, '{}') as gang_ids, m.placed, m.touched, exists (
-      select 1 from gangq.incarnations i
-      where i.id = any (m.held_by) and not gangq.may_report(i.login)) as foreign
-  into look
-  from (
-    select
-      array_remove(array_agg(distinct j.gang_id), null) as gang_ids,
-      array_agg(distinct j.incarnation) as held_by,
-      count(*) filter (where not j.light) as placed,
-      -- Its own claim has set xmax too. Only a later lock counts: that one may still be held.
-      bool_or(j.xmax not in ('0', j.xmin)) as touched
-    from gangq.live_jobs j where j.id = any (finish.job_ids)) m;
-  if look.foreign then
-    -- Whose worker holds the job of a stale pair does not matter.
-    perform gangq.check_login(j.incarnation)
-    from unnest(finish.job_ids, finish.tokens) as c(id, token)
-    join gangq.live_jobs j on j.id = c.id and j.token = c.token;
-  end if;
+  look := gangq.look_at_done(finish.job_ids, finish.tokens);
   -- 3.
   if not strict and (look.touched or look.gang_ids <> '{}') then
     -- A job that another open transaction holds must not hold up the rest of the batch.
@@ -97,6 +80,36 @@ begin
   join gangq.shapes s on s.id = j.shape_id
   join gangq.queues_table q on q.name = s.queue
   where pg_column_size(r.result) > greatest(1024, q.max_payload_bytes);
+end $$;
+
+-- Internal, for finish. What these jobs are before any is locked. gang_ids: their gangs; placed:
+-- how many of them are not light; touched: another transaction may hold one. Raises 42501 if
+-- another login's worker holds one by this token.
+create function gangq.look_at_done(
+  job_ids bigint[], tokens bigint[],
+  out gang_ids bigint[], out placed bigint, out touched boolean
+) language plpgsql stable as $$
+declare
+  held_by_others boolean;
+begin
+  select coalesce(m.gang_ids, '{}'), m.placed, m.touched, exists (
+      select 1 from gangq.incarnations i
+      where i.id = any (m.held_by) and not gangq.may_report(i.login))
+  into gang_ids, placed, touched, held_by_others
+  from (
+    select
+      array_remove(array_agg(distinct j.gang_id), null) as gang_ids,
+      array_agg(distinct j.incarnation) as held_by,
+      count(*) filter (where not j.light) as placed,
+      -- Its own claim has set xmax too. Only a later lock counts: that one may still be held.
+      bool_or(j.xmax not in ('0', j.xmin)) as touched
+    from gangq.live_jobs j where j.id = any (look_at_done.job_ids)) m;
+  if held_by_others then
+    -- Whose worker holds the job of a stale pair does not matter.
+    perform gangq.check_login(j.incarnation)
+    from unnest(look_at_done.job_ids, look_at_done.tokens) as c(id, token)
+    join gangq.live_jobs j on j.id = c.id and j.token = c.token;
+  end if;
 end $$;
 
 -- Internal, for finish. The outcomes of pairs that leave has not ended as single jobs.

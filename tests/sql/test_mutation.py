@@ -71,7 +71,7 @@ MUTATIONS = [
     ("vacate", "not gangq.is_over(z.until, c.tick_s, t)", "true", "test_places"),
     ("close_places", "if waits then", "if false then", "../interleaving/test_device_changes_hands"),
     # Finish.
-    ("finish", "not gangq.may_report(i.login)", "false", "test_owners"),
+    ("look_at_done", "not gangq.may_report(i.login)", "false", "test_owners"),
     ("finish", "look.placed > gone.vacant", "false", "test_places"),
     ("finish_member", "g.go_at is null", "false", "test_finish"),
     ("finish_rest", "elsif gangq.was_final(p.id, p.token, as_done => true) then", "elsif true then", "test_finish"),
