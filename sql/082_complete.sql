@@ -22,13 +22,16 @@ declare
   gone record;
   rest record;
 begin
-  -- 1. Cheap tests first: the total size is an upper bound for each result.
+  -- 1.
   if coalesce(cardinality(finish.job_ids), 0) = 0
     or cardinality(finish.job_ids) <> coalesce(cardinality(finish.tokens), 0)
     or cardinality(finish.results) <> cardinality(finish.job_ids)
-    or pg_column_size(finish.results) > 1024
   then
-    perform gangq.check_results(finish.job_ids, finish.tokens, finish.results);
+    perform gangq.refuse('GQ001',
+      'complete needs as many tokens (and results, if any) as job ids, and at least one',
+      'Pass arrays of one length.');
+  elsif pg_column_size(finish.results) > 1024 then  -- each result has less
+    perform gangq.check_results(finish.job_ids, finish.results);
   end if;
   -- 2.
   look := gangq.look_at_done(finish.job_ids, finish.tokens);
@@ -61,17 +64,11 @@ begin
   waited_for := look.placed > gone.vacant and gangq.placed_waits();
 end $$;
 
--- Internal, for finish. Raises GQ001 for arrays of different lengths, GQ007 for a result larger
--- than its queue takes.
-create function gangq.check_results(job_ids bigint[], tokens bigint[], results jsonb[])
-returns void language plpgsql as $$
+-- Internal, for finish. Raises GQ007 for a result larger than its queue takes. Any queue takes 1024
+-- bytes.
+create function gangq.check_results(job_ids bigint[], results jsonb[]) returns void
+language plpgsql as $$
 begin
-  perform gangq.refuse('GQ001',
-    'complete needs as many tokens (and results, if any) as job ids, and at least one',
-    'Pass arrays of one length.')
-  where coalesce(cardinality(job_ids), 0) = 0
-    or cardinality(job_ids) <> coalesce(cardinality(tokens), 0)
-    or cardinality(results) <> cardinality(job_ids);
   perform gangq.refuse('GQ007', format('result of job %s has %s bytes, queue %L takes %s',
       r.id, pg_column_size(r.result), q.name, q.max_payload_bytes),
     'Store it elsewhere and return its address.')
