@@ -58,9 +58,6 @@ language plpgsql as $$
 declare
   j gangq.live_jobs;
   g gangq.live_gangs;
-  gone bigint[];
-  payers bigint[];
-  cause text;
   freed integer := 0;
 begin
   select x.* into g from gangq.live_gangs x where x.id = free_orphaned_members.gang_id;
@@ -94,28 +91,40 @@ begin
     end if;
   end if;
   -- 4.
+  return freed + gangq.lose_orphaned_members(g, t);
+end $$;
+
+-- Internal, for free_orphaned_members. The members of this gang that ran are lost; one lost worker
+-- outweighs all others (cause_of_losses). A gang that is still reserved, because a member was
+-- claimed, is taken down even if none of its members ran there. Returns how many are lost.
+create function gangq.lose_orphaned_members(g gangq.live_gangs, t timestamptz) returns integer
+language plpgsql as $$
+declare
+  gone bigint[];
+  causes text[];
+  cause text;
+begin
   select coalesce(array_agg((o.job).id order by (o.job).rank), '{}'),
-    gangq.cause_of_losses(array_agg(gangq.cause_of_loss(o.worker)))
-  into gone, cause
+    array_agg(gangq.cause_of_loss(o.worker) order by (o.job).rank)
+  into gone, causes
   from gangq.orphans(t) o
   where (o.job).gang_id = g.id and (o.job).state = 'running';
-  -- Who was lost for another cause pays nothing for this one.
-  payers := array(
-    select (o.job).id from gangq.orphans(t) o
-    where (o.job).id = any (gone) and gangq.cause_of_loss(o.worker) = cause
-    order by (o.job).rank);
   if gone = '{}' and g.state = 'running' then
-    return freed;
+    return 0;
   end if;
+  cause := gangq.cause_of_losses(causes);
   perform gangq.withhold_doubtful(x, t), gangq.log_event(t, 'lost', g.id, g.epoch, x.id, x.token,
     x.incarnation, 'its worker ended')
   from gangq.live_jobs x where x.id = any (gone);
-  perform gangq.lose_members(g.id, gone, payers, cause,
+  perform gangq.lose_members(g.id, gone, array(
+      -- A member that was lost for another cause pays nothing for this one.
+      select m.id from unnest(gone, causes) with ordinality as m(id, its_cause, n)
+      where m.its_cause = cause order by m.n), cause,
     case cause when 'crash'
       then jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost') end,
     format('a member %s%s', (gangq.cause_named(cause)).words,
       case cause when 'placement_miss' then ': its worker ended' end), t);
-  return freed + cardinality(gone);
+  return cardinality(gone);
 end $$;
 
 -- Internal, for free_orphans. Returns false when another transaction holds the job. nth: its place
