@@ -87,8 +87,8 @@ MUTATIONS = [
     ("stopped", "kind => nullif(how, 'ack')", "kind => null", "test_judge"),
     ("stopped", "j.stop_reason, null, 'told to stop'", "'release', null, 'told to stop'", "test_cordons"),
     ("must_drain", "or c.ending = 'asked'", "", "test_failure_policies"),
-    ("leave", "and j.token is not distinct from l.token", "", "test_finish"),
-    ("leave", "when 'done' then j.gang_id is null and j.state in ('running', 'preempting')",
+    ("move_to_history", "and j.token is not distinct from l.token", "", "test_finish"),
+    ("move_to_history", "when 'done' then j.gang_id is null and j.state in ('running', 'preempting')",
      "when 'done' then j.state in ('running', 'preempting')", "test_finish test_claim"),
     # Apply.
     ("no_room", "gangq.candidates(t, array[(me).id]) = '{}'", "false", "test_places"),

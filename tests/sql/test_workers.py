@@ -271,7 +271,7 @@ def test_only_what_the_manual_names_bounds_how_long_its_caller_may_idle(q: Q) ->
     assert {name: settings for name, settings in sets.items() if settings} == {
         "hang_up_soon": {"idle_in_transaction_session_timeout"},
         "heartbeat": {"synchronous_commit"},  # when asked to
-        "leave": {"gangq.leaving"},  # for a trigger, and nobody's setting
+        "move_to_history": {"gangq.leaving"},  # for a trigger, and nobody's setting
     }
     calls = {row["name"]: set(re.findall(r"gangq\.(\w+)\(", row["body"])) for row in functions}
     reached: set[str] = set()
