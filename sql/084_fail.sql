@@ -63,14 +63,7 @@ declare
   due timestamptz := coalesce(retry_at, gone_at);
   next_state text := gangq.state_after(j.state, spent, due);
 begin
-  error := case
-    when c.event = 'reap' then jsonb_build_object('type', 'WorkerLost', 'message', reason,
-      'crashes', (gangq.charge_job(j, charge)).crashes)
-    when spent and charge = 'stop' then jsonb_build_object('type', 'StoppedTooOften', 'message',
-      'handed back or told to stop ' || gangq.counted(j.stops + 1, 'time'))
-    when spent and charge = 'snooze' then jsonb_build_object('type', 'SnoozedTooOften', 'message',
-      format('snoozed %s; max_snoozes is %s', gangq.counted(j.snoozes + 1, 'time'), j.max_snoozes))
-    else error end;
+  error := gangq.error_kept(j, charge, spent, end_attempt.error, reason);
   if c.event <> 'trip' then  -- its event has more to tell, and is written before
     perform gangq.log_job(t, coalesce(kind,
         case when c.event = 'fail' and not spent then 'retry' else c.event end),
@@ -106,6 +99,22 @@ begin
     perform gangq.wake_lane(j.shape_id, 1, 'sleepers');
   end if;
   return next_state;
+end $$;
+
+-- Internal, for end_attempt. The error that a single job keeps: the one reported, unless its worker
+-- was lost, or this stop or snooze was one too many (spent).
+create function gangq.error_kept(
+  j gangq.live_jobs, charge text, spent boolean, reported jsonb, reason text
+) returns jsonb language plpgsql stable as $$
+begin
+  return case
+    when charge = 'crash' then jsonb_build_object('type', 'WorkerLost', 'message', reason,
+      'crashes', j.crashes + 1)
+    when spent and charge = 'stop' then jsonb_build_object('type', 'StoppedTooOften', 'message',
+      'handed back or told to stop ' || gangq.counted(j.stops + 1, 'time'))
+    when spent and charge = 'snooze' then jsonb_build_object('type', 'SnoozedTooOften', 'message',
+      format('snoozed %s; max_snoozes is %s', gangq.counted(j.snoozes + 1, 'time'), j.max_snoozes))
+    else reported end;
 end $$;
 
 -- Internal. Whether this job is due before the next safety tick would find it. A tick that comes
