@@ -28,6 +28,31 @@ begin
   return true;
 end $$;
 
+-- Internal, for append_log. Raises GQ001 for arrays that do not go together, GQ007 for a chunk over
+-- 1 MiB.
+create function gangq.check_output(
+  job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]
+) returns void language plpgsql as $$
+begin
+  if (
+    select count(distinct coalesce(cardinality(a.list), 0))
+    from (values (check_output.job_ids::text[]), (check_output.tokens::text[]),
+      (check_output.seqs::text[]), (check_output.chunks)) as a(list)) > 1
+    or array_position(check_output.seqs, null) is not null
+    or array_position(check_output.chunks, null) is not null or 0 > any (check_output.seqs)
+    or (select count(*) > count(distinct (l.id, l.token, l.seq))
+      from unnest(check_output.job_ids, check_output.tokens, check_output.seqs)
+        as l(id, token, seq))
+  then
+    perform gangq.refuse('GQ001',
+      'append_log needs as many tokens, numbers and chunks as job ids, and numbers from 0 on, '
+      'each number once for an attempt',
+      'Pass arrays of one length, without nulls in seqs and chunks.');
+  end if;
+  perform gangq.refuse_larger('a chunk', max(octet_length(c.chunk)), 1048576)
+  from unnest(check_output.chunks) as c(chunk);
+end $$;
+
 -- Output of claims, in chunks numbered from 0 per attempt. Dropped without an error: chunks of an
 -- attempt that is not the job's last or whose job has left live_jobs, and chunks whose number is
 -- not above the last one stored. Workers keep an attempt to settings.log_bytes. Raises GQ001, GQ007
@@ -47,22 +72,8 @@ declare
   total bigint;
   until timestamptz := gangq.now() + interval '1 hour';
 begin
-  if (
-    select count(distinct coalesce(cardinality(a.list), 0))
-    from (values (append_log.job_ids::text[]), (append_log.tokens::text[]),
-      (append_log.seqs::text[]), (append_log.chunks)) as a(list)) > 1
-    or array_position(append_log.seqs, null) is not null
-    or array_position(append_log.chunks, null) is not null or 0 > any (append_log.seqs)
-    or (select count(*) > count(distinct (l.id, l.token, l.seq))
-      from unnest(append_log.job_ids, append_log.tokens, append_log.seqs) as l(id, token, seq))
-  then
-    perform gangq.refuse('GQ001',
-      'append_log needs as many tokens, numbers and chunks as job ids, and numbers from 0 on, '
-      'each number once for an attempt',
-      'Pass arrays of one length, without nulls in seqs and chunks.');
-  end if;
-  perform gangq.refuse_larger('a chunk', max(octet_length(c.chunk)), 1048576)
-  from unnest(append_log.chunks) as c(chunk);
+  perform gangq.check_output(append_log.job_ids, append_log.tokens, append_log.seqs,
+    append_log.chunks);
   perform gangq.require_read_committed('append_log');
   for said in
     select l.id, l.token, array_agg(l.seq order by l.seq) as seqs,
