@@ -16,9 +16,9 @@ language sql stable as $$
     ('evidence', 'at', 'long'), ('logs', 'at', 'short')) as p(name, key, class)
 $$;
 
--- The only dynamic SQL: names of partitions cannot be parameters. Each statement waits at most
--- 100 ms for its lock and is tried again by a later tick. Bounds are written and read in UTC,
--- whatever the time zone of the session is.
+-- The only dynamic SQL is here and in what this calls: names of partitions cannot be parameters.
+-- Each statement waits at most 100 ms for its lock and is tried again by a later tick. Bounds are
+-- written and read in UTC, whatever the time zone of the session is.
 --
 -- Makes the partitions of today and the next two days and drops those past their retention, whole,
 -- every ten minutes or at once; also forgets what nothing refers to any more, and answers of
@@ -30,8 +30,6 @@ declare
   t timestamptz := gangq.now();
   parent record;
   day date;
-  part text;
-  old record;
   made integer := 0;
 begin
   if not at_once and exists (
@@ -45,36 +43,10 @@ begin
     select p.name, p.key, (t - p.keep) as until from gangq.kept_by_day() p
   loop
     for day in select t::date + n from generate_series(0, 2) n loop
-      part := parent.name || '_' || to_char(day, 'YYYYMMDD');
-      continue when to_regclass('gangq.' || part) is not null;
-      -- One day at a time: rows that the default partition has caught on one day must not cost the
-      -- others theirs.
-      begin
-        execute format(
-          'create table gangq.%I (like gangq.%I including defaults including constraints)', part,
-          parent.name);
-        execute format(
-          'alter table gangq.%I attach partition gangq.%I for values from (%L) to (%L)',
-          parent.name, part, day::timestamptz, (day + 1)::timestamptz);
-        execute format('comment on table gangq.%I is %L', part,
-          parent.name || ' of ' || day || ' (UTC)');
-        made := made + 1;
-      exception
-        -- The lock is not to be had now, or rows of that day are in the default partition: they
-        -- stay there.
-        when lock_not_available or check_violation then null;
-      end;
+      made := made + gangq.make_partition(parent.name, day)::integer;
     end loop;
     begin
-      for old in
-        select c.relname
-        from pg_catalog.pg_inherits i
-        join pg_catalog.pg_class c on c.oid = i.inhrelid
-        where i.inhparent = ('gangq.' || parent.name)::regclass and c.relname ~ '_[0-9]{8}$'
-          and to_date(right(c.relname, 8), 'YYYYMMDD') < parent.until::date
-      loop
-        execute format('drop table gangq.%I', old.relname);
-      end loop;
+      perform gangq.drop_partitions(parent.name, parent.until::date);
       perform gangq.keep_rest(parent.name, parent.key, parent.until);
     exception
       when lock_not_available then null;
@@ -85,8 +57,46 @@ begin
   return made;
 end $$;
 
+-- Internal, for keep_partitions. Makes the partition of a day if there is none. Returns whether it
+-- did. Each day has a subtransaction of its own: rows that the default partition has caught on one
+-- day must not cost the others theirs.
+create function gangq.make_partition(parent text, day date) returns boolean language plpgsql as $$
+declare
+  part text := parent || '_' || to_char(day, 'YYYYMMDD');
+begin
+  if to_regclass('gangq.' || part) is not null then
+    return false;
+  end if;
+  execute format('create table gangq.%I (like gangq.%I including defaults including constraints)',
+    part, parent);
+  execute format('alter table gangq.%I attach partition gangq.%I for values from (%L) to (%L)',
+    parent, part, day::timestamptz, (day + 1)::timestamptz);
+  execute format('comment on table gangq.%I is %L', part, parent || ' of ' || day || ' (UTC)');
+  return true;
+exception
+  -- The lock is not to be had now, or rows of that day are in the default partition: they stay
+  -- there.
+  when lock_not_available or check_violation then return false;
+end $$;
+
+-- Internal, for keep_partitions. Drops the partitions of the days before this one. Raises 55P03.
+create function gangq.drop_partitions(parent text, before date) returns void language plpgsql as $$
+declare
+  old record;
+begin
+  for old in
+    select c.relname
+    from pg_catalog.pg_inherits i
+    join pg_catalog.pg_class c on c.oid = i.inhrelid
+    where i.inhparent = ('gangq.' || parent)::regclass and c.relname ~ '_[0-9]{8}$'
+      and to_date(right(c.relname, 8), 'YYYYMMDD') < before
+  loop
+    execute format('drop table gangq.%I', old.relname);
+  end loop;
+end $$;
+
 -- Internal, for keep_partitions. Makes a default partition, and empties it once its last row is
--- past its time.
+-- past its time. Raises 55P03.
 create function gangq.keep_rest(parent text, key text, until timestamptz) returns void
 language plpgsql as $$
 declare
