@@ -25,6 +25,16 @@ declare
 begin
   -- Answers of submissions would be forgotten after less than an hour.
   update gangq.tick_state x set requests_turned_at = gangq.moved(x.requests_turned_at, t, by);
+  perform gangq.move_workers_back(by, t, last_tick);
+  perform gangq.move_work_back(by, t, last_tick);
+  perform gangq.move_stored_back(by, t);
+  perform gangq.move_services_back(by, t, last_tick);
+end $$;
+
+-- Internal, for move_back: leases, and what is held against a worker.
+create function gangq.move_workers_back(by interval, t timestamptz, last_tick timestamptz)
+returns void language plpgsql as $$
+begin
   update gangq.leases l set renewed_at = l.renewed_at - by, expires_at = l.expires_at - by
   where l.incarnation = any (array(
     select z.incarnation from gangq.leases z
@@ -39,7 +49,14 @@ begin
     where z.flagged_at > t or z.passed_over_until > t
       or z.exits_at is not null and (z.ended_at > t or z.exits_at > last_tick)
     order by z.id for no key update skip locked));
-  -- not_before stays, too, when it is over; it never ends before the process of a member. A gang
+end $$;
+
+-- Internal, for move_back: what gangs and jobs wait for and are judged by, and since when a verdict
+-- of what waits holds.
+create function gangq.move_work_back(by interval, t timestamptz, last_tick timestamptz)
+returns void language plpgsql as $$
+begin
+  -- not_before stays when it is over; it never ends before the process of a member. A gang
   -- that was never placed and never timed out waits for the moment that people gave.
   update gangq.live_gangs g set
     go_at = gangq.moved(g.go_at, t, by),
@@ -83,8 +100,6 @@ begin
   where (v.kind_id, v.ask) in (
     select z.kind_id, z.ask from gangq.verdicts z
     where z.since > t order by z.kind_id, z.ask for update skip locked);
-  perform gangq.move_stored_back(by, t);
-  perform gangq.move_services_back(by, t, last_tick);
 end $$;
 
 -- Internal, for move_back: what stands for a time, or is to be delivered.
