@@ -377,14 +377,19 @@ end $$;
 
 -- Who decides -------------------------------------------------------------------------------------
 
--- Internal. In how many seconds the caller may decide: 0, now; more, another has the turn until
--- then; null, nothing waits, or the caller may not. A session that ticks and finds that something
--- waits to be placed has the turn for a second, unless another has it: that one learns from asked
--- that there is more to see, and goes on. Raises 55P03 while an open pass holds the row.
-create function gangq.take_turn(t timestamptz) returns real language plpgsql as $$
+-- Internal. decide: the caller may decide now. wait_s: in how many seconds to ask again, because
+-- another has the turn until then; null: not at all (the caller decides, nothing waits, or the
+-- caller may not). busy: a pass that is left open holds the row, and nobody else can decide before
+-- it ends. A session that ticks and finds that something waits to be placed has the turn for a
+-- second, unless another has it: that one learns from asked that there is more to see, and goes on.
+create function gangq.take_turn(
+  t timestamptz, out decide boolean, out wait_s real, out busy boolean
+) language plpgsql as $$
 declare
   others_until timestamptz;
 begin
+  decide := false;
+  busy := false;
   if not exists (
       select 1 from gangq.live_gangs g
       where g.state = 'blocked' and (g.not_before is null or g.not_before <= t))
@@ -394,14 +399,18 @@ begin
     and not gangq.single_waits()
     or not (gangq.may_act_as('gangq_worker') or gangq.is_admin())
   then
-    return null;
+    return;
   end if;
   -- A turn lasts for a second: one that ends later is from before the clock was set back.
   select case when d.until > t and d.until <= t + interval '1 s' then d.until end into others_until
   from gangq.decider d for update;
   update gangq.decider d
   set asked = d.asked + 1, until = coalesce(others_until, t + interval '1 s');
-  return coalesce(extract(epoch from others_until - t), 0);
+  decide := others_until is null;
+  wait_s := extract(epoch from others_until - t);
+exception when lock_not_available then
+  wait_s := 0.05;
+  busy := true;
 end $$;
 
 -- Internal. Ends the turn; true: somebody has asked since the board was read, and it goes on.

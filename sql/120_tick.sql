@@ -78,44 +78,35 @@ create function gangq.tick(
 ) language plpgsql as $$
 declare
   t timestamptz := gangq.now();
-  every real;
-  runs bigint;
-  ago_s real;
-  just_ran boolean;
+  last record;
   steps text[];
   done record;
-  turn_in_s real;
+  asked record;
 begin
   perform gangq.require_read_committed('tick');
-  select s.tick_s, extract(epoch from t - x.last_at), l.runs into every, ago_s, runs
-  from gangq.settings s cross join gangq.tick_state x cross join gangq.lock_rows l
-  where l.name = 'tick';
-  just_ran := coalesce(
-    (not force or runs >= tick.turn) and ago_s >= 0 and ago_s < every * 0.8
-      -- No rate holds anything back, or it opens later.
-      and gangq.rate_opens_at() > t is not false, false);
+  last := gangq.last_run(force, tick.turn, t);
   ran := false;
   again := false;
   decide := false;
   unplanned := 0;
-  next_in_s := every - case when just_ran then ago_s else 0 end;
+  next_in_s := last.next_in_s;
   -- What is due does not wait for the next safety tick, and does not make all of the tick run.
-  if just_ran and not exists (select from gangq.tick_steps(t) s where s.due) then
+  if last.just_ran and not exists (select from gangq.tick_steps(t) s where s.due) then
     return next;
     return;
   end if;
   perform from gangq.lock_rows l where l.name = 'tick' for update skip locked;
   if not found then
     next_in_s := 0.02;
-    next_turn := case when tick.turn > runs then tick.turn else runs + 2 end;
+    next_turn := case when tick.turn > last.runs then tick.turn else last.runs + 2 end;
     return next;
     return;
   end if;
   -- After the lock: run n + 2 must see what was committed before run n + 1 has.
   steps := array(
-    select s.name from gangq.tick_steps(t) s where s.due or s.at_work and not just_ran);
+    select s.name from gangq.tick_steps(t) s where s.due or s.at_work and not last.just_ran);
   -- A run of the due steps alone is not counted: it serves nobody who waits for a whole one.
-  update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick' and not just_ran;
+  update gangq.lock_rows l set runs = l.runs + 1 where l.name = 'tick' and not last.just_ran;
   perform gangq.hang_up_soon();
   done := gangq.run_steps(steps, coalesce(tick.decides, false));
   ran := true;
@@ -127,18 +118,34 @@ begin
     least(next_in_s, extract(epoch from gangq.next_due(t) - gangq.now()))));
   unplanned := (select count(*) from gangq.unplanned(gangq.now()));
   -- Last, because the decider waits for this row at the end of its pass.
-  if tick.decides and not just_ran then
-    begin
-      turn_in_s := gangq.take_turn(t);
-      decide := coalesce(turn_in_s = 0, false);
-    exception when lock_not_available then
-      -- A pass that is left open has the row, and nobody else can decide before it ends.
-      turn_in_s := 0.05;
-      again := true;
-    end;
-    next_in_s := least(next_in_s, nullif(turn_in_s, 0));
+  if tick.decides and not last.just_ran then
+    asked := gangq.take_turn(t);
+    decide := asked.decide;
+    again := again or asked.busy;
+    next_in_s := least(next_in_s, asked.wait_s);
   end if;
   return next;
+end $$;
+
+-- Internal, for tick. runs: how many whole runs there were. just_ran: the last one is so recent
+-- that this call does only what is due; false if the caller wants another one (force, or a turn
+-- that has not come). next_in_s: in how many seconds the next whole run is to be, after this call.
+create function gangq.last_run(
+  force boolean, turn bigint, t timestamptz,
+  out runs bigint, out just_ran boolean, out next_in_s real
+) language plpgsql stable as $$
+declare
+  every real;
+  ago_s real;
+begin
+  select s.tick_s, extract(epoch from t - x.last_at), l.runs into every, ago_s, runs
+  from gangq.settings s cross join gangq.tick_state x cross join gangq.lock_rows l
+  where l.name = 'tick';
+  just_ran := coalesce(
+    (not force or runs >= turn) and ago_s >= 0 and ago_s < every * 0.8
+      -- No rate holds anything back, or it opens later.
+      and gangq.rate_opens_at() > t is not false, false);
+  next_in_s := every - case when just_ran then ago_s else 0 end;
 end $$;
 
 -- Internal. A moment among the numbers of a verdict, in seconds since 1970; null: it is none. They

@@ -108,7 +108,7 @@ MUTATIONS = [
     ("limit_hit", "coalesce(sum(u.jobs), 0)", "0", "test_limit_keys"),
     ("add_place", "perform gangq.count_starts((s).queue, (s).limit_key, 1);", "", "test_rates"),
     ("start_in_place", "and not exists (select from gangq.rates_on(s.queue, s.limit_key))", "", "test_rates"),
-    ("tick", "and gangq.rate_opens_at() > t is not false", "", "test_rates"),
+    ("last_run", "and gangq.rate_opens_at() > t is not false", "", "test_rates"),
     ("apply", "l.runs + 1 - apply.part = apply.pass", "l.runs >= apply.pass", "test_apply"),
     ("renew_places", "not vacant or z.job_id is null", "true", "test_places test_apply"),
     ("may_not_stop", "not between 1 and most", "< 0", "test_apply test_preemption"),
