@@ -46,6 +46,27 @@ create function gangq.await_again(job_ids bigint[]) returns void language sql as
   where e.live or gangq.is_wanted(e.outcome, e.wants) is not true
 $$;
 
+-- Internal, for revive. Those still live that have been told how these retried jobs ended wait for
+-- them again; if one has ended again meanwhile, they are told of that. Returns the retried jobs of
+-- which another transaction holds a dependent that was told of another ending than the present one,
+-- if any.
+create function gangq.tell_again(ids bigint[]) returns bigint[] language plpgsql as $$
+begin
+  update gangq.dependencies d set settled = false, outcome = case
+    when not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
+    then coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled') end
+  where d.ctid = any (array(
+    select z.ctid from gangq.dependencies z
+    where z.on_job_id = any (tell_again.ids) and z.outcome is not null
+    order by z.on_job_id, z.job_id for update skip locked));
+  return array(
+    select d.on_job_id
+    from gangq.dependencies d
+    where d.on_job_id = any (tell_again.ids) and d.outcome is not null
+      and (exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
+        or d.outcome <> coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled')));
+end $$;
+
 -- Internal. What waited for these retried jobs waits again: most jobs at most, but for a gang that
 -- exceeds it. revived: those that were cancelled. unfinished: the retried jobs of which some are
 -- left, because another transaction holds them or there are more.
@@ -60,24 +81,10 @@ declare
   g bigint;
   taken integer;
 begin
-  -- 1. Those still live that have been told of the ending before. If the job has ended again
-  -- meanwhile they are told of that.
-  update gangq.dependencies d set settled = false, outcome = case
-    when not exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
-    then coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled') end
-  where d.ctid = any (array(
-    select z.ctid from gangq.dependencies z
-    where z.on_job_id = any (revive.ids) and z.outcome is not null
-    order by z.on_job_id, z.job_id for update skip locked));
-  -- 2. Those that another transaction holds: they have been told of another ending than the present
-  -- one, if any. It may cancel them: only 3 looks after that.
-  unfinished := array(
-    select d.on_job_id
-    from gangq.dependencies d
-    where d.on_job_id = any (revive.ids) and d.outcome is not null
-      and (exists (select 1 from gangq.live_jobs j where j.id = d.on_job_id)
-        or d.outcome <> coalesce(gangq.ended_as(d.on_job_id, d.wants), 'cancelled')));
-  -- 3. Those cancelled.
+  -- 1. Those still live. Another transaction may cancel those that it holds: only 2 looks after
+  -- that.
+  unfinished := gangq.tell_again(revive.ids);
+  -- 2. Those cancelled.
   select coalesce(array_agg(c.job_id) filter (where c.gang_id is null), '{}'),
     coalesce(array_agg(c.gang_id) filter (where c.gang_id is not null), '{}')
   into jobs, gangs
@@ -100,7 +107,7 @@ begin
       revived := revived || array(select j.id from gangq.live_jobs j where j.gang_id = g);
     end if;
   end loop;
-  -- 4. Whose those are that are left; of more than most it is not known.
+  -- 3. Whose those are that are left; of more than most it is not known.
   unfinished := unfinished || case
     when cardinality(jobs) + cardinality(gangs) > most then revive.ids
     else array(
