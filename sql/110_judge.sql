@@ -12,15 +12,14 @@
 -- last judgement and returns when the last one ended (null: none; infinity: another transaction is
 -- finding out, so nothing can be judged now). A lease can only be judged if the workers could renew
 -- it. After a restart, a failover or a jump of the clock every lease gets one full period from now.
--- After a gap between two ticks the same holds for the workers heard since the last such gap.
--- Where the clock went back, what is stored goes back with it (124).
+-- After a gap between two ticks the same holds for the workers heard since the last such gap (see
+-- allow_for_gap). Where the clock went back, what is stored goes back with it (124).
 create function gangq.note_outage(t timestamptz) returns timestamptz language plpgsql as $$
 declare
   s gangq.tick_state;
   started timestamptz := pg_postmaster_start_time();
   server_timeline text := case when not pg_is_in_recovery()
     then left(pg_walfile_name(pg_current_wal_lsn()), 8) end;
-  shortest real;
   why text;
 begin
   select x.* into s from gangq.tick_state x for update skip locked;
@@ -42,23 +41,7 @@ begin
   if why is not null then
     s.interrupted_at := t;
   else
-    select coalesce(min(l.lease_s), 120) into shortest
-    from gangq.leases l join gangq.incarnations i on i.id = l.incarnation where i.ended_at is null;
-    -- A gap counts when a healthy worker's lease could have run out in it. With a slow cron every
-    -- gap is long: a worker that got another period at each of them would never be judged. So only
-    -- workers heard since the last gap get one.
-    if t - s.last_at > make_interval(secs => shortest * 0.75)
-      and (s.outage_ended_at is null or exists (
-        select 1 from gangq.leases l join gangq.incarnations i on i.id = l.incarnation
-        where i.ended_at is null and l.renewed_at > s.outage_ended_at)) then
-      why := 'no tick for ' || round(extract(epoch from t - s.last_at)::numeric, 1) || ' s';
-      update gangq.leases l
-        set expires_at = greatest(l.expires_at, t + make_interval(secs => l.lease_s))
-      where l.incarnation = any (array(
-        select z.incarnation from gangq.leases z join gangq.incarnations i on i.id = z.incarnation
-        where i.ended_at is null and z.renewed_at > coalesce(s.outage_ended_at, '-infinity')
-        order by z.incarnation for update of z skip locked));
-    end if;
+    why := gangq.allow_for_gap(s, t);
   end if;
   if why is not null then
     s.outage_ended_at := t;
@@ -71,6 +54,34 @@ begin
   from gangq.id_base() b
   where x.timeline <> b.timeline;
   return s.outage_ended_at;
+end $$;
+
+-- A gap counts when a healthy worker's lease could have run out in it. With a slow cron every gap
+-- is long: a worker that got another period at each of them would never be judged. So only workers
+-- heard since the last gap get one.
+--
+-- Internal, for note_outage. If the time since the last tick is such a gap, gives those workers one
+-- full lease from now. Returns what the event says of the gap; null: there was none.
+create function gangq.allow_for_gap(s gangq.tick_state, t timestamptz) returns text
+language plpgsql as $$
+declare
+  shortest real;
+begin
+  select coalesce(min(l.lease_s), 120) into shortest
+  from gangq.leases l join gangq.incarnations i on i.id = l.incarnation where i.ended_at is null;
+  if t - s.last_at > make_interval(secs => shortest * 0.75)
+    and (s.outage_ended_at is null or exists (
+      select 1 from gangq.leases l join gangq.incarnations i on i.id = l.incarnation
+      where i.ended_at is null and l.renewed_at > s.outage_ended_at)) then
+    update gangq.leases l
+      set expires_at = greatest(l.expires_at, t + make_interval(secs => l.lease_s))
+    where l.incarnation = any (array(
+      select z.incarnation from gangq.leases z join gangq.incarnations i on i.id = z.incarnation
+      where i.ended_at is null and z.renewed_at > coalesce(s.outage_ended_at, '-infinity')
+      order by z.incarnation for update of z skip locked));
+    return 'no tick for ' || round(extract(epoch from t - s.last_at)::numeric, 1) || ' s';
+  end if;
+  return null;
 end $$;
 
 -- Internal. When a lease may be judged as over: after an outage it gets one full period.
