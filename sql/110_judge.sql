@@ -177,10 +177,42 @@ language sql stable as $$
         and (i.state <> 'live' or i.quarantined is not null))
 $$;
 
+-- Internal, for rollback_stale. Ends the reservation, which is over, of this locked gang or of its
+-- replacements: it is rolled back; when some members wait at the barrier the gang is drained, which
+-- costs it a placement miss and no attempt. Drains a running gang that has missed a member for its
+-- whole timeout. outage: as note_outage returns it.
+create function gangq.end_reservation(g gangq.live_gangs, outage timestamptz, t timestamptz)
+returns void language plpgsql as $$
+declare
+  due timestamptz := outage + make_interval(secs => g.claim_deadline_s);
+  reading double precision;
+begin
+  if g.deadline_at <= t and due > t then
+    -- In an outage nobody could claim: a deadline that passed in it is set anew.
+    update gangq.live_gangs x set deadline_at = due where x.id = g.id;
+    update gangq.live_jobs j set deadline_at = due
+    where j.gang_id = g.id and j.state = 'reserved';
+  elsif g.missing_since is not null and g.timeout_at <= t then
+    -- Time in which the queue was paused or over a limit does not count.
+    reading := gangq.ineligible_s(g.kind_id, t);
+    if reading > g.ineligible_s then
+      update gangq.live_gangs x
+      set timeout_at = gangq.timeout_shifted(x, reading, t), ineligible_s = reading
+      where x.id = g.id;
+    else
+      perform gangq.drain(g.id, '{}', '{}', 'no_replacement', null,
+        format('no place was found for a lost member within %s s', round(g.timeout_s)), t);
+    end if;
+  elsif not gangq.rollback_gang(g.id) and g.state = 'reserved' then
+    -- Some members were claimed and wait at the barrier for one that will not come.
+    perform gangq.pass_over(g, t);
+    perform gangq.drain(g.id, '{}', '{}', 'placement_miss', null,
+      'a member was not claimed in time, or its worker takes nothing more', t);
+  end if;
+end $$;
+
 -- Internal. Ends reservations past their deadline, and those on workers that take no work any more.
--- A reservation is rolled back; when some members wait at the barrier the gang is drained, which
--- costs it a placement miss and no attempt. Also drains a running gang that has missed a member for
--- its whole timeout.
+-- Returns how many gangs it judged.
 create function gangq.rollback_stale(most integer default 200) returns integer
 language plpgsql as $$
 declare
@@ -188,8 +220,6 @@ declare
   outage timestamptz := gangq.note_outage(t);
   w record;
   g gangq.live_gangs;
-  due timestamptz;
-  reading double precision;
   n integer := 0;
 begin
   if outage = 'infinity' then
@@ -205,31 +235,7 @@ begin
     select x.* into g from gangq.live_gangs x where x.id = w.id and gangq.reservation_over(x, t);
     continue when not found;
     n := n + 1;
-    -- In an outage nobody could claim: a deadline that passed in it is set anew.
-    due := outage + make_interval(secs => g.claim_deadline_s);
-    if g.deadline_at <= t and due > t then
-      update gangq.live_gangs x set deadline_at = due where x.id = g.id;
-      update gangq.live_jobs j set deadline_at = due
-      where j.gang_id = g.id and j.state = 'reserved';
-      continue;
-    end if;
-    if g.missing_since is not null and g.timeout_at <= t then
-      -- Time in which the queue was paused or over a limit does not count.
-      reading := gangq.ineligible_s(g.kind_id, t);
-      if reading > g.ineligible_s then
-        update gangq.live_gangs x
-        set timeout_at = gangq.timeout_shifted(x, reading, t), ineligible_s = reading
-        where x.id = g.id;
-      else
-        perform gangq.drain(g.id, '{}', '{}', 'no_replacement', null,
-          format('no place was found for a lost member within %s s', round(g.timeout_s)), t);
-      end if;
-    elsif not gangq.rollback_gang(g.id) and g.state = 'reserved' then
-      -- Some members were claimed and wait at the barrier for one that will not come.
-      perform gangq.pass_over(g, t);
-      perform gangq.drain(g.id, '{}', '{}', 'placement_miss', null,
-        'a member was not claimed in time, or its worker takes nothing more', t);
-    end if;
+    perform gangq.end_reservation(g, outage, t);
   end loop;
   return n;
 end $$;
