@@ -2,6 +2,25 @@
 -- whether to restart one of its own, and says with bounced how that went.
 -- Locks: the worker's row; flag_dead_workers with skip locked.
 
+-- Internal, for flag_dead_workers. An event and a line in the server's log say that this worker has
+-- been silent for so long while it holds these jobs, and what to do.
+create function gangq.report_silent(
+  worker gangq.incarnations, silent_s numeric, jobs bigint[], t timestamptz
+) returns void language plpgsql as $$
+declare
+  what_to_do text := format('restart it on host %s (gangq bounce --once does), or prove it dead: '
+    'select gangq.report_dead(%L, %s, ...)', worker.host, worker.name, worker.id);
+begin
+  perform gangq.log_event(t, 'flag', incarnation => worker.id,
+    reason => format('silent for %s s with %s: %s', silent_s,
+      gangq.counted(cardinality(jobs), 'job'), what_to_do),
+    data => jsonb_build_object('host', worker.host, 'pid', worker.pid, 'silent_s', silent_s,
+      'jobs', jobs));
+  raise warning 'DEAD WORKER % on host %, incarnation %, pid %: silent % s, holds jobs %: %',
+    worker.name, worker.host, worker.id, coalesce(worker.pid::text, '?'), silent_s,
+    array_to_string(jobs[1:20], ', '), what_to_do;
+end $$;
+
 -- Flags workers that have been silent for flag_after_s while they hold jobs, each incarnation by
 -- itself; a flag stands until that incarnation is heard again or replaced. Frees nothing: only
 -- proof of death or the end of a lease does. Returns how many were flagged; each is an event and a
@@ -12,14 +31,14 @@ declare
   outage timestamptz := gangq.note_outage(t);
   flag_after interval := (select make_interval(secs => s.flag_after_s) from gangq.settings s);
   w record;
-  what_to_do text;
+  worker gangq.incarnations;
   flagged integer := 0;
 begin
   for w in
-    select c.id, c.name, c.host, c.pid, c.flagged_at, h.jobs,
+    select c.id, c.flagged_at, h.jobs,
       round(extract(epoch from t - c.renewed_at)::numeric, 1) as silent_s
     from (
-      select i.id, i.name, i.host, i.pid, i.flagged_at, l.renewed_at
+      select i.id, i.flagged_at, l.renewed_at
       from gangq.incarnations i join gangq.leases l on l.incarnation = i.id
       where i.ended_at is null and case
         when i.flagged_at is not null then l.renewed_at > i.flagged_at
@@ -30,7 +49,7 @@ begin
       where j.incarnation = c.id) h
     where c.flagged_at is not null or h.jobs is not null order by c.id limit 200
   loop
-    perform 1 from gangq.incarnations i
+    select i.* into worker from gangq.incarnations i
     where i.id = w.id and i.ended_at is null for no key update skip locked;
     continue when not found;
     -- The loop read its jobs before the lock: since then it may have been heard, and have finished.
@@ -46,16 +65,7 @@ begin
       continue;
     end if;
     flagged := flagged + 1;
-    what_to_do := format('restart it on host %s (gangq bounce --once does), or prove it dead: '
-      'select gangq.report_dead(%L, %s, ...)', w.host, w.name, w.id);
-    perform gangq.log_event(t, 'flag', incarnation => w.id,
-      reason => format('silent for %s s with %s: %s', w.silent_s,
-        gangq.counted(cardinality(w.jobs), 'job'), what_to_do),
-      data => jsonb_build_object('host', w.host, 'pid', w.pid, 'silent_s', w.silent_s, 'jobs',
-        w.jobs));
-    raise warning 'DEAD WORKER % on host %, incarnation %, pid %: silent % s, holds jobs %: %',
-      w.name, w.host, w.id, coalesce(w.pid::text, '?'), w.silent_s,
-      array_to_string(w.jobs[1:20], ', '), what_to_do;
+    perform gangq.report_silent(worker, w.silent_s, w.jobs, t);
   end loop;
   return flagged;
 end $$;
