@@ -1,5 +1,10 @@
 -- Progress: what the watchdogs allow each task, what has been learned of its beats, and the gang's
 -- own watchdog, which sees the beats of all members.
+--
+-- A beat may say in which phase its member is. Here every phase but run means that no step is to be
+-- expected, for as long as it lasts. For how long a process may be silent in each is decided by its
+-- own watchdogs (stall.py, health.py). The phase wait, and words of the handler's own, are not kept
+-- (keep_beats, 041) and count as run: a gang of which all members wait is judged.
 -- Locks: learn_gap its own row; judge_progress the row of tick_state, then gangs and members as
 -- every step of the tick does, with skip locked.
 
@@ -105,6 +110,30 @@ begin
   return done;
 end $$;
 
+-- Internal, for judge_standstill. The running members of a running gang that lacks none; of any
+-- other gang there are none. step_at: the last step of any of them. A member that was claimed, as a
+-- replacement too, gets the whole time: its claim counts as a step. steppers: how many report
+-- steps. busy: a member loads, saves or is in a long phase. steps and members: for the event and
+-- its evidence.
+create function gangq.steps_of_gang(
+  gang_id bigint, out step_at timestamptz, out steppers bigint, out busy boolean, out steps jsonb,
+  out members jsonb
+) language plpgsql stable as $$
+begin
+  select greatest(max(p.step_at), max(x.claimed_at)), count(p.step_at), bool_or(p.phase <> 'run'),
+    jsonb_object_agg(gangq.rank_of(x), p.step) filter (where p.step is not null),
+    jsonb_agg(jsonb_build_object('rank', gangq.rank_of(x), 'worker', i.name, 'host', i.host,
+      'step', p.step, 'step_at', p.step_at, 'phase', p.phase, 'rate', p.rate, 'beat_at', p.beat_at)
+      order by x.rank)
+  into step_at, steppers, busy, steps, members
+  from gangq.live_gangs g
+  join gangq.live_jobs x on x.gang_id = g.id and x.state = 'running'
+  left join gangq.progress p on p.job_id = x.id and p.token = x.token
+  left join gangq.incarnations i on i.id = x.incarnation
+  -- While a lost member is replaced the others may have to wait for it.
+  where g.id = steps_of_gang.gang_id and g.state = 'running' and g.missing_since is null;
+end $$;
+
 -- Internal. Drains a running gang without a step for gang_stall_s, although no member loads, saves
 -- or is in a long phase. The member that stopped first is charged, if known.
 create function gangq.judge_standstill(gang_id bigint, t timestamptz, cfg gangq.settings)
@@ -119,20 +148,7 @@ begin
   if not gangq.try_lock_gang(judge_standstill.gang_id) then
     return 0;
   end if;
-  -- A member that was claimed, as a replacement too, gets the whole time. While a lost member is
-  -- replaced the others may have to wait for it.
-  select greatest(max(p.step_at), max(x.claimed_at)) as step_at, count(p.step_at) as steppers,
-    bool_or(p.phase in ('load', 'save', 'long')) as busy,
-    jsonb_object_agg(gangq.rank_of(x), p.step) filter (where p.step is not null) as steps,
-    jsonb_agg(jsonb_build_object('rank', gangq.rank_of(x), 'worker', i.name, 'host', i.host,
-      'step', p.step, 'step_at', p.step_at, 'phase', p.phase, 'rate', p.rate, 'beat_at', p.beat_at)
-      order by x.rank) as members
-  into last
-  from gangq.live_gangs g
-  join gangq.live_jobs x on x.gang_id = g.id and x.state = 'running'
-  left join gangq.progress p on p.job_id = x.id and p.token = x.token
-  left join gangq.incarnations i on i.id = x.incarnation
-  where g.id = judge_standstill.gang_id and g.state = 'running' and g.missing_since is null;
+  last := gangq.steps_of_gang(judge_standstill.gang_id);
   if last.steppers = 0 or last.busy
     or last.step_at > t - make_interval(secs => cfg.gang_stall_s) then
     return 0;
