@@ -175,9 +175,45 @@ begin
   return cardinality(due) + gangq.promote_dependents(t, most);
 end $$;
 
+-- Internal, for promote_dependents. Jobs of which an awaited job has ended, with all members of
+-- their gangs, grouped by gang (null: single jobs) and by the awaited job that has not ended as
+-- wanted (null: none of those that have ended). Begins at a random job, as settle_dependents does.
+create function gangq.told_dependents(most integer)
+returns table (gang_id bigint, unmet bigint, job_ids bigint[]) language plpgsql as $$
+declare
+  first bigint := (
+    select min(x.job_id) + floor(random() * (max(x.job_id) - min(x.job_id) + 1))::bigint
+    from gangq.dependencies x where x.outcome is not null);
+begin
+  return query
+  select x.gang_id, x.unmet, array_agg(x.job_id)
+  from (
+    select d.job_id, j.gang_id,
+      min(d.on_job_id) filter (where not gangq.is_wanted(d.outcome, d.wants)) as unmet
+    from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
+    where d.job_id = any (array(
+        with told as (
+          (select distinct x.job_id from gangq.dependencies x
+            where x.outcome is not null and x.job_id >= first order by x.job_id limit most)
+          union all
+          (select distinct x.job_id from gangq.dependencies x
+            where x.outcome is not null and x.job_id < first order by x.job_id limit most)
+          limit most)
+        select s.job_id from told s
+        union
+        -- Members are released together: the limit never cuts a gang.
+        select m.id
+        from told s
+        join gangq.live_jobs x on x.id = s.job_id
+        join gangq.live_jobs m on m.gang_id = x.gang_id))
+      and d.outcome is not null
+    group by d.job_id, j.gang_id) x
+  group by x.gang_id, x.unmet;
+end $$;
+
 -- Internal, for promote_due. Releases or cancels jobs whose awaited jobs have ended: together the
 -- single jobs that wait for nothing more or were cancelled for the same one, and those of a gang.
--- Begins at a random job, as settle_dependents does. Returns how many.
+-- Returns how many.
 create function gangq.promote_dependents(t timestamptz, most integer) returns integer
 language plpgsql as $$
 declare
@@ -186,34 +222,9 @@ declare
   locked boolean;
   waiting bigint[];
   moved integer := 0;
-  first bigint := (
-    select min(x.job_id) + floor(random() * (max(x.job_id) - min(x.job_id) + 1))::bigint
-    from gangq.dependencies x where x.outcome is not null);
 begin
   for w in
-    select x.gang_id, x.unmet, array_agg(x.job_id) as job_ids
-    from (
-      select d.job_id, j.gang_id,
-        min(d.on_job_id) filter (where not gangq.is_wanted(d.outcome, d.wants)) as unmet
-      from gangq.dependencies d join gangq.live_jobs j on j.id = d.job_id
-      where d.job_id = any (array(
-          with told as (
-            (select distinct x.job_id from gangq.dependencies x
-              where x.outcome is not null and x.job_id >= first order by x.job_id limit most)
-            union all
-            (select distinct x.job_id from gangq.dependencies x
-              where x.outcome is not null and x.job_id < first order by x.job_id limit most)
-            limit most)
-          select s.job_id from told s
-          union
-          -- Members are released together: the limit never cuts a gang.
-          select m.id
-          from told s
-          join gangq.live_jobs x on x.id = s.job_id
-          join gangq.live_jobs m on m.gang_id = x.gang_id))
-        and d.outcome is not null
-      group by d.job_id, j.gang_id) x
-    group by x.gang_id, x.unmet
+    select x.gang_id, x.unmet, x.job_ids from gangq.told_dependents(most) x
     order by x.gang_id, x.unmet
   loop
     if w.gang_id is not null and w.gang_id is distinct from g then
