@@ -427,13 +427,53 @@ def test_a_reader_that_leaves_early_is_no_error(dsn: str, client: Client) -> Non
         assert process.stderr.read() == b""
 
 
-def test_an_answer_that_cannot_be_written_is_said_in_a_line(dsn: str, client: Client) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words", [["ls"], ["ls", "--json"], ["ls", "--help"], ["--help"], ["--version"]], ids=str
+)
+def test_an_answer_that_cannot_be_written_is_said_in_a_line(
+    dsn: str, client: Client, words: list[str], unbuffered: str
+) -> None:
     client.submit(task="a")
+    environ = environment(dsn, PYTHONUNBUFFERED=unbuffered)
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [*GANGQ, "ls"], env=environment(dsn), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [*GANGQ, *words], env=environ, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
-    assert (done.returncode, done.stderr) == (1, "gangq: [Errno 28] No space left on device\n")
+    said = "gangq: not all of the answer could be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_an_error_that_cannot_be_written_leaves_an_exit_code() -> None:
+    with open("/dev/full", "wb") as full:
+        environ = environment(None, PYTHONUNBUFFERED="")
+        assert subprocess.run([*GANGQ, "nosuch"], env=environ, stderr=full, timeout=60).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "said"),
+    [
+        (["ls", ">&-"], 1, "gangq: standard output is closed: send it to /dev/null if no answer is wanted\n"),
+        (
+            ["submit", "a", "-", "<&-"],
+            2,
+            "Error: standard input has no payload: write one JSON object per line\n",
+        ),
+        (["nosuch", "2>&-"], 2, ""),
+    ],
+    ids=["output", "input", "error"],
+)
+def test_a_closed_stream_ends_no_command_in_a_traceback(
+    untouched: str, closed: list[str], code: int, said: str
+) -> None:
+    done = subprocess.run(
+        ["sh", "-c", " ".join([*GANGQ, *closed])],
+        env=environment(untouched),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr.splitlines(True)[-1:]) == (code, [said] if said else [])
 
 
 def test_a_letter_that_standard_output_has_no_code_for_is_escaped(dsn: str, client: Client) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +26,7 @@ EXIT_REFUSED = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_DATABASE = 3
 EXIT_INTERRUPTED = 130
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 class Subgroup(click.Group):
@@ -40,6 +44,32 @@ class LazyGroup(click.Group):
         super().__init__(*args, **kwargs)
         self._sections = sections
         self._commands_in = {name: module for part in sections.values() for name, module in part.items()}
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Run a command. Where its answer cannot be written, a sentence says so; `invoke` does not see what --help,
+        --version and the errors of click print.
+        """
+        if sys.stdin is None:
+            sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+        if sys.stderr is None:
+            sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+        if sys.stdout is None:
+            output.say("standard output is closed: send it to /dev/null if no answer is wanted")
+            sys.exit(EXIT_REFUSED)
+        try:
+            return super().main(*args, **more)
+        except OSError as e:
+            if not _is_unwritten(e):
+                raise
+            with suppress(OSError):
+                output.say(f"not all of the answer could be written: {e.strerror}")
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream.flush()
+                except OSError:
+                    # The interpreter would try again at its end, and complain.
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            sys.exit(EXIT_REFUSED)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse what no database could store: bytes of the command line that are not UTF-8."""
@@ -166,6 +196,11 @@ def _short(command: click.Command, room: int) -> str:
     return f"{begun[1]}." if begun else command.get_short_help_str(room)
 
 
+def _is_unwritten(raised: OSError) -> bool:
+    """Whether it is of a write to something that was open, which knows no name."""
+    return raised.filename is None and raised.errno in _NO_ROOM
+
+
 def _as_ours(raised: Exception) -> GangqError | None:
     # Not at the top: --version, --help and completion should not wait for psycopg.
     import psycopg
@@ -175,7 +210,7 @@ def _as_ours(raised: Exception) -> GangqError | None:
     if isinstance(raised, psycopg.Error):
         return translate(raised)
     if isinstance(raised, OSError) and not isinstance(raised, (GangqError, BrokenPipeError)):
-        return GangqError(str(raised))
+        return None if _is_unwritten(raised) else GangqError(str(raised))
     return raised if isinstance(raised, GangqError) else None
 
 
