@@ -29,3 +29,13 @@ def test_it_listens_on_this_machine_only(dsn: str) -> None:
             assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
         finally:
             web.terminate()
+
+
+def test_a_port_that_is_taken_is_said_before_any_address(dsn: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = [sys.executable, "-m", "gangq", "web", "--port", str(port)]
+        environ = {**os.environ, "GANGQ_DSN": dsn}
+        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60)
+    said = f"gangq: port {port} of 127.0.0.1: Address already in use; choose another with --port\n"
+    assert (done.returncode, done.stderr) == (1, said)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 
 import click
 
@@ -30,6 +32,7 @@ def web(session: Session, port: int, base_path: str, hosts: tuple[str, ...], log
     # After the first call, because they take longer to load than everything before it.
     import uvicorn
 
+    from gangq.errors import GangqError
     from gangq.web import asgi
 
     handler = logging.StreamHandler()
@@ -37,5 +40,11 @@ def web(session: Session, port: int, base_path: str, hosts: tuple[str, ...], log
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("gangq.web").setLevel(logging.INFO)
     page = asgi(session.dsn(), login=login, base_path=base_path, hosts=hosts)
+    try:
+        listening = socket.create_server(("127.0.0.1", port))
+    except OSError as e:
+        said = os.strerror(e.errno or 0)  # Of e itself some releases of Python say more.
+        raise GangqError(f"port {port} of 127.0.0.1: {said}; choose another with --port") from None
     say(f"http://127.0.0.1:{port}{base_path.rstrip('/')}/")
-    uvicorn.run(page, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(page, log_level="warning", timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run([listening])
