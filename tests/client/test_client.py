@@ -209,6 +209,29 @@ def test_an_option_that_is_no_json_is_refused_by_name_before_it_is_sent(options:
         Verbs.submit(task="t", **options)
 
 
+@pytest.mark.parametrize(
+    ("verb", "given", "said"),
+    [
+        (
+            Verbs.submit,
+            {"task": "a", "gpus": 3_000_000_000},
+            "gpus is 3000000000: the database takes -2147483648 to 2147483647 at most",
+        ),
+        (Verbs.set_service, {"name": "s", "replicas": 2**31}, "replicas is 2147483648: "),
+        (Verbs.set_priority, {"job_ids": [1], "priority": -(2**31) - 1}, "priority is -2147483649: "),
+        (Verbs.set_limit, {"key": "k", "most": 2**31}, "most is 2147483648: "),
+        (Verbs.jobs, {"limit": 2**63}, "limit is 9223372036854775808: "),
+        (Verbs.explain_job, {"job_id": 2**63}, "job_id is 9223372036854775808: "),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_number_that_no_integer_holds_is_refused_by_name_before_it_is_sent(
+    verb: Any, given: Any, said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=f"^{re.escape(said)}"):
+        verb(**given)
+
+
 def test_the_database_refuses_an_option_that_there_is_not(client: Client) -> None:
     with pytest.raises(InvalidInput, match=r"submit has no option 'memory_md'.*Did you mean memory_mb"):
         client.submit(task="t", memory_md=1)  # type: ignore[call-arg]

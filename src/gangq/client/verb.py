@@ -100,6 +100,18 @@ class Sql(NamedTuple):
     condition: str | None = None
 
 
+def _fits(bits: int) -> Callable[[Any, str], object]:
+    """Refuses a number that the type has no room for: the server would not say which argument it was."""
+    most = 2 ** (bits - 1) - 1
+
+    def check(value: Any, what: str) -> object:
+        if isinstance(value, int) and not -most - 1 <= value <= most:
+            raise InvalidInput(f"{what} is {value}: the database takes {-most - 1} to {most} at most")
+        return value
+
+    return check
+
+
 def integers(values: Sequence[int], what: str) -> str:
     """Return an array as its text: as a list, psycopg looks at every element, which costs ten times as much."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
@@ -136,7 +148,7 @@ def _one_or_several(values: str | Sequence[str], _what: str) -> str | list[str] 
     return found if found[1:] else next(iter(found), None)
 
 
-BigInt = Annotated[int, Sql("bigint")]
+BigInt = Annotated[int, Sql("bigint", _fits(64))]
 Seconds = Annotated[Duration, Sql("real", seconds)]
 Numeric = Annotated[float, Sql("numeric")]
 Span = Annotated[timedelta, Sql("interval")]
@@ -157,8 +169,8 @@ After = Annotated[Sequence[int | Awaited], Sql("bigint[]", awaited_ids)]
 
 # Conditions on a view.
 Ids = Annotated[Sequence[int], Sql("bigint[]", integers, "id = any ({})")]
-AfterId = Annotated[int, Sql("bigint", None, "id > {}")]
-AfterSeq = Annotated[int, Sql("integer", None, "seq > {}")]
+AfterId = Annotated[int, Sql("bigint", _fits(64), "id > {}")]
+AfterSeq = Annotated[int, Sql("integer", _fits(32), "seq > {}")]
 Device = Annotated[str, Sql("text", None, "{} = any (devices)")]
 Since = Annotated[datetime, Sql("timestamptz", aware, "at >= {}")]
 Until = Annotated[datetime, Sql("timestamptz", aware, "at <= {}")]
@@ -166,11 +178,17 @@ Tag = Annotated[str, Sql("text", None, "{} = any (tags)")]
 _OF_BATCHES = "batch_id = any (array(select b.id from gangq.batches b where {}))"
 BatchName = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "b.name = {}"))]
 OfBatch = Annotated[
-    int, Sql("bigint", None, "job_id = any (array(select j.id from gangq.jobs j where j.batch_id = {}))")
+    int, Sql("bigint", _fits(64), "job_id = any (array(select j.id from gangq.jobs j where j.batch_id = {}))")
 ]
 BatchTag = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "{} = any (b.tags)"))]
 
-_PLAIN = {int: "integer", str: "text", bool: "boolean", bytes: "bytea", UUID: "uuid"}
+_PLAIN = {
+    int: Sql("integer", _fits(32)),
+    str: Sql("text"),
+    bool: Sql("boolean"),
+    bytes: Sql("bytea"),
+    UUID: Sql("uuid"),
+}
 _OF_MORE = {"options": Sql("jsonb", encode_options), "settings": Sql("jsonb", encode_settings)}
 """What a verb declares as `**name`, by that name. There are no others: a test asks each verb for all its types."""
 
@@ -180,7 +198,7 @@ def _sql(hint: Any) -> Sql:
     if get_origin(hint) is not Annotated and get_args(hint) and get_origin(hint) is not list:
         hint = get_args(hint)[0]
     found = getattr(hint, "__metadata__", None)
-    return found[0] if found else Sql(_PLAIN[hint])
+    return found[0] if found else _PLAIN[hint]
 
 
 # Declarations ------------------------------------------------------------------------------------------------
@@ -365,6 +383,8 @@ class View(Verb[P, R]):
         """Build the query."""
         self._check(args, given)
         limit = given.pop("limit", self.parameters["limit"].default if "limit" in self.parameters else None)
+        if limit is not None:
+            _fits(64)(limit, "limit")
         params = self._encoded(given)
         conditions = [
             _condition(name, self.types[name], isinstance(value, list)) for name, value in params.items()
