@@ -69,8 +69,8 @@ begin
   end if;
 end $$;
 
--- Stops a service; it is forgotten once its last gang has ended. set_service without the option
--- source keeps it until then. Can be repeated. Raises GQ002, 42501.
+-- Stops a service; it is forgotten once its last gang has ended. set_service keeps it until then, a
+-- program that declares it too. Can be repeated. Raises GQ002, 42501.
 create function gangq.delete_service(name text) returns void language plpgsql as $$
 declare
   s gangq.services_table := gangq.own_service('delete', name);

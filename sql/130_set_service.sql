@@ -135,7 +135,7 @@ begin
     s.replicas := coalesce(replicas, case when s.revision = 0 then size end, s.replicas);
   end if;
   s.stopped := o.stopped;
-  s.deleting := s.deleting and o.source is not null;
+  s.deleting := false;
   s.surge := o.surge;
   s.ready_within_s := o.ready_within_s;
   s.linger_s := o.linger_s;

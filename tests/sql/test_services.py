@@ -563,6 +563,22 @@ def test_deleted_it_is_forgotten_once_its_last_gang_has_ended(q: Q, fleet: Repli
         q.call("stop_service", name="chat")
 
 
+def test_a_program_that_declares_what_is_being_deleted_keeps_it(q: Q, fleet: Replicas) -> None:
+    """A worker declares it once in its life: it must not matter whether the last gang has ended by then."""
+    declared: dict[str, Any] = {"source": "tasks:app", "replicas": 2}
+    put(q, **declared)
+    fleet.turn()
+    fleet.stops = False
+    q.call("delete_service", name="chat")
+    q.tick()
+    assert put(q, **declared) == "changed"
+    fleet.stops = True
+    fleet.settle(3)
+    assert service(q)["state"] != "deleting"
+    assert len(whole(q)) == 2
+    assert q.events("service_gone") == []
+
+
 def test_what_a_replica_said_as_its_gang_was_forgotten_is_forgotten_with_the_next_one(
     q: Q, fleet: Replicas, dsn: str
 ) -> None:
