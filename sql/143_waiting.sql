@@ -58,22 +58,34 @@ create function gangq.waiting_jobs() returns table (
 $$;
 
 -- What waits, and why: one row per gang, one per kind and priority of solo jobs (size: how many;
--- since: when the first of them was submitted). gate: what the last pass found; starts_at: its
--- planned start, if it has one. explain_gang and explain_job say more.
+-- since: when the first of them was submitted). A running gang is here as long as members that it
+-- has lost wait for a place (size: how many; since: when it lost the first). gate: what the last
+-- pass found; starts_at: its planned start, if it has one. explain_gang and explain_job say more.
 create view gangq.waiting as
-select 'gang' as kind, g.id, s.queue, s.task, g.priority, g.size, g.state, g.submitted_at as since,
+select 'gang' as kind, g.id, s.queue, s.task, g.priority, g.size, g.state, g.since,
   case
     when g.state = 'waiting' then 'waits for other jobs'
     when g.not_before > c.t then 'backing off for ' || gangq.span(g.not_before, c.t)
     else coalesce(gangq.planned_in_words(p, coalesce(o.follows, v.follows), c.t),
       o.why, v.why, g.note, 'waits to be judged') end as why,
   coalesce(o.gate, v.gate) as gate, p.starts_at
-from gangq.live_gangs g
+from (
+  select x.id, x.kind_id, x.shape_id, x.priority, x.size, x.state, x.submitted_at as since,
+    x.not_before, x.note
+  from gangq.live_gangs x where x.state in ('waiting', 'blocked')
+  union all
+  select x.id, x.kind_id, x.shape_id, x.priority, m.lost, x.state, x.missing_since, x.not_before,
+    x.note
+  from gangq.live_gangs x
+  cross join lateral (
+    select count(*)::integer as lost
+    from gangq.live_jobs j
+    where j.gang_id = x.id and j.state = 'blocked' and gangq.in_epoch(j, x)) m
+  where x.missing_since is not null and m.lost > 0) g
 join gangq.shapes s on s.id = g.shape_id
 cross join (select gangq.now() as t offset 0) c
 left join gangq.verdicts v on v.kind_id = g.kind_id and v.ask = ''
 left join gangq.verdicts o on o.kind_id = g.kind_id and o.ask = 'g' || g.id
 left join gangq.plans p on p.ask = 'g' || g.id and not p.kept
-where g.state in ('waiting', 'blocked')
 union all
 select 'job', null, j.* from gangq.waiting_jobs() j;

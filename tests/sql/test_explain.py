@@ -148,8 +148,17 @@ def test_a_running_gang_that_waits_for_a_successor_of_one_member(q: Q) -> None:
         "has lacked rank 1 for 10 s; waits for a place; the whole gang"
     )
     assert "0 of 1 worker may take it; the others: 1 cordoned" in gates["workers"]["detail"]
+    (waits,) = q.sql("select id, size, state, since, gate from gangq.waiting")
+    assert waits == {
+        "id": gang.id,
+        "size": 1,
+        "state": "running",
+        "since": gang.live["missing_since"],
+        "gate": "workers",
+    }
     q.worker("w3")
     q.tick()
+    assert q.sql("select * from gangq.waiting") == []
     state, missing = q.call("explain_gang", gang_id=gang.id)
     assert (state["ok"], missing["ok"]) == (True, False)
     assert "has lacked rank 1 for 10 s; reserved, to be claimed within 30 s" in missing["detail"]
