@@ -51,7 +51,9 @@ _OUTAGE_TOLERATED_S = 300.0
 
 
 class Handle(Generic[R, Row]):
-    """A job, gang or batch by its id; it returns R, and its view shows it as `Row`."""
+    """A job, gang or batch by its id; it returns R, and its view shows it as `Row`. Handles are equal if they are of
+    one App and name the same: ids of two databases say nothing about each other.
+    """
 
     kind: str
 
@@ -72,7 +74,9 @@ class Handle(Generic[R, Row]):
         return f"<{self.phrase.capitalize() if self.seen is None else self.seen}>"
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, Handle) and other.id == self.id
+        if not isinstance(other, Handle) or type(other) is not type(self):
+            return False
+        return (other.id, other._client) == (self.id, self._client)
 
     def __hash__(self) -> int:
         return hash((type(self), self.id))

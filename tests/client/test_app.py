@@ -375,6 +375,13 @@ def test_a_result_is_waited_for_while_the_job_runs(app: App) -> None:
     assert len({app.job(handle.id), handle}) == 1
 
 
+def test_handles_of_two_apps_are_not_equal(app: App, dsn: str) -> None:
+    job = app.declare_task("t").submit()
+    with App(dsn) as other:
+        assert other.job(job.id) != job
+        assert other.job(job.id) == other.job(job.id)
+
+
 def test_waiting_ends_at_its_timeout_and_says_the_state(app: App) -> None:
     handle = app.declare_task("t").submit()
     started = time.monotonic()
