@@ -82,23 +82,25 @@ end $$;
 
 -- Internal, for revive, which waits for nobody. Those of these jobs in history for which
 -- reopen_batches need not wait: they have no batch, theirs has not ended, or it is locked here.
-create function gangq.reopenable(job_ids bigint[]) returns bigint[] language sql as $$
-  with ended as materialized (
-    select h.job_id, h.batch_id
-    from gangq.history h join gangq.batches_table b on b.id = h.batch_id
-    where h.job_id = any (reopenable.job_ids) and b.finished_at is not null
-  ),
-  locked as materialized (
-    select b.id from gangq.batches_table b
-    where b.id in (select e.batch_id from ended e) and b.finished_at is not null
-    order by b.id for no key update skip locked
-  )
-  select array(
-    select c.id from unnest(reopenable.job_ids) with ordinality as c(id, n)
-    where c.id not in (
-      select e.job_id from ended e where e.batch_id not in (select l.id from locked l))
-    order by c.n)
-$$;
+create function gangq.reopenable(job_ids bigint[]) returns bigint[] language plpgsql as $$
+begin
+  return (
+    with ended as materialized (
+      select h.job_id, h.batch_id
+      from gangq.history h join gangq.batches_table b on b.id = h.batch_id
+      where h.job_id = any (reopenable.job_ids) and b.finished_at is not null
+    ),
+    locked as materialized (
+      select b.id from gangq.batches_table b
+      where b.id in (select e.batch_id from ended e) and b.finished_at is not null
+      order by b.id for no key update skip locked
+    )
+    select array(
+      select c.id from unnest(reopenable.job_ids) with ordinality as c(id, n)
+      where c.id not in (
+        select e.job_id from ended e where e.batch_id not in (select l.id from locked l))
+      order by c.n));
+end $$;
 
 -- Internal, a step of the tick. Batches of which no job is live any more have ended: who wants
 -- batch_done is told. Looks at most at so many open batches. Returns how many have ended. Each call

@@ -32,7 +32,8 @@ returns table (job_id bigint, gang_id bigint) language sql stable as $$
 $$;
 
 -- Internal. Jobs that are about to be revived wait again, for what has not ended as they want.
-create function gangq.await_again(job_ids bigint[]) returns void language sql as $$
+create function gangq.await_again(job_ids bigint[]) returns void language plpgsql as $$
+begin
   insert into gangq.dependencies (job_id, on_job_id, wants, outcome)
   select h.job_id, e.on_job_id, e.wants,
     case when not e.live then coalesce(e.outcome, 'cancelled') end
@@ -43,8 +44,8 @@ create function gangq.await_again(job_ids bigint[]) returns void language sql as
     where x.job_id = any (await_again.job_ids)
     order by x.job_id) h
   cross join lateral gangq.judge_awaited(h.awaited, h.wants) e
-  where e.live or gangq.is_wanted(e.outcome, e.wants) is not true
-$$;
+  where e.live or gangq.is_wanted(e.outcome, e.wants) is not true;
+end $$;
 
 -- Internal, for revive. Those still live that have been told how these retried jobs ended wait for
 -- them again; if one has ended again meanwhile, they are told of that. Returns the retried jobs of
