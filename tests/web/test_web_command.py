@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import httpx
 import psutil
 
 
-def test_it_listens_on_this_machine_only(dsn: str) -> None:
+def test_it_listens_on_this_machine_only_and_ends_as_asked_at_ctrl_c(dsn: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "gangq", "web", "--port", str(port)]
@@ -27,6 +28,8 @@ def test_it_listens_on_this_machine_only(dsn: str) -> None:
                 found = [tuple(one.laddr) for one in sockets if one.status == psutil.CONN_LISTEN]
             assert found == [("127.0.0.1", port)]
             assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
+            web.send_signal(signal.SIGINT)
+            assert web.wait(30) == 0
         finally:
             web.terminate()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from contextlib import suppress
 
 import click
 
@@ -47,4 +48,5 @@ def web(session: Session, port: int, base_path: str, hosts: tuple[str, ...], log
         raise GangqError(f"port {port} of 127.0.0.1: {said}; choose another with --port") from None
     say(f"http://127.0.0.1:{port}{base_path.rstrip('/')}/")
     config = uvicorn.Config(page, log_level="warning", timeout_graceful_shutdown=1)
-    uvicorn.Server(config).run([listening])
+    with suppress(KeyboardInterrupt):  # Of a Ctrl-C, which has ended it.
+        uvicorn.Server(config).run([listening])
