@@ -15,7 +15,6 @@ import threading
 from functools import partial
 
 from gangq import logqueue
-from gangq.proc.within import within
 
 log = logging.getLogger("gangq.worker.shutdown")
 
@@ -35,11 +34,18 @@ def end_soon(code: int, within_s: float = 3.0) -> None:
             timer = threading.Timer(after_s, step)
             timer.name, timer.daemon = "gangq-shutdown", True
             timer.start()
-    if not within(within_s + _SAY_S, _flush, "gangq-shutdown"):
+    flushing = threading.Thread(target=_flush, name="gangq-shutdown", daemon=True)
+    try:
+        flushing.start()
+    except RuntimeError:
+        _flush()
+        return
+    flushing.join(within_s + _SAY_S)
+    if flushing.is_alive():
         os._exit(code)  # Nobody reads them: the interpreter would wait at its end, too.
 
 
-def _flush() -> bool:
+def _flush() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         try:
@@ -48,7 +54,6 @@ def _flush() -> bool:
         except (OSError, ValueError):
             # A handler has closed what is below it: the interpreter would fail at the same, and end with 120.
             setattr(sys, name, None)
-    return True
 
 
 def _left() -> list[threading.Thread]:
