@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import re
@@ -444,6 +445,23 @@ def test_an_answer_that_cannot_be_written_is_said_in_a_line(
     assert (done.returncode, done.stderr) == (1, said)
 
 
+NONE_WANTED = (
+    "gangq: not all of the answer could be written: standard output is closed; send it to /dev/null if none is "
+    "wanted\n"
+)
+
+
+def test_a_file_that_cannot_be_written_is_not_taken_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write into a file that is open knows no name, as one into standard output."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gangq.cli.session.Session.client", full)
+    done = gangq("", "ls")
+    assert (done.exit_code, done.stderr) == (1, "gangq: [Errno 28] No space left on device\n")
+
+
 def test_an_error_that_cannot_be_written_leaves_an_exit_code() -> None:
     with open("/dev/full", "wb") as full:
         environ = environment(None, PYTHONUNBUFFERED="")
@@ -453,7 +471,10 @@ def test_an_error_that_cannot_be_written_leaves_an_exit_code() -> None:
 @pytest.mark.parametrize(
     ("closed", "code", "said"),
     [
-        (["ls", ">&-"], 1, "gangq: standard output is closed: send it to /dev/null if no answer is wanted\n"),
+        (["ls", ">&-"], 0, "gangq: no such jobs\n"),
+        (["board", ">&-"], 1, NONE_WANTED),
+        (["--version", ">&-"], 1, NONE_WANTED),
+        (["worker", ">&-"], 1, "gangq: standard output is closed; send it to /dev/null\n"),
         (
             ["submit", "a", "-", "<&-"],
             2,
@@ -461,7 +482,7 @@ def test_an_error_that_cannot_be_written_leaves_an_exit_code() -> None:
         ),
         (["nosuch", "2>&-"], 2, ""),
     ],
-    ids=["output", "input", "error"],
+    ids=["no output", "output", "output of help", "output of a worker", "input", "error"],
 )
 def test_a_closed_stream_ends_no_command_in_a_traceback(
     untouched: str, closed: list[str], code: int, said: str

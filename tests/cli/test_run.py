@@ -222,6 +222,11 @@ def test_progress_told_by_a_command_is_shown(served: str, tmp_path: Path) -> Non
     eventually(lambda: answers(served, "show", job)[0]["job"]["state"] == "done", "it ends")
 
 
+def test_a_command_that_has_closed_its_output_beats(served: str) -> None:
+    done = finished(served, "run", "--", "sh", "-c", f"exec >&-; {sys.executable} -m gangq beat --step 1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_beat_outside_of_a_job_says_so() -> None:
     done = finished(None, "beat", "--step", "1")
     assert done.returncode == 1

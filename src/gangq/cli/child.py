@@ -148,8 +148,7 @@ def load_checkpoint(session: Session, file: str) -> None:
         click.get_current_context().exit(EXIT_NO_CHECKPOINT)
     data = base64.b64decode(found["data"])
     if file == "-":
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        click.echo(data, nl=False)
         output.write(str(found["step"]), err=True)
         return
     try:

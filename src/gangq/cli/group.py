@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import errno
 import importlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +26,7 @@ EXIT_REFUSED = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_DATABASE = 3
 EXIT_INTERRUPTED = 130
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+STDOUT_CLOSED = "standard output is closed; send it to /dev/null"
 
 
 class Subgroup(click.Group):
@@ -51,18 +51,20 @@ class LazyGroup(click.Group):
         """
         if sys.stdin is None:
             sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+        is_closed = sys.stdout is None
+        if is_closed:
+            # A write to it fails; a command that prints nothing, as `gangq beat`, does what it is to do.
+            sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", errors="backslashreplace")
         if sys.stderr is None:
-            sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-        if sys.stdout is None:
-            output.say("standard output is closed: send it to /dev/null if no answer is wanted")
-            sys.exit(EXIT_REFUSED)
+            sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", errors="backslashreplace")
         try:
             return super().main(*args, **more)
         except OSError as e:
             if not _is_unwritten(e):
                 raise
+            problem = f"{STDOUT_CLOSED} if none is wanted" if is_closed else e.strerror
             with suppress(OSError):
-                output.say(f"not all of the answer could be written: {e.strerror}")
+                output.say(f"not all of the answer could be written: {problem}")
             for stream in (sys.stdout, sys.stderr):
                 try:
                     stream.flush()
@@ -197,8 +199,9 @@ def _short(command: click.Command, room: int) -> str:
 
 
 def _is_unwritten(raised: OSError) -> bool:
-    """Whether it is of a write to something that was open, which knows no name."""
-    return raised.filename is None and raised.errno in _NO_ROOM
+    """Whether it is of what was printed, and not of a file or socket that a command uses."""
+    frames = (frame for frame, _ in traceback.walk_tb(raised.__traceback__))
+    return any(frame.f_code is click.echo.__code__ for frame in frames)
 
 
 def _as_ours(raised: Exception) -> GangqError | None:

@@ -16,7 +16,7 @@ import click
 
 from gangq import context, logqueue, names, private
 from gangq.cli import output
-from gangq.cli.group import exit_code
+from gangq.cli.group import STDOUT_CLOSED, exit_code
 from gangq.cli.operate import WORKER_VERBS
 from gangq.cli.options import settings
 from gangq.cli.parsing import Seconds
@@ -164,6 +164,8 @@ def worker(
     skips the grace. It logs to standard error; with --json to standard output, one object per record:
     {"at", "level", "logger", "message", "worker", ...}, and of a job "job", "token", "gang", "epoch", "rank".
     """
+    if sys.__stdout__ is None:
+        raise GangqError(STDOUT_CLOSED)  # Its handlers print there.
     _into_environment(options)
     private.close()
     if supervisor and _is_process_of_its_own():
