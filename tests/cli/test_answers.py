@@ -445,6 +445,19 @@ def test_an_answer_that_cannot_be_written_is_said_in_a_line(
     assert (done.returncode, done.stderr) == (1, said)
 
 
+def test_an_answer_that_cannot_be_written_has_a_traceback_where_they_are_asked_for() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*GANGQ, "--version"],
+            env=environment(None, GANGQ_DEBUG="1"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.stderr.startswith("Traceback (most recent call last):")
+
+
 NONE_WANTED = (
     "gangq: not all of the answer could be written: standard output is closed; send it to /dev/null if none is "
     "wanted\n"

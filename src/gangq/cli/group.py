@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
         try:
             return super().main(*args, **more)
         except OSError as e:
-            if not _is_unwritten(e):
+            if not _is_unwritten(e) or _shows_tracebacks():
                 raise
             problem = f"{STDOUT_CLOSED} if none is wanted" if is_closed else e.strerror
             with suppress(OSError):
@@ -147,7 +147,7 @@ class LazyGroup(click.Group):
             ctx.exit(EXIT_INTERRUPTED)
         except Exception as e:
             problem = _as_ours(e)
-            if problem is None or os.environ.get("GANGQ_DEBUG", "0") not in ("", "0"):
+            if problem is None or _shows_tracebacks():
                 raise
             output.say(f"{problem}{_alternatives(ctx, problem)}")
             ctx.exit(exit_code(problem))
@@ -196,6 +196,10 @@ def _short(command: click.Command, room: int) -> str:
         return whole
     begun = re.match(rf"(.{{1,{room - 1}}})[;:] ", whole) or re.match(rf"(.{{1,{room - 1}}}), ", whole)
     return f"{begun[1]}." if begun else command.get_short_help_str(room)
+
+
+def _shows_tracebacks() -> bool:
+    return os.environ.get("GANGQ_DEBUG", "0") not in ("", "0")
 
 
 def _is_unwritten(raised: OSError) -> bool:
