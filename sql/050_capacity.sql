@@ -136,7 +136,8 @@ language sql stable as $$
       where p.incarnation = i.id and p.job_id is null) as held) h
   left join (
     select (s.value ->> 'worker')::bigint as incarnation,
-      sum((s.value ->> 'slots')::integer) as kept
+      -- 0.2.0 wrote an element for each seat, without a number.
+      sum(coalesce((s.value ->> 'slots')::integer, 1)) as kept
     from gangq.plans p cross join lateral jsonb_array_elements(p.seats) as s(value)
     where p.kept
     group by 1) k on k.incarnation = i.id

@@ -48,7 +48,8 @@ left join (
 -- seats are kept until they have.
 create view gangq.planned as
 select p.ask, p.place, p.kept, p.starts_at, g.id as gang_id, s.queue, s.task, (
-    select coalesce(sum((x.value ->> 'slots')::integer), 0)::integer
+    -- 0.2.0 wrote an element for each seat, without a number.
+    select coalesce(sum(coalesce((x.value ->> 'slots')::integer, 1)), 0)::integer
     from jsonb_array_elements(p.seats) as x(value)) as seats,
   coalesce(o.why, v.why) as why,
   coalesce(o.follows, v.follows) as follows

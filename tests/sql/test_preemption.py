@@ -272,6 +272,22 @@ def test_all_seats_that_are_kept_on_one_worker_count_as_taken(q: Q) -> None:
     assert q.sql("select slots from gangq.open_slots()") == [{"slots": 0}]
 
 
+def test_a_seat_that_the_release_before_kept_counts_as_one(q: Q) -> None:
+    """0.2.0 wrote an element of plans.seats for each seat, and no number."""
+    worker = q.worker("w0", slots=2, devices=[])
+    _, claims = q.running_gang(worker, worker)
+    q.beyond_min_run(worker)
+    q.submit_gang(2, priority=5)
+    q.tick()
+    ack_all(claims)
+    q.sql(
+        "update gangq.plans p set seats = (select jsonb_agg(s.value - 'slots') "
+        "from jsonb_array_elements(p.seats || p.seats) s) returning p.ask"
+    )
+    assert q.sql("select seats from gangq.planned") == [{"seats": 2}]
+    assert q.sql("select slots from gangq.open_slots()") == [{"slots": 0}]
+
+
 def test_the_whole_gang_goes_when_its_surplus_is_not_enough(q: Q) -> None:
     workers = fleet(q, 3)
     low, _ = q.running_gang(*workers, min_size=2, failure_policy="shrink")
