@@ -54,7 +54,7 @@ def wait_for(session: Session, named: Sequence[Which], timeout: float | None = N
     from gangq.handle_steps import Limit, first_ended
 
     client = session.client()
-    waiting = {_handle(client, which): which for which in named}
+    waiting = {_handle(client, which): which for which in dict.fromkeys(named)}
     codes: dict[Which, int] = {}
     limit = Limit(timeout)
     with Bars(client, list(waiting.values())) as bars:
