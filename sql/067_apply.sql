@@ -166,8 +166,8 @@ end $$;
 -- Internal. Notes where an ask is to start, and when. place: its place among the planned starts;
 -- null: others stop for it, and its seats are kept until they have gone. starts_at is written only
 -- when it changes by more than a second. Seats are kept as long as the units that were told to stop
--- may take: their grace, its confirmation, a lease. Seats of a worker without devices are one
--- element of plans.seats, as what a unit of a board holds there: with their number in slots.
+-- may take: their grace, its confirmation, a lease. Seats on one worker that need no device are one
+-- element of plans.seats; slots says how many.
 create function gangq.write_plan(
   a gangq.asker, seats jsonb, t timestamptz, place integer default null,
   starts_at timestamptz default null
