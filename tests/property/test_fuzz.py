@@ -89,6 +89,8 @@ class World:
         self.db = db
         self.calls = 0
         self.problems: list[str] = []
+        # Its workers never say that they live, however slow this machine is.
+        db.execute("select gangq.configure('{\"candidate_silence_s\": 86400, \"lease_s\": 86400}')")
         self.saved = {
             table: db.execute(f"select * from gangq.{table}").fetchall()
             for table in ("settings", "queues_table", "task_settings")
@@ -320,7 +322,7 @@ class World:
         gang, jobs = int(row["gang_id"]), list(row["job_ids"])
         if state == "blocked":
             return gang, jobs
-        assert self.call("reserve_gang", gang_id=gang, incarnations=workers)
+        assert self.call("reserve_gang", gang_id=gang, incarnations=workers) == [{"reserve_gang": True}]
         if state == "reserved":
             return gang, jobs
         for incarnation in workers:
