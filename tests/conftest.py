@@ -1,8 +1,9 @@
 """A real PostgreSQL for the tests: one server a session; databases.py says which database a test has.
 
 What is about SQL is shared out between the oldest and the newest PostgreSQL found (the system's, the
-wheel's), half of the files on each. With `GANGQ_TEST_EVERY_SERVER=1` all of it runs on all of them. The
-rest runs on the newest. `GANGQ_TEST_PG_BINDIR` chooses one (a directory with initdb and postgres).
+wheel's), half of the files on each. Tests of plans have the mark `every_server`: they run on all of them. With
+`GANGQ_TEST_EVERY_SERVER=1` so does all that is about SQL. The rest runs on the newest. `GANGQ_TEST_PG_BINDIR`
+chooses one (a directory with initdb and postgres).
 """
 
 from __future__ import annotations
@@ -130,9 +131,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server" in metafunc.fixturenames:
         chosen = sorted(_servers(), key=lambda binaries: binaries.version)
         parts = metafunc.definition.path.relative_to(Path(__file__).parent).parts
+        everywhere = os.environ.get("GANGQ_TEST_EVERY_SERVER") == "1"
         if parts[0] not in SEVERAL_SERVERS:
             chosen = chosen[-1:]
-        elif os.environ.get("GANGQ_TEST_EVERY_SERVER") != "1":
+        elif not everywhere and metafunc.definition.get_closest_marker("every_server") is None:
             # By the file's name: index 0 is the oldest server, index -1 the newest.
             chosen = [chosen[-(zlib.crc32(parts[-1].encode()) % 2)]]
         names = [f"{binaries.source}{binaries.major}" for binaries in chosen]

@@ -8,6 +8,8 @@ import pytest
 
 from sql.drive import Q, Worker, gpus
 
+pytestmark = pytest.mark.every_server
+
 # No table is read in them, so that planning costs little; the clock of the tests; and candidates, whose plan must not
 # be kept (see it).
 CHEAP = {

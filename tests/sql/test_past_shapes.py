@@ -11,7 +11,7 @@ from psycopg.rows import dict_row
 
 from sql.drive import Q
 
-pytestmark = [pytest.mark.own_database, pytest.mark.slow]
+pytestmark = [pytest.mark.every_server, pytest.mark.own_database, pytest.mark.slow]
 
 PAST = 100_000
 

@@ -24,7 +24,7 @@ from gangq.client.verb import Query
 from gangq.client.verbs import Verbs
 from gangq.embedded import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.every_server, pytest.mark.slow]
 
 MANY = 100_000
 WORKERS = 1_000
