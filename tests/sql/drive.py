@@ -126,14 +126,14 @@ class Q:
     def __init__(self, db: psycopg.Connection[Row], clock: Any = None) -> None:
         self.db = db
         self.clock = clock
-        if not Q._signatures:
+        if not self._signatures:
             for row in db.execute(
                 "select p.proname, a.name, format_type(a.type, null) as type from pg_proc p "
                 "left join lateral unnest(p.proargnames[1:p.pronargs], p.proargtypes::oid[]) as a(name, "
                 "type) "
                 "on a.name is not null where p.pronamespace = 'gangq'::regnamespace"
             ):
-                types = Q._signatures.setdefault(row["proname"], {})
+                types = self._signatures.setdefault(row["proname"], {})
                 if row["name"] is not None:
                     types[row["name"]] = row["type"]
 
@@ -152,8 +152,8 @@ class Q:
 
     def call(self, verb: str, **named: Any) -> list[Row]:
         """Call a verb with named arguments."""
-        assert verb in Q._signatures, f"no such verb {verb}"
-        types = Q._signatures[verb]
+        assert verb in self._signatures, f"no such verb {verb}"
+        types = self._signatures[verb]
         if "settings" in types:
             named = with_settings(verb, named)
         elif "options" in types:
