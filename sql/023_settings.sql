@@ -62,7 +62,9 @@ begin
   end if;
   for said in
     select e.key, e.value, a.*, obj_description(a.domain, 'pg_type') as hint,
-      left(e.value::text, 200) as shown
+      -- A number has as many digits as it is large: 1e300 has 301.
+      gangq.shortened(e.value::text,
+        case jsonb_typeof(e.value) when 'number' then 30 else 200 end) as shown
     from jsonb_each(given) e
     left join gangq.settable(pg_typeof(o)) a on a.name = e.key
     order by e.key
@@ -83,9 +85,10 @@ begin
     begin
       o := jsonb_populate_record(o, jsonb_build_object(said.key, said.value));
     exception
-      when check_violation then
+      when check_violation or numeric_value_out_of_range then
         perform gangq.refuse('GQ001',
-          format('%s: %s is %s', what, said.key, said.shown), said.hint);
+          format('%s: %s is %s', what, said.key, said.shown),
+          coalesce(said.hint, format('It is kept as %s.', said.type)));
       when data_exception then
         perform gangq.refuse('GQ001',
           format('%s: %s cannot be %s (%s)', what, said.key, said.shown, sqlerrm),

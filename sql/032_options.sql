@@ -70,7 +70,8 @@ create type gangq.arguments as (
 create type gangq.other_arguments as (
   name gangq.name, task gangq.name, source gangq.name, queue gangq.name, submitter gangq.name,
   gang gangq.members, work gangq.object, target gangq.target_name, kinds text[],
-  max_attempts gangq.few, tag gangq.role_name, unique_key gangq.name, keep_s gangq.seconds
+  max_attempts gangq.few, tag gangq.role_name, unique_key gangq.name, keep_s gangq.seconds,
+  memory_mb gangq.memory_mb, cpus gangq.cpus
 );
 
 -- A role of a gang. count: how many members it has at most. min: how many are enough to start
@@ -91,6 +92,6 @@ create type gangq.gang_role as (
 -- where members of a gang reach it (the host). boot_id, pid, identity: what proves it dead later.
 -- lease_s: its own lease (the installation's).
 create type gangq.worker_options as (
-  light integer, prefetch integer, labels gangq.object, taints text[], tasks text[],
+  light integer, prefetch gangq.few, labels gangq.object, taints text[], tasks text[],
   task_options jsonb, address text, boot_id text, pid bigint, identity jsonb, lease_s gangq.seconds
 );

@@ -188,6 +188,8 @@ begin
   registered_at := gangq.now();
   o := gangq.read_options('register_worker', coalesce(register_worker.options, '{}'), o);
   o.task_options := nullif(o.task_options, 'null');
+  perform gangq.read_options('register_worker', jsonb_strip_nulls(jsonb_build_object(
+    'memory_mb', memory_mb, 'cpus', cpus)), null::gangq.other_arguments);
   select coalesce(o.lease_s, s.lease_s), s.heartbeat_s, s.lease_margin_s, s.grace_s,
     s.ack_timeout_s, s.tick_s, s.log_bytes, s.checkpoint_bytes
   into lease_granted_s, heartbeat_s, lease_margin_s, grace_s, ack_timeout_s, tick_s, log_bytes,
@@ -228,8 +230,8 @@ exception
   when check_violation or not_null_violation or invalid_text_representation
     or invalid_parameter_value or numeric_value_out_of_range then
     perform gangq.refuse('GQ001', format('worker %L: %s', register_worker.name, sqlerrm),
-      'slots and light are 0 or more and not both 0; prefetch is at least 1, and above 1 only with '
-      'light 1; memory_mb, cpus and vram_mb are not negative; labels a JSON object.');
+      'slots and light are 0 to 10000 and not both 0; prefetch is 1, or 1 to 1000 with light 1; '
+      'vram_mb of a device is 0 to 2147483647.');
 end $$;
 
 -- Internal. Decides anew who offers these devices. A device stays with the live incarnation that

@@ -25,6 +25,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from databases import OwnServer
+from gangq.cli import queries
 from gangq.client import AsyncClient, Client, core, rows
 from gangq.client.base import Attempts
 from gangq.client.encoding import dumps
@@ -222,8 +223,18 @@ def test_an_option_that_is_no_json_is_refused_by_name_before_it_is_sent(options:
         (Verbs.set_limit, {"key": "k", "most": 2**31}, "most is 2147483648: "),
         (Verbs.jobs, {"limit": 2**63}, "limit is 9223372036854775808: "),
         (Verbs.explain_job, {"job_id": 2**63}, "job_id is 9223372036854775808: "),
+        (Verbs.jobs, {"ids": [1, 2**63]}, "one of ids is 9223372036854775808: "),
+        (Verbs.cancel, {"job_ids": [1, -(2**63) - 1]}, "one of job_ids is -9223372036854775809: "),
+        (Verbs.submit, {"task": "a", "after": [2**63]}, "one of after is 9223372036854775808: "),
+        (Verbs.submit, {"task": "a", "after_any": [2**63]}, "one of after_any is 9223372036854775808: "),
+        (
+            Verbs.submit,
+            {"task": "a", "indexes": [2**31]},
+            "one of indexes is 2147483648: the database takes -2147483648 to 2147483647 at most",
+        ),
+        (queries.newest_events, {"limit": 2**63}, "limit is 9223372036854775808: "),
     ],
-    ids=lambda value: getattr(value, "name", None),
+    ids=lambda value: getattr(value, "name", getattr(value, "__name__", None)),
 )
 def test_a_number_that_no_integer_holds_is_refused_by_name_before_it_is_sent(
     verb: Any, given: Any, said: str

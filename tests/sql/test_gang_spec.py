@@ -537,7 +537,7 @@ def test_the_settings_of_placement_are_configured(q: Q) -> None:
         ({"topology": [None, "host"]}, "topology"),
         ({"topology": [*"abcdefgh", "host"]}, "topology"),
         ({"reservations": -1}, "reservations"),
-        ({"reservations": 99999}, "smallint"),
+        ({"reservations": 99999}, "reservations is 99999"),
         ({"placement_timeout_s": 0}, "placement_timeout_s"),
         ({"preemptions_per_pass": 1001}, "preemptions_per_pass"),
     ],

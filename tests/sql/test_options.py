@@ -18,6 +18,11 @@ CALLS: dict[str, str] = {
     "register_worker": "select * from gangq.register_worker('w1', 'h', '{default}', options => %(options)s)",
 }
 TYPES = {"submit": "job_options", "submit_gang": "gang_options", "register_worker": "worker_options"}
+NUMBERS = (
+    "arguments", "other_arguments", "gang_role", "service_options", "resources", "submitter_resources", "settings",
+    "queues_table", "task_settings",
+)  # fmt: skip
+"""What else is read by name and has numbers."""
 FITTING: dict[str, Any] = {
     "smallint": 3,
     "integer": 3,
@@ -98,24 +103,37 @@ def test_an_option_of_another_type_is_refused_by_name(untouched: Q, verb: str) -
             assert "JSON" in error.value.diag.message_hint
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"memory_mb": 1.5},
-        {"memory_mb": 2**63},
-        {"max_attempts": 1e300},
-        {"budget_s": 1e300},
-        {"parent": -1.5},
-    ],
-)
-def test_a_number_or_uuid_that_its_type_cannot_hold_is_refused_by_name(
-    untouched: Q, options: dict[str, Any]
-) -> None:
-    name = next(iter(options))
-    with refused(
-        INVALID, f"submit: {name} cannot be {'1.5' if name == 'memory_mb' and options[name] == 1.5 else ''}"
-    ):
-        ask(untouched, "submit", options)
+@pytest.mark.parametrize(("name", "value"), [("memory_mb", 1.5), ("parent", -1.5)])
+def test_a_number_that_is_not_whole_is_refused_by_name(untouched: Q, name: str, value: float) -> None:
+    with refused(INVALID, f"submit: {name} cannot be {value}"):
+        ask(untouched, "submit", {name: value})
+
+
+def test_a_number_out_of_its_range_is_refused_by_name_and_the_hint_says_the_range(untouched: Q) -> None:
+    """Of all options, settings, roles and resources: also one with no room in its type, or with 300 digits."""
+    found = untouched.sql(
+        "select t::text as of, a.name, a.type::text "
+        "from unnest(%(types)s::regtype[]) t cross join gangq.settable(t) a where a.type::text = any (%(numbers)s)",
+        numbers=["smallint", "integer", "bigint", "real", "numeric", "integer[]", "bigint[]"],
+        types=[f"gangq.{name}" for name in (*TYPES.values(), *NUMBERS)],
+    )
+    assert {"limit", "gpus", "lease_s", "count", "after_any"} <= {row["name"] for row in found}
+    for row in found:
+        for digits, shown in ((f"1{'0' * 19}", f"1{'0' * 19}"), ("1e300", f"1{'0' * 29} [cut]")):
+            array = row["type"].endswith("[]")
+            given = f"[{digits}]" if array else digits
+            with refused(INVALID) as error:
+                untouched.sql(
+                    f"select gangq.read_options('it', %(given)s::jsonb, null::{row['of']})",
+                    given=f'{{"{row["name"]}": {given}}}',
+                )
+            said, hint = str(error.value.diag.message_primary), str(error.value.diag.message_hint)
+            if array:
+                assert said.startswith(f"it: {row['name']} is [1")
+                assert hint == f"It is kept as {row['type']}."
+            else:
+                assert said == f"it: {row['name']} is {shown}"
+                assert re.search(r"\d", hint), row
 
 
 @verbs

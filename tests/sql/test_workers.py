@@ -115,6 +115,24 @@ def test_a_bad_registration_is_refused_and_leaves_nothing(q: Q, offer: dict[str,
     assert q.sql("select * from gangq.devices") == []
 
 
+@pytest.mark.parametrize(
+    ("offer", "said", "within"),
+    [
+        ({"cpus": 10**300}, f"register_worker: cpus is 1{'0' * 29} [cut]", "0 or more and 9999999 at most"),
+        ({"memory_mb": 10**13}, "register_worker: memory_mb is 10000000000000", "1e12 at most"),
+        ({"prefetch": 1001}, "register_worker: prefetch is 1001", "from 1 to 1000"),
+        ({"slots": 10001}, "incarnations_slots_check", "slots and light are 0 to 10000"),
+        ({"light": 10001}, "incarnations_light_check", "slots and light are 0 to 10000"),
+    ],
+)
+def test_a_worker_that_offers_more_than_there_can_be_is_told_what_and_its_limit(
+    q: Q, offer: dict[str, Any], said: str, within: str
+) -> None:
+    with refused(INVALID, said) as error:
+        q.call("register_worker", name="a", host="h", queues=["default"], **offer)
+    assert within in str(error.value.diag.message_hint)
+
+
 def test_a_registration_wakes_the_tick_for_a_gang_that_waits(q: Q, dsn: str) -> None:
     q.submit_gang(1)
     with psycopg.connect(dsn, autocommit=True) as ear:

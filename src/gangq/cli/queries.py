@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from gangq.client import rows
+from gangq.client.encoding import fits
 from gangq.client.rows import EventRow, LogRow, TripRow
 from gangq.client.verb import Query
 from gangq.client.verbs import Verbs
@@ -42,9 +43,8 @@ def newest_events(limit: int, since: datetime | None = None) -> Query[list[Event
         "where at >= coalesce(%(since)s::timestamptz, '-infinity') order by at desc, id desc "
         "limit %(limit)s::bigint) e order by at, id"
     )
-    return Query(
-        "gangq.events", text, {"since": since, "limit": limit}, lambda found: [EventRow(**r) for r in found]
-    )
+    params = {"since": since, "limit": fits(limit, "limit", 64)}
+    return Query("gangq.events", text, params, lambda found: [EventRow(**r) for r in found])
 
 
 def trips(*, evidence: bool = False, **conditions: Any) -> Query[list[TripRow]]:

@@ -1,6 +1,5 @@
-"""Python values on their way into jsonb: strict JSON, or an error that names what is not.
-
-And numbers on their way into messages.
+"""Python values on their way into the database: strict JSON, or an error that names what is not, and numbers that an
+integer has room for. And numbers on their way into messages.
 """
 
 from __future__ import annotations
@@ -8,9 +7,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from operator import index
+from typing import Protocol, SupportsIndex, TypeVar
 
 from gangq.errors import InvalidInput, NotSerializable
+
+T = TypeVar("T")
 
 # Made once: json.dumps with options makes an encoder for every call.
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -117,6 +119,29 @@ def type_name(value: object) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def fits(value: T, what: str, bits: int) -> T:
+    """Return a number that an integer of so many bits has room for. Raises `InvalidInput`, naming `what`: the server
+    would not say which argument it was.
+    """
+    most = 2 ** (bits - 1) - 1
+    if isinstance(value, int) and not -most - 1 <= value <= most:
+        raise InvalidInput(f"{what} is {value}: the database takes {-most - 1} to {most} at most")
+    return value
+
+
+def whole_numbers(values: Iterable[SupportsIndex], what: str, bits: int) -> list[int]:
+    """Return numbers that integers of so many bits have room for. Raises `InvalidInput`, naming `what`."""
+    try:
+        found = None if isinstance(values, bytes) else [*map(index, values)]
+    except TypeError:
+        found = None
+    if found is None:
+        raise InvalidInput(f"{what} is {values!r}: pass a list of whole numbers")
+    for extreme in (min, max):
+        fits(extreme(found, default=0), f"one of {what}", bits)
+    return found
+
+
 AWAITING = ("after", "after_any", "after_failed")
 """What names the jobs to wait for: that must be done, must have ended, must have failed."""
 
@@ -141,7 +166,7 @@ def awaited_ids(after: Sequence[int | Awaited] | None, what: str = "after") -> l
                 f"{what} holds {one!r}: pass handles of jobs or gangs, or ids of jobs, which are numbers"
             )
         found += ids
-    return found or None
+    return whole_numbers(found, what, 64) or None
 
 
 def counted(n: float, what: str) -> str:

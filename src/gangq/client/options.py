@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from json.encoder import encode_basestring_ascii
-from operator import index
 from typing import Any, TypedDict
 from uuid import UUID
 
-from gangq.client.encoding import Awaited, awaited_ids, dumps
+from gangq.client.encoding import Awaited, awaited_ids, dumps, whole_numbers
 from gangq.client.roles import Role, encode_roles
 from gangq.client.selectors import Selector, as_selector
 from gangq.durations import Duration, seconds
@@ -173,13 +172,6 @@ def encode_settings(settings: Mapping[str, object], _what: str = "settings") -> 
     return f"{{{','.join(members)}}}"
 
 
-def _whole(value: Any, name: str) -> list[int]:
-    try:
-        return [index(number) for number in value]
-    except TypeError:
-        raise InvalidInput(f"{name} is {value!r}: pass a list of whole numbers") from None
-
-
 def _encode(name: str, value: Any) -> str:
     if value is True:
         return "true"
@@ -194,7 +186,7 @@ def _encode(name: str, value: Any) -> str:
     elif name in ("tolerates", "taints", "tags", "tasks"):
         value = texts(value, name)
     elif name == "indexes":
-        value = _whole(value, name)
+        value = whole_numbers(value, name, 32)
     elif name == "payloads":
         return "[" + ",".join(dumps(one, f"payloads[{n}]") for n, one in enumerate(value)) + "]"
     elif name.endswith("_s") and isinstance(value, (str, timedelta)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import (
@@ -29,7 +29,7 @@ from typing import (
 )
 from uuid import UUID
 
-from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each
+from gangq.client.encoding import Awaited, Encoded, awaited_ids, dumps, dumps_each, fits, whole_numbers
 from gangq.client.options import aware, encode_options, encode_settings, texts
 from gangq.client.rows import columns
 from gangq.durations import Duration, seconds
@@ -100,23 +100,9 @@ class Sql(NamedTuple):
     condition: str | None = None
 
 
-def _fits(bits: int) -> Callable[[Any, str], object]:
-    """Refuses a number that the type has no room for: the server would not say which argument it was."""
-    most = 2 ** (bits - 1) - 1
-
-    def check(value: Any, what: str) -> object:
-        if isinstance(value, int) and not -most - 1 <= value <= most:
-            raise InvalidInput(f"{what} is {value}: the database takes {-most - 1} to {most} at most")
-        return value
-
-    return check
-
-
-def integers(values: Sequence[int], what: str) -> str:
-    """Return an array as its text: as a list, psycopg looks at every element, which costs ten times as much."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidInput(f"{what} is {values!r}: pass a list of whole numbers")
-    return f"{{{','.join(map(str, values))}}}"
+def _array(values: Sequence[int], what: str, bits: int) -> str:
+    # As its text: of a list, psycopg looks at every element, which costs ten times as much.
+    return f"{{{','.join(map(str, whole_numbers(values, what, bits)))}}}"
 
 
 def _results(values: Sequence[object | None], what: str) -> list[str | None] | None:
@@ -148,7 +134,9 @@ def _one_or_several(values: str | Sequence[str], _what: str) -> str | list[str] 
     return found if found[1:] else next(iter(found), None)
 
 
-BigInt = Annotated[int, Sql("bigint", _fits(64))]
+_BIGINT = functools.partial(fits, bits=64)
+_BIGINTS = functools.partial(_array, bits=64)
+BigInt = Annotated[int, Sql("bigint", _BIGINT)]
 Seconds = Annotated[Duration, Sql("real", seconds)]
 Numeric = Annotated[float, Sql("numeric")]
 Span = Annotated[timedelta, Sql("interval")]
@@ -158,9 +146,9 @@ Object = Annotated[Mapping[str, Any], Sql("jsonb", dumps)]
 Objects = Annotated[Sequence[Mapping[str, Any]], Sql("jsonb", _objects)]
 Payloads = Annotated[Sequence[object], Sql("jsonb[]", dumps_each)]
 Results = Annotated[Sequence[object | None], Sql("jsonb[]", _results)]
-BigInts = Annotated[Sequence[int], Sql("bigint[]", integers)]
+BigInts = Annotated[Sequence[int], Sql("bigint[]", _BIGINTS)]
 State = Annotated[str | Sequence[str], Sql("text", _one_or_several)]
-Integers = Annotated[Sequence[int], Sql("integer[]", integers)]
+Integers = Annotated[Sequence[int], Sql("integer[]", functools.partial(_array, bits=32))]
 Options = Annotated[Mapping[str, Any], Sql("jsonb", encode_options)]
 Interval = Annotated[Duration, Sql("interval", _interval)]
 Texts = Annotated[Sequence[str], Sql("text[]", texts)]
@@ -168,9 +156,9 @@ Chunks = Annotated[Sequence[str], Sql("text[]", _storable)]
 After = Annotated[Sequence[int | Awaited], Sql("bigint[]", awaited_ids)]
 
 # Conditions on a view.
-Ids = Annotated[Sequence[int], Sql("bigint[]", integers, "id = any ({})")]
-AfterId = Annotated[int, Sql("bigint", _fits(64), "id > {}")]
-AfterSeq = Annotated[int, Sql("integer", _fits(32), "seq > {}")]
+Ids = Annotated[Sequence[int], Sql("bigint[]", _BIGINTS, "id = any ({})")]
+AfterId = Annotated[int, Sql("bigint", _BIGINT, "id > {}")]
+AfterSeq = Annotated[int, Sql("integer", functools.partial(fits, bits=32), "seq > {}")]
 Device = Annotated[str, Sql("text", None, "{} = any (devices)")]
 Since = Annotated[datetime, Sql("timestamptz", aware, "at >= {}")]
 Until = Annotated[datetime, Sql("timestamptz", aware, "at <= {}")]
@@ -178,12 +166,12 @@ Tag = Annotated[str, Sql("text", None, "{} = any (tags)")]
 _OF_BATCHES = "batch_id = any (array(select b.id from gangq.batches b where {}))"
 BatchName = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "b.name = {}"))]
 OfBatch = Annotated[
-    int, Sql("bigint", _fits(64), "job_id = any (array(select j.id from gangq.jobs j where j.batch_id = {}))")
+    int, Sql("bigint", _BIGINT, "job_id = any (array(select j.id from gangq.jobs j where j.batch_id = {}))")
 ]
 BatchTag = Annotated[str, Sql("text", None, _OF_BATCHES.replace("{}", "{} = any (b.tags)"))]
 
 _PLAIN = {
-    int: Sql("integer", _fits(32)),
+    int: Sql("integer", functools.partial(fits, bits=32)),
     str: Sql("text"),
     bool: Sql("boolean"),
     bytes: Sql("bytea"),
@@ -384,7 +372,7 @@ class View(Verb[P, R]):
         self._check(args, given)
         limit = given.pop("limit", self.parameters["limit"].default if "limit" in self.parameters else None)
         if limit is not None:
-            _fits(64)(limit, "limit")
+            fits(limit, "limit", 64)
         params = self._encoded(given)
         conditions = [
             _condition(name, self.types[name], isinstance(value, list)) for name, value in params.items()
