@@ -129,6 +129,18 @@ def test_an_array_has_the_indexes_that_sbatch_would_give_it(
     assert client.batch(id=batch).at_most == at_most
 
 
+@pytest.mark.parametrize("command", [("submit", "t", "--count"), ("run", "-d", "--array")])
+def test_so_many_jobs_that_it_takes_long_are_announced(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("gangq.cli.work._MANY_JOBS", 3)
+    for jobs, said in ((2, "gangq: no worker"), (3, "gangq: submitting 3 jobs\n")):
+        how_many = [f"0-{jobs - 1}", "--", "true"] if command[0] == "run" else [jobs]
+        result = gangq(dsn, *command, *how_many)
+        assert result.exit_code == 0, result.stderr
+        assert result.stderr.startswith(said)
+
+
 def test_a_command_finds_the_index_that_was_asked_for(served: str) -> None:
     done = finished(served, "run", "--array", "5,11", "--", "sh", "-c", "echo index $GANGQ_ARRAY_INDEX")
     assert done.returncode == 0, done.stderr

@@ -146,7 +146,7 @@ def _submit(
     """Submit it and say so; return what it is, and its jobs with their ranks or indexes."""
     client = session.client()
     if not given.keys() & {"size", "roles"}:
-        with notes_aloud():
+        with notes_aloud(count):
             ids = client.submit(task=COMMAND, payloads=[payload] * count, **given)
         if "name" in given:
             # A batch has the id of its first job.

@@ -28,6 +28,8 @@ from gangq.errors import NotFound
 from gangq.placement.strategies import STRATEGIES
 
 _CHANGES = columns("job >gang state")
+_MANY_JOBS = 10_000
+"""It takes a second or more to write so many; a million take minutes."""
 
 
 class _Work(SubmitOptions, SubmitGangOptions, total=False):
@@ -157,8 +159,10 @@ class _Aloud(logging.Handler):
 
 
 @contextlib.contextmanager
-def notes_aloud() -> Iterator[None]:
-    """Within, say what the database notes."""
+def notes_aloud(jobs: int = 1) -> Iterator[None]:
+    """Within, say what the database notes; first how many jobs it is given, where it takes seconds to write them."""
+    if jobs >= _MANY_JOBS:
+        say(f"submitting {jobs:,} jobs")
     handler, logger = _Aloud(), logging.getLogger("gangq.server")
     logger.addHandler(handler)
     try:
@@ -348,7 +352,7 @@ def _submit_jobs(
     """Submit jobs and say their ids; return the jobs, or the batch that they are."""
     client = session.client()
     existed = replaced = False
-    with notes_aloud():
+    with notes_aloud(len(payloads)):
         if key["unique_key"] is None:
             ids = client.submit(payloads=payloads, **given)
         else:
