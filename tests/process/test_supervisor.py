@@ -86,6 +86,12 @@ def test_it_exits_as_its_worker_did(start: Start, what: tuple[object, ...], code
     assert start(*what).exit_code() == code
 
 
+def test_the_end_of_its_worker_is_seen_although_it_was_started_with_sigchld_ignored(start: Start) -> None:
+    code = "import os, signal as s, sys; s.signal(s.SIGCHLD, s.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    run = start("exits", 5, silence_s=PATIENCE_S, prefix=(sys.executable, "-c", code))
+    assert run.exit_code(PATIENCE_S / 2) == 5
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_signal_that_killed_its_worker_is_told_by_the_code(start: Start, number: int) -> None:
     run = start("lives")

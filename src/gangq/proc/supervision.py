@@ -117,6 +117,8 @@ class Supervisor:
     def start(self) -> None:
         """Fork, and become the worker in the child."""
         kernel.adopt_orphans()
+        # A process may have been started with it ignored: then the kernel reaps its children, and tells it no end.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.foreign = _children()
         signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
         self.signals = _signalfd([*_FORWARDED, signal.SIGCHLD])
