@@ -13,7 +13,7 @@ from gangq.worker.listener import Listener
 from gangq.worker.signals import SignalWatch
 from worker.controls import control_of
 from worker.parts import session_of
-from worker.worker_process import eventually
+from worker.worker_process import Fleet, eventually, until_state
 
 
 def test_the_listener_comes_back_after_its_connection_was_cut_and_polls_at_once(
@@ -83,3 +83,32 @@ def test_a_handler_of_signals_that_a_job_left_behind_is_taken_back(client: Clien
         assert signal.set_wakeup_fd(-1) == watch._write
     finally:
         watch.stop()
+
+
+def test_what_a_handler_leaves_to_signals_ends_no_worker_after_it(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+def late(*_):
+    raise TimeoutError
+
+@app.task
+def leaves(ctx):
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+@app.task
+def finds(ctx):
+    left_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        os.write(writer, b"x")
+    except BrokenPipeError:
+        return left_s, signal.getsignal(signal.SIGALRM), subprocess.run(["false"]).returncode
+""")
+    fleet.start(slots=0, light=1)
+    (first,) = client.submit(task="leaves")
+    until_state(client, first, "done")
+    (second,) = client.submit(task="finds")
+    assert until_state(client, second, "done").result == [0, signal.SIG_DFL, 1]

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangq.worker.signals")
 
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
-_NUMBERS = tuple(map(int, _WATCHED))
+_RESTORED = (signal.SIGALRM, signal.SIGCHLD, signal.SIGPIPE)
+"""After a job these do what they did before it. Otherwise a handler's alarm would raise in the worker, and a default
+SIGPIPE would end the worker when a client hangs up.
+"""
 _getsignal, _set_wakeup_fd = _signal.getsignal, _signal.set_wakeup_fd
 _FROM_PYTHON = 0x80
 
@@ -62,6 +65,8 @@ class SignalWatch:
         self._read: int
         self._write: int
         self._former: dict[signal.Signals, Any] = {}
+        self._actions: dict[int, Any] = {}
+        """What each signal does between two jobs."""
         self._former_fd = -1
         # The bound method is made once, so `is` tells whether it is still the installed handler.
         self._installed = self._handler
@@ -72,20 +77,26 @@ class SignalWatch:
         os.set_blocking(self._write, False)
         for number in _WATCHED:
             self._former[number] = signal.signal(number, self._installed)
+        actions = {int(number): _getsignal(number) for number in (*_WATCHED, *_RESTORED)}
+        # None: C code has installed it, and Python cannot install it again.
+        self._actions = {number: action for number, action in actions.items() if action is not None}
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         restore_signals(_WATCHED, lambda: bool(self._former))
         self._control.watch(self._read, self._arrived)
 
     def renew(self) -> None:
         """Take the signals and the pipe back from whatever ran in the main thread: frameworks install handlers
-        of their own and leave them behind, and a worker that misses SIGTERM would be killed with its next job.
+        of their own and leave them behind, and a worker that misses SIGTERM would be killed with its next job. A
+        handler's alarm ends with it.
         """
         if not self._former:
             return
         try:
-            for number in _NUMBERS:
-                if _getsignal(number) is not self._installed:
-                    signal.signal(number, self._installed)
+            for number, action in self._actions.items():
+                if _getsignal(number) is not action:
+                    if number == signal.SIGALRM:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                    signal.signal(number, action)
             _set_wakeup_fd(self._write, warn_on_full_buffer=False)
         except ValueError:
             return  # Another thread than the main one.
