@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,13 @@ def test_an_app_that_opens_a_gpu_is_not_forked(client: Client, fleet: Fleet) -> 
     assert "handlers_spawned" in worker.log
 
 
+def test_an_app_that_ignores_the_ends_of_its_children_is_imported_once(client: Client, fleet: Fleet) -> None:
+    fleet.define("signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n" + SLOW_TO_IMPORT)
+    fleet.start(slots=0, light=2)
+    rows = [until_state(client, submit(client, "tells"), "done") for _ in range(3)]
+    assert [row.result["imported"] for row in rows] == [2] * 3
+
+
 @pytest.mark.slow
 def test_an_app_that_cannot_be_imported_a_second_time_fails_its_jobs_with_the_reason(
     client: Client, fleet: Fleet
@@ -234,11 +242,28 @@ def test_a_handler_ends_with_its_guardian(client: Client, fleet: Fleet, tmp_path
     assert has_ended(handler)
 
 
+AN_APP = """
+import os
+from pathlib import Path
+from gangq.app import App
+
+app = App("host=nowhere")
+here = Path(__file__).parent
+
+def forked():
+    if (here / "dies").exists():
+        (here / f"forked-{os.getpid()}").touch()
+        os.kill(os.getpid(), 9)
+
+os.register_at_fork(after_in_parent=forked)
+"""
+
+
 @pytest.fixture
 def forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
     """One that has imported an App, and waits half a second for an answer."""
     monkeypatch.setattr(forkserver, "_ANSWER_S", 0.5)
-    (tmp_path / "an_app.py").write_text("from gangq.app import App\napp = App('host=nowhere')\n")
+    (tmp_path / "an_app.py").write_text(AN_APP)
     monkeypatch.syspath_prepend(str(tmp_path))
     server = ForkServer(os.environ, f"w-{tmp_path.name}")
     assert server.warm("an_app:app", lambda: False)
@@ -268,6 +293,46 @@ def test_a_guardian_for_whose_pidfd_there_is_no_room_is_not_asked_for_again(fork
                 forks.fork(theirs)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_guardian_that_was_forked_by_what_then_died_is_not_asked_for_again(
+    forks: ForkServer, tmp_path: Path
+) -> None:
+    (tmp_path / "dies").touch()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(OSError, match="ended while it was to fork"):
+        forks.fork(theirs)
+    assert len(list(tmp_path.glob("forked-*"))) == 1
+
+
+def test_a_guardian_that_the_fork_server_has_no_file_to_wait_for_is_ended(forks: ForkServer) -> None:
+    process = forks._process
+    assert process is not None
+    taken = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+    free = min(set(range(len(taken) + 1)) - taken)
+    # Room for the socket that it is sent, and no more.
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (free + 1, free + 1))
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs, pytest.raises(OSError, match="Too many open files"):
+            forks.fork(theirs)
+        ours.settimeout(5)
+        assert ours.recv(1) == b"", "a guardian listens"
+
+
+def test_a_fork_server_that_ended_before_it_was_asked_is_started_again(forks: ForkServer) -> None:
+    process = forks._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    timer = threading.Timer(0.2, process.kill)
+    timer.start()
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            guardian = forks.fork(theirs)
+        assert guardian.poll() is None
+    guardian.wait(10)
+    timer.join()
 
 
 def test_a_fork_server_that_has_ended_is_started_again(forks: ForkServer) -> None:

@@ -159,9 +159,10 @@ class ForkServer:
         if self._channel is None:
             raise ConnectionResetError("the process that has imported the App has ended")
         socket.send_fds(self._channel, [b"fork"], [theirs.fileno()])
+        # If it ended before it read that, the kernel says so: ECONNRESET.
         answer, fds, _, _ = socket.recv_fds(self._channel, _MESSAGE, 1)
         if not answer:
-            raise ConnectionResetError("the process that has imported the App has ended")
+            raise OSError("the process that has imported the App ended while it was to fork a guardian")
         if not fds:
             raise OSError(f"no guardian was forked, or it cannot be waited for: {answer.decode()}")
         return Forked(int(answer), fds[0])
@@ -218,6 +219,8 @@ def main(argv: list[str]) -> int:
     if why := _not_to_be_forked():
         control.send(f"importing {target} {why}".encode())
         return 1
+    # The App may ignore it, or this process may have been started so: then no fork could be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     kept = _open_files() - {control.fileno()}
     gc.collect()
     gc.freeze()
@@ -289,7 +292,14 @@ def _fork(control: socket.socket, channel: int) -> tuple[int, int] | None:
             log.exception("guardian_fault")
         # Not reached by the handler's process, which goes up by guardian.Inside.
         os._exit(0)
-    pidfd = os.pidfd_open(pid)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as problem:
+        # It has no order yet.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        control.send(str(problem).encode())
+        return None
     socket.send_fds(control, [str(pid).encode()], [pidfd])
     return pidfd, pid
 
