@@ -13,6 +13,7 @@ from gangq.client import Client
 from gangq.client.aio import AsyncConnection
 from gangq.worker.control import ListeningClient
 from worker.controls import control_of
+from worker.worker_process import Fleet
 
 
 def test_threads_that_wait_for_its_calls_leave_it_one_to_look_up_the_host_of_the_database(
@@ -55,3 +56,15 @@ def test_a_connection_whose_call_is_cancelled_while_it_begins_to_listen_is_close
 
     asyncio.run(attempt())
     assert [one.closed for one in made] == [True]
+
+
+def test_a_worker_whose_loop_breaks_ends(client: Client, fleet: Fleet) -> None:
+    fleet.define("""
+@app.task
+def closes(ctx):
+    os.closerange(3, 1000)
+""")
+    worker = fleet.start(slots=0, light=1)
+    client.submit(task="closes")
+    assert worker.exit_code() == 1
+    assert "control_loop_broken" in worker.log

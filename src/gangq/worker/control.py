@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from gangq import logqueue
 from gangq.client import Client, aio, core, sync
 from gangq.client.aio import AsyncClient, AsyncConnection
 from gangq.client.base import probe
@@ -319,11 +320,15 @@ class Control:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-        finally:
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
-            self._loop.run_until_complete(asyncio.sleep(0))
-            self._loop.close()
+        except BaseException:
+            # A handler has closed its files, say. Nothing renews the lease any more, or hears a signal.
+            log.critical("control_loop_broken", exc_info=True)
+            logqueue.flush()
+            os._exit(1)
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
 
     async def _end(self) -> None:
         # First the connection: a call that is cancelled would ask the server to cancel it too, and wait for that.
