@@ -167,6 +167,26 @@ def test_an_app_that_opens_a_gpu_is_not_forked(client: Client, fleet: Fleet) -> 
     assert "handlers_spawned" in worker.log
 
 
+def test_the_app_is_imported_where_the_worker_began_and_not_where_a_handler_has_gone(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.define("""
+(HERE / f"import-{os.getpid()}").write_text(os.getcwd())
+
+@app.task
+def goes(ctx):
+    os.chdir("/usr")
+
+@app.task(isolate=True)
+def alone(ctx):
+    pass
+""")
+    fleet.start(slots=0, light=1)
+    until_state(client, submit(client, "goes"), "done")
+    until_state(client, submit(client, "alone"), "done")
+    assert [found.read_text() for found in tmp_path.glob("import-*")] == [str(tmp_path)] * 2
+
+
 def test_an_app_that_ignores_the_ends_of_its_children_is_imported_once(client: Client, fleet: Fleet) -> None:
     fleet.define("signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n" + SLOW_TO_IMPORT)
     fleet.start(slots=0, light=2)
@@ -265,7 +285,7 @@ def forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServe
     monkeypatch.setattr(forkserver, "_ANSWER_S", 0.5)
     (tmp_path / "an_app.py").write_text(AN_APP)
     monkeypatch.syspath_prepend(str(tmp_path))
-    server = ForkServer(os.environ, f"w-{tmp_path.name}")
+    server = ForkServer(os.environ, str(tmp_path), f"w-{tmp_path.name}")
     assert server.warm("an_app:app", lambda: False)
     yield server
     server.close()

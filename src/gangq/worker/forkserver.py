@@ -94,9 +94,10 @@ class Forked:
 class ForkServer:
     """The worker's side of it. Thread-safe."""
 
-    def __init__(self, environ: Mapping[str, str], mark: str) -> None:
-        """``environ`` is what the App is imported with, ``mark`` that of the incarnation."""
+    def __init__(self, environ: Mapping[str, str], directory: str, mark: str) -> None:
+        """``environ`` is what the App is imported with and ``directory`` where, ``mark`` that of the incarnation."""
         self._environ = dict(environ)
+        self._directory = directory
         self._mark = mark
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -175,6 +176,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 argv,
                 env={**self._environ, **env, procfs.MARK_VARIABLE: f"{self._mark}/0"},
+                cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,

@@ -140,7 +140,7 @@ class CommandRunner:
         self._server = server
         shown = detection.visible_env(detection.devices)
         environ = {"PYTHONUNBUFFERED": "1", **scrubbed(surroundings.environ), **shown}
-        self._forks = ForkServer(environ, session.mark)
+        self._forks = ForkServer(environ, surroundings.directory, session.mark)
         self._shared = SharedProcesses(session.control, server.attach)
         self._numbers = iter(range(1, sys.maxsize))
         self._lock = threading.Lock()
