@@ -35,6 +35,8 @@ _OWN_THREADS = "gangq-"
 _EVERY_S = 0.5
 _CHUNK = 128 << 10
 _FINAL_TRIES = 3
+_FINAL_S = 10.0
+"""After so long the rest of the output is not tried again: an outage must not hold up the end of its job."""
 
 
 def log_sizes(terms: Registration) -> tuple[int, int]:
@@ -100,12 +102,15 @@ class LogShipper:
 
     def finish(self) -> None:
         """Send the rest, once the job has ended."""
+        until = time.monotonic() + _FINAL_S
         # One turn for each chunk, and one for what an earlier call could not send.
         for _ in range(2 + self._session.terms.log_bytes // _CHUNK):
             at_end = self._read(final=True)
             for _ in range(_FINAL_TRIES):
                 if self._send():
                     break
+                if time.monotonic() >= until:
+                    return
             if at_end and not self._unsent:
                 return
 
