@@ -348,3 +348,26 @@ def test_when_every_connection_falls_silent_a_worker_finds_another_way_and_its_w
     (row,) = floor.until_done(job)
     assert (row.worker, row.attempts, row.crashes, row.stops) == ("handling", 1, 0, 0)
     assert (handling.process.poll(), idle.process.poll()) == (None, None)
+
+
+def test_a_child_that_saves_a_checkpoint_in_an_outage_waits_for_as_long_as_its_lease(cut: Cut) -> None:
+    floor = cut.floor
+    floor.configure(lease_s=60)
+    floor.fleet.define("""
+@app.task(isolate=True)
+def saves(ctx):
+    line = ctx._link._socket
+    line.settimeout(line.gettimeout() and line.gettimeout() / 100)  # The outage is as short, too.
+    (HERE / "begun").touch()
+    while not (HERE / "go").exists():
+        time.sleep(0.02)
+    ctx.save_checkpoint(1, b"saved")
+""")
+    worker = cut.far()
+    job = floor.inline("saves", max_attempts=1)
+    eventually((floor.directory / "begun").exists, "it has begun", PATIENCE_S)
+    cut.wire.cut(refuse=True)
+    (floor.directory / "go").touch()
+    eventually(lambda: worker.log.count("call_repeated") > 6, "it is tried again and again", PATIENCE_S)
+    cut.wire.cut()
+    floor.until_done(job)

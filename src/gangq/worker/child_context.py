@@ -25,8 +25,6 @@ from gangq.worker.handler_info import checkpoint_from_wire, gang_from_wire, inpu
 from gangq.worker.jobs import BEAT_BYTES
 from gangq.worker.results import as_progress, dumps_result, note_for
 
-_ANSWER_S = 120.0
-_BUSY_S = 0.05
 _AROUND_RESULT_BYTES = 1 << 10
 """More than what a request says beside the result that it carries."""
 _ONCE = frozenset({"submit"})
@@ -104,8 +102,10 @@ class Link:
         if self._socket is None or self._pid != os.getpid():
             # A forked child would mix its answers with its parent's.
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.settimeout(_ANSWER_S)
-            self._connect(self._socket)
+            # No time limit: during an outage an answer may take as long as the lease. Where the worker has ended, so
+            # has the connection; where it is stopped, the guardian ends this process.
+            self._socket.setblocking(True)
+            self._socket.connect(str(self.path))
             self._pid, self._rest = os.getpid(), b""
         self._socket.sendall(request)
         while b"\n" not in self._rest:
@@ -116,17 +116,6 @@ class Link:
         line, _, self._rest = self._rest.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-    def _connect(self, to_worker: socket.socket) -> None:
-        """A socket whose queue of connections is full answers at once that it is busy: others crowd there."""
-        until = time.monotonic() + _ANSWER_S
-        while True:
-            try:
-                return to_worker.connect(str(self.path))
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_BUSY_S)
 
     def _hang_up(self) -> None:
         if self._socket is not None and self._pid == os.getpid():
