@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,19 @@ def test_a_record_that_somebody_else_could_have_written_is_none(
         file.unlink()
         os.mkfifo(file, 0o600)
     assert host_record.find("w1", "mark") is None
+
+
+def test_a_worker_that_is_crowded_lives(tmp_path: Path) -> None:
+    gone = replace(process_identity(os.getpid()), start_ticks=1)
+    record = host_record.HostRecord("w1", "mark", gone, tmp_path)
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(str(tmp_path / host_record.SOCKET))
+        assert not record.lives(), "it does not listen"
+        server.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                one = opened.enter_context(socket.socket(socket.AF_UNIX))
+                one.setblocking(False)
+                one.connect(str(tmp_path / host_record.SOCKET))
+        assert record.lives()

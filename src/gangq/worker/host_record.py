@@ -46,6 +46,8 @@ class HostRecord:
             probe.settimeout(_ANSWER_S)
             try:
                 probe.connect(str(self.directory / SOCKET))
+            except BlockingIOError:
+                return True  # So many wait to be answered that it has no room for one more.
             except OSError:
                 return False
         return True
