@@ -264,7 +264,7 @@ _ADVICE: dict[str, str] = {
     "42501": (
         "The roles: gangq_viewer reads all but payloads, results, errors and output; gangq_submitter submits, and "
         "cancels, retries and reads what it submitted; gangq_worker runs jobs; gangq_host restarts workers; "
-        "gangq_admin may do everything. "
+        "gangq_notifier delivers notifications; gangq_admin may do everything. "
         "`gangq doctor` shows which of them this login has."
     ),
     "42883": _MIGRATE,
