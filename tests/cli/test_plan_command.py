@@ -170,12 +170,13 @@ def test_replay_says_whether_each_pass_decides_the_same(dsn: str, client: Client
         advice = "select gangq.configure('{\"record_decisions\": true}')"
         told = gangq(dsn, "replay")
         assert (told.stdout.count("not recorded"), told.stderr.count(advice)) == (1, 1)
+        assert advice not in gangq(dsn, "replay", "--json").stderr
         conn.execute("update gangq.settings set record_decisions = true")
         client.register_worker(name="w2", host="h2", queues=["default"])
         client.submit_gang(task="a", size=1)
         client.tick(force=True)
         assert [row["same"] for row in answers(dsn, "replay")] == [None, True]
-        assert advice not in gangq(dsn, "replay", "--json").stderr
+        assert advice not in gangq(dsn, "replay").stderr  # they are recorded now
         conn.execute("update gangq.passes set decisions = jsonb_set(decisions, '{0,ask}', '\"g7\"')")
         result = gangq(dsn, "replay")
         assert result.exit_code == 1

@@ -143,7 +143,7 @@ def replay(session: Session, since: datetime | timedelta, until: datetime | time
     first, last = (now - moment if isinstance(moment, timedelta) else moment for moment in (since, until))
     found = client.replay(since=first, until=last)
     session.rows(found, _REPLAYED, "no pass decided anything in that time")
-    if not session.json and any(row.same is None for row in found):
+    if not session.json and found and found[-1].same is None:
         say("to record the next boards: select gangq.configure('{\"record_decisions\": true}')")
     if any(row.same is False for row in found):
         click.get_current_context().exit(EXIT_REFUSED)
