@@ -58,6 +58,7 @@ def test_the_other_forms(dsn: str, client: Client) -> None:
     [
         (["add", "s", "0", "3", "*", "*", "*", "report"], "quote it"),
         (["add", "s", "*/5", "report"], "quote it"),
+        (["add", "s", "10s", "report"], "or give an interval, as in gangq schedule add s --every 5m TASK"),
         (["add", "s", "0 3 * * *"], "name the task"),
         (["add", "s"], "name the task"),
         (["add", "s", "--every", "5m"], "name the task"),

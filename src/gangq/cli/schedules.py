@@ -92,7 +92,8 @@ def add(
     cron, words = (None, words) if own["every"] is not None else (words[0] if words else None, words[1:])
     if cron is not None and " " not in cron.strip():
         raise click.UsageError(
-            f"{cron!r} is no cron expression: quote it, as in gangq schedule add {schedule_name} '0 3 * * *' TASK"
+            f"{cron!r} is no cron expression: quote it, as in gangq schedule add {schedule_name} '0 3 * * *' TASK; "
+            f"or give an interval, as in gangq schedule add {schedule_name} --every 5m TASK"
         )
     if not words:
         raise click.UsageError("name the task: gangq schedule add NAME '0 3 * * *' TASK, or --every 5m TASK")
