@@ -76,7 +76,9 @@ def test_the_doctor_names_what_was_given_up_what_waits_and_what_was_dropped(
     dead = outbox(dsn)
     assert "oncall (1 notification: the program ended with 1)" in dead["detail"]
     assert "gangq notify retry oncall" in dead["advice"]
-    assert "1 notification" in ok(dsn, "notify", "retry", "oncall")
+    told = ok(dsn, "notify", "retry", "oncall")
+    assert "1 notification that had been given up" in told
+    assert "what backs off is tried at once" in told
     ok(dsn, "notify", "run", "oncall", "--exec", "true", "--once")
     assert outbox(dsn)["status"] == "ok"
     client.test_notification(target="oncall")

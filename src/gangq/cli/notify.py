@@ -124,11 +124,12 @@ def test(session: Session, target: str, wait_s: float) -> None:
 @notify.command()
 @_named
 def retry(session: Session, target: str) -> None:
-    """Deliver what was given up for a target after all. For admins. With --json: {"target", "retried"}."""
+    """Deliver what was given up for a target after all, and at once what backs off. For admins. With --json: {"target", "retried"}."""
     retried = session.client().retry_notifications(target=target)
     session.answer(
         {"target": target, "retried": retried},
-        f"{counted(retried, 'notification')} that {target} was not told will be delivered",
+        f"{counted(retried, 'notification')} that had been given up for {target} will be delivered; what backs off "
+        "is tried at once",
     )
 
 
