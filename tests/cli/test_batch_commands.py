@@ -188,6 +188,7 @@ def test_a_command_of_no_array_has_no_index(served: str) -> None:
         (["run", "--array", "1,,2", "--", "true"], "is no array"),
         (["run", "--array", "-1-2", "--", "true"], "is no array"),
         (["run", "--array", "0-9:0", "--", "true"], "is no array"),
+        (["run", "--array", "0-1000000", "--", "true"], "numbers have six digits at most"),
         (["run", "--array", "9-1", "--", "true"], "9-1 ends before it begins"),
         (["run", "--array", "1-5,3", "--", "true"], "an index twice"),
         (["run", "--array", "0-999999," * 9000 + "0", "--", "true"], "an index twice"),

@@ -115,7 +115,7 @@ class ArrayType(Parsed):
             if part is None:
                 raise ValueError(
                     f"{value!r} is no array: write 0-99 for 100 of them, 0-99%4 for 4 at once, 0-30:10 for "
-                    "0,10,20,30, or 1,3,7"
+                    "0,10,20,30, or 1,3,7; numbers have six digits at most"
                 )
             first, last, step = (int(number) if number else None for number in part.groups())
             assert first is not None
