@@ -73,6 +73,10 @@ SAID = {
         "the maximum of queue a, 4 GPUs, leaves 2 GPUs, and it needs 3 GPUs (held by g65)",
         "1 GPU given back in queue a, or a limit of 5 GPUs",
     ),
+    "h0 AA......\nqueue a max_gpus=2\nA queue=a\nX 3 queue=a": (
+        "the maximum of queue a, 2 GPUs, leaves 0 GPUs, and it needs 3 GPUs (held by g65)",
+        "a limit of 5 GPUs",
+    ),
     "h0 AA......\nqueue a paused\nX 3 queue=a": ("queue a is paused", "gangq queue resume a"),
     "h0 A...\nh1 B\nX 5 strict_spread": (
         "1 host has room, and each of its 5 members needs another one",
@@ -112,6 +116,11 @@ SAID = {
     "levels rack host\nh0 A.... rack=r0\nh1 .. rack=r0\nh2 ... rack=r1\nA apart=a\nX 7 apart=a require=rack": (
         "the roomiest rack, r1, has room for 3 of its 7 members",
         "room for 4 more in one rack",
+    ),
+    "plans=1\nh0 A.\nh1 -- closed\nA ends=600\nX 3": (
+        "it would not start even when all that runs has ended; now 1 of its 3 members would fit; not counted, because "
+        "no new work is given to them now: h1",
+        "workers that are large enough; or those back: gangq uncordon, gangq unquarantine --worker, or a restart",
     ),
     "levels rack host\nh0 .... rack=r0\nh1 .. rack=r1\nX 5 require=rack": (
         "the roomiest rack, r0, has room for 4 of its 5 members",

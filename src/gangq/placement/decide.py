@@ -357,9 +357,14 @@ class Pass:
         return True
 
     def never(self, ask: Ask, refused: Refused) -> Refused:
-        """The same refusal, unless it would not start even when all has ended."""
-        in_vain = ask.kind in self._never and self.board.workers
-        return refused._replace(gate=gates.INFEASIBLE) if in_vain else refused
+        """The same refusal, unless it would not start even when all has ended. Then it names the workers that serve
+        it and were not counted.
+        """
+        if ask.kind not in self._never or not self.board.workers:
+            return refused
+        if refused.of == "workers":
+            return refused._replace(gate=gates.INFEASIBLE)
+        return refused._replace(gate=gates.INFEASIBLE, holders=self.search.closed(self.kinds[ask.kind]))
 
     def later(self, ask: Ask, counts: Sequence[int], refused: Refused, before: float = INFINITY) -> Refused:
         """The same refusal; and who may be told to stop for it later, if that is before its planned start."""

@@ -138,6 +138,11 @@ class Search:
                 return Refused(gates.WORKERS, need=count, of="workers", where=name, holders=closed[:HOLDERS])
         return None
 
+    def closed(self, kind: Kind) -> tuple[str, ...]:
+        """The first workers that serve a role of it, and take nothing now."""
+        serves = {class_id for role in kind.roles for class_id in role.serves}
+        return tuple(w.name for w in self.free.workers if not w.open and w.class_id in serves)[:HOLDERS]
+
     def seats(
         self,
         ask: Ask,

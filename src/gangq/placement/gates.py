@@ -86,10 +86,14 @@ def _limit(name: str) -> Callable[[Refused], Words]:
         lacking = r.need - r.have
         most = f", {number(r.limit, r.of)}," if r.limit is not None else ""
         left, enough = number(max(0, r.have), r.of), number((r.limit or 0) + lacking, r.of)
+        unblocks = f"a limit of {enough}"
+        # A limit that is below what this one needs refuses it however much the others give back.
+        if r.limit is None or r.need <= r.limit:
+            unblocks = f"{number(lacking, r.of)} given back in {of} {r.where}, or {unblocks}"
         return (
             f"{name} {r.where}{most} leaves {left}, and it needs {number(r.need, r.of)}"
             + _held_by(r.holders),
-            f"{number(lacking, r.of)} given back in {of} {r.where}, or a limit of {enough}",
+            unblocks,
         )
 
     return words
@@ -217,16 +221,17 @@ def _one_domain(r: Refused) -> Words:
 def _infeasible(r: Refused) -> Words:
     if r.of == "workers":
         return _workers(r)
-    return (
+    why = (
         f"it would not start even when all that runs has ended; now {r.have:g} of its "
-        f"{number(r.need, r.of)} would fit",
-        "workers that are large enough"
-        + (
-            ", with so many GPUs joined by one link"
-            if any(one.of == "linked GPUs" for one in r.short)
-            else ""
-        ),
+        f"{number(r.need, r.of)} would fit"
     )
+    unblocks = "workers that are large enough"
+    if any(one.of == "linked GPUs" for one in r.short):
+        unblocks += ", with so many GPUs joined by one link"
+    if r.holders:
+        why += f"; not counted, because no new work is given to them now: {', '.join(r.holders)}"
+        unblocks += "; or those back: gangq uncordon, gangq unquarantine --worker, or a restart"
+    return why, unblocks
 
 
 def _error(r: Refused) -> Words:
