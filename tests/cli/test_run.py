@@ -108,6 +108,25 @@ def test_a_gang_exits_with_the_status_of_the_member_it_failed_for(served: str) -
     assert (drain["cause"], drain["outcome"]) == ("fail", "failed")
 
 
+def test_the_newest_drains_come_first_and_those_of_one_gang_in_their_order(dsn: str, client: Client) -> None:
+    worker = client.register_worker(name="w1", host="h1", queues=["default"]).incarnation
+
+    def drain(gang: int) -> None:
+        client.tick(force=True)
+        (claim,) = client.claim(incarnation=worker)
+        client.cancel(gang_ids=[gang])
+        client.ack_preempted(job_id=claim.job_id, token=claim.token)
+
+    first, second = (client.submit_gang(task="a", size=1).gang_id for _ in range(2))
+    drain(first)
+    drain(second)
+    client.retry(gang_ids=[second])
+    drain(second)
+    assert [row["gang_id"] for row in answers(dsn, "drains", "--limit", "2")] == [second, second]
+    (shown,) = answers(dsn, "show", f"g{second}")
+    assert [drained["epoch"] for drained in shown["drains"]] == [1, 2]
+
+
 def test_a_gang_that_drains_starts_again_at_the_next_epoch(served: str, tmp_path: Path) -> None:
     # In epoch 1 rank 1 fails once rank 0 is up, which then sleeps for long.
     script = f"""

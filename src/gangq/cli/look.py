@@ -254,7 +254,7 @@ def _batch_pairs(row: BatchRow) -> None:
 def _show_gang(session: Session, target: Which) -> None:
     client = session.client()
     row, members = client.gang(id=target.id), target.jobs(client)
-    timeline, drains = client.timeline(gang_id=row.id), client.drains(gang_id=row.id)
+    timeline, drains = client.timeline(gang_id=row.id), client.drains(gang_id=row.id)[::-1]
     if session.json:
         session.answer({"gang": row, "members": members, "timeline": timeline, "drains": drains})
         return
@@ -360,7 +360,7 @@ def _detail(reason: Reason) -> str:
 @options.limit
 @table_options
 def drains(session: Session, target: Which | None, limit: int) -> None:
-    """List drains: their causes and outcomes."""
+    """List drains, newest first: their causes and outcomes."""
     if target is not None:
         session.client().gang(id=target.id)
     found = session.client().drains(gang_id=target.id if target else None, limit=limit)

@@ -131,9 +131,9 @@ class Views:
     def timeline(self, *, gang_id: BigInt) -> list[rows.TimelineRow]:
         """A gang's life in order."""
 
-    @verb(view="drains", order="started_at, gang_id")
+    @verb(view="drains", order="started_at desc, gang_id")
     def drains(self, *, gang_id: BigInt | None = None, limit: int | None = None) -> list[rows.DrainRow]:
-        """Drains, oldest first."""
+        """Drains, newest first."""
 
     @verb(view="violations", order="rule, subject")
     def violations(self) -> list[rows.ViolationRow]:
