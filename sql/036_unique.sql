@@ -68,13 +68,15 @@ create function gangq.give_key(
 $$;
 
 -- Internal. A job that no claim has taken gets another payload, due_at and priority (null: its
--- own); false where one has. What it needs stays as it was submitted.
+-- own); false where one has. What it needs stays as it was submitted. Raises 42501 where the job is
+-- of another role behind the same login.
 create function gangq.replace_job(
   job_id bigint, queue text, payload jsonb, priority integer, due_at timestamptz, submitter text,
   login text
 ) returns boolean language plpgsql as $$
 declare
   t timestamptz := gangq.now();
+  q gangq.queues_table;
   j gangq.live_jobs;
 begin
   select x.* into j from gangq.live_jobs x
@@ -84,7 +86,16 @@ begin
     return false;
   end if;
   perform gangq.check_moment('due_at', due_at);
-  perform gangq.open_queue(queue, array[payload]);
+  q := gangq.open_queue(queue, array[payload]);
+  -- Not check_own: a worker calls it for the submitter of a job that it runs.
+  if q.others <> 'shared' and (
+    j.login <> login or j.submitter <> all (gangq.roles_of(replace_job.submitter)))
+  then
+    perform gangq.refuse('42501',
+      format('%s may not replace job %s, which is of %s', gangq.whose(replace_job.submitter, login),
+        j.id, gangq.whose(j.submitter, j.login)),
+      'Leave replaces out to get the job that the key stands for, or take another key.');
+  end if;
   perform gangq.read_options('submit_unique', jsonb_strip_nulls(jsonb_build_object('priority',
     priority)), null::gangq.arguments);
   perform gangq.check_ceiling(queue, coalesce(priority, j.priority), submitter, login);
@@ -108,8 +119,9 @@ end $$;
 -- for so many seconds. replaces: where no claim has taken that job yet, it gets this payload,
 -- due_at and priority (null: its own), and replaced says so; what it needs stays. Keys are a task's
 -- in a queue, and of each login its own, in a shared queue of all; what a job submits has those of
--- the job's login. Of two calls at once the second waits for the first, up to 2 s. retry is not
--- bound by keys. Raises what submit raises, and GQ008 (a key needs READ COMMITTED).
+-- the job's login. A job is replaced by whoever may cancel it (42501). Of two calls at once the
+-- second waits for the first, up to 2 s. retry is not bound by keys. Raises what submit raises, and
+-- GQ008 (a key needs READ COMMITTED).
 create function gangq.submit_unique(
   unique_key text, task text, queue text default null, payload jsonb default '{}',
   priority integer default null, gpus integer default null, due_at timestamptz default null,

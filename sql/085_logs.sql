@@ -54,10 +54,11 @@ begin
 end $$;
 
 -- Output of claims, in chunks numbered from 0 per attempt. Dropped without an error: chunks of an
--- attempt that is not the job's last or whose job has left live_jobs, and chunks whose number is
--- not above the last one stored. Workers keep an attempt to settings.log_bytes. Raises GQ001, GQ007
--- (a chunk over 1 MiB, an attempt over 65 times log_bytes, where each chunk counts 64 bytes more),
--- GQ008, 42501 if another login's worker holds or held one of the claims.
+-- attempt that is not the job's last, whose job has left live_jobs or whose worker is forgotten,
+-- and chunks whose number is not above the last one stored. Workers keep an attempt to
+-- settings.log_bytes. Raises GQ001, GQ007 (a chunk over 1 MiB, an attempt over 65 times log_bytes,
+-- where each chunk counts 64 bytes more), GQ008, 42501 if another login's worker holds or held one
+-- of the claims.
 create function gangq.append_log(
   job_ids bigint[], tokens bigint[], seqs integer[], chunks text[]
 ) returns void
@@ -68,6 +69,7 @@ declare
   most bigint := (select 65::bigint * c.log_bytes from gangq.settings c);
   said record;
   held record;
+  ran_on bigint[];
   last record;
   total bigint;
   until timestamptz := gangq.now() + interval '1 hour';
@@ -86,11 +88,18 @@ begin
     into held from gangq.live_jobs j
     where j.id = said.id and (j.token = said.token or j.final_token = said.token);
     continue when not found;
-    -- An attempt that is over has left its job's row: the event of its end says where it ran.
-    perform gangq.check_login(i.id)
-    from unnest(case when held.present then array[held.incarnation] else array(
-      select e.incarnation from gangq.events e
-      where e.job_id = said.id and e.token = said.token) end) as i(id);
+    -- An attempt that is over has left its job's row: the events of it say where it ran, or, of a
+    -- job that was done and has been retried, its history. What nothing says any more is dropped.
+    ran_on := case when held.present then array[held.incarnation] else array(
+      select i.id from gangq.incarnations i
+      where i.id in (
+        select e.incarnation from gangq.events e
+        where e.job_id = said.id and e.token = said.token
+        union all
+        select h.incarnation from gangq.history h
+        where h.job_id = said.id and h.token = said.token)) end;
+    continue when ran_on = '{}';
+    perform gangq.check_login(i.id) from unnest(ran_on) as i(id);
     continue when not gangq.lock_output(said.id, said.token, held.submitted_at, until);
     select x.seq, x.upto into last from gangq.logs x
     where x.job_id = said.id and x.token = said.token and x.at between held.submitted_at and until

@@ -233,6 +233,40 @@ def test_users_behind_one_login_stay_apart_and_the_login_itself_owns_all_of_it(o
     on.s1.call("cancel", job_ids=[job])
 
 
+def test_a_user_behind_a_login_does_not_replace_the_job_of_another_whose_key_it_names(on: Logins) -> None:
+    for tenant in ("tenant_a_test", "tenant_b_test"):
+        a_role(on.q.db, tenant, "gangq_submitter")
+        on.q.sql(f"grant {tenant} to s1_test")
+    named = {"unique_key": "k", "task": "t"}
+    on.s1.sql("set role tenant_a_test")
+    job = on.s1.one("submit_unique", **named, payload={"of": "a"})["job_id"]
+    on.s1.submit("parent")
+    on.s1.sql("set role tenant_b_test")
+    refusal = f"tenant_b_test (login s1_test) may not replace job {job}, which is of tenant_a_test"
+    with refused(NOT_ALLOWED, refusal):
+        on.s1.one("submit_unique", **named, payload={"of": "b"}, replaces=True)
+    assert on.s1.one("submit_unique", **named)["job_id"] == job
+    parent_of_b = on.s1.submit("parent")
+    worker = on.w1.worker(tasks=["parent"], light=2)
+    for claim in worker.claim(max_jobs=2):
+        child = {"parent": claim.job_id, "parent_token": claim.token}
+        again = {**named, **child, "payload": {"of": "a", "by": "its job"}, "replaces": True}
+        if claim.job_id == parent_of_b:
+            with refused(NOT_ALLOWED, refusal):
+                on.w1.one("submit_unique", **again)
+        else:
+            assert on.w1.one("submit_unique", **again)["replaced"]
+    assert on.q.job(job)["payload"] == {"of": "a", "by": "its job"}
+    # Whoever may cancel it may replace it.
+    on.s1.sql("reset role")
+    assert on.s1.one("submit_unique", **named, payload={"of": "s1"}, replaces=True)["replaced"]
+    on.a1.call("set_queue", name="ours", others="shared")
+    for tenant in ("tenant_a_test", "tenant_b_test"):
+        on.s1.sql(f"set role {tenant}")
+        answer = on.s1.one("submit_unique", **named, queue="ours", replaces=True)
+    assert answer["replaced"]
+
+
 @pytest.mark.parametrize("kind", ["schedule", "service"])
 def test_a_program_of_one_user_does_not_end_what_another_behind_its_login_declares(
     on: Logins, kind: str
@@ -643,6 +677,25 @@ def test_output_of_an_attempt_that_is_over_is_taken_from_the_login_it_ran_under(
         on.w2.call("append_log", **said)
     on.w1.call("append_log", **said)
     assert on.s1.sql("select chunk from gangq.job_logs") == [{"chunk": "the end"}]
+
+
+def test_output_of_a_job_that_was_done_and_is_retried_is_taken_from_the_login_it_ran_under(on: Logins) -> None:
+    """No event tells of the end of a single job that is done."""
+    worker = on.w1.worker()
+    on.s1.submit()
+    claim = worker.take()
+    claim.complete()
+    on.s1.call("retry", job_ids=[claim.job_id])
+    said = {"job_ids": [claim.job_id], "tokens": [claim.token], "seqs": [0], "chunks": ["forged"]}
+    with refused(NOT_ALLOWED, "registered by login w1_test"):
+        on.w2.call("append_log", **said)
+    on.w1.call("append_log", **said | {"chunks": ["the end"]})
+    worker.retire()
+    on.a1.call("configure", incarnation_retention="1 hour")
+    on.q.clock.advance(2 * 3600)
+    on.w1.tick()
+    on.w2.call("append_log", **said | {"seqs": [1]})
+    assert on.s1.sql("select chunk from gangq.job_logs") == [{"chunk": "the end"}], "it is not known any more"
 
 
 def test_a_live_name_and_a_device_that_is_offered_stay_where_they_are(on: Logins) -> None:
