@@ -36,8 +36,8 @@ def active() -> str | None:
 
 
 def begin(job: ActiveJob, worker: str) -> Spans:
-    """Write the spans `wait` (from submission to the claim, of a first attempt) and `start` (from the claim to now),
-    and begin `run`.
+    """Begin the span `run`, and write `wait` (from submission to the claim, of a first attempt) and `start` (from the
+    claim to now).
     """
     api = _api(job.claim.trace)
     if api is None:
@@ -55,13 +55,15 @@ def _begun(api: Any, job: ActiveJob, worker: str) -> Spans:
     parent = _remote(api, claim.trace)
     tracer = api.get_tracer("gangq")
     attributes = _attributes(job, worker)
-    if claim.attempt == 1 and (claim.epoch or 1) == 1:
-        submitted = min(int(claim.submitted_at.timestamp() * 1e9), job.claimed_at_ns)
-        _write(tracer, f"wait {claim.task}", parent, attributes, submitted, job.claimed_at_ns)
-    _write(tracer, f"start {claim.task}", parent, attributes, min(job.claimed_at_ns, now), now)
     span = tracer.start_span(
         f"run {claim.task}", parent, api.SpanKind.CONSUMER, attributes=attributes, start_time=now
     )
+    # Without a span of the submission the attempt is one trace all the same: then `run` is its root.
+    before = parent if claim.trace else api.set_span_in_context(span, parent)
+    if claim.attempt == 1 and (claim.epoch or 1) == 1:
+        submitted = min(int(claim.submitted_at.timestamp() * 1e9), job.claimed_at_ns)
+        _write(tracer, f"wait {claim.task}", before, attributes, submitted, job.claimed_at_ns)
+    _write(tracer, f"start {claim.task}", before, attributes, min(job.claimed_at_ns, now), now)
     return Spans(api, span, _written(span) or claim.trace)
 
 

@@ -222,6 +222,9 @@ def test_what_was_submitted_in_no_span_begins_a_trace_of_its_own_and_not_that_of
     run = traced.span("run breaks")
     assert run["parent_id"] is None
     assert run["context"]["trace_id"] != "0x" + "9" * 32
+    for name in ("wait breaks", "start breaks"):
+        span = traced.span(name)
+        assert (span["context"]["trace_id"], span["parent_id"]) == ids(run), name
     assert run["status"]["status_code"] == "ERROR"
     (event,) = run["events"]
     assert event["attributes"]["exception.message"] == "boom"
