@@ -34,9 +34,20 @@ def untouched(server: Server, template: str) -> Iterator[str]:
     server.drop_database("cli_untouched")
 
 
-def test_every_command_has_a_help_page() -> None:
-    for name in COMMANDS:
-        assert "Usage:" in ok(None, name, "--help")
+def commands_of(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        yield (*before, name)
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands_of(command, *before, name)
+
+
+def test_every_command_has_a_help_page_for_a_terminal_of_80_columns() -> None:
+    for words in [(), *commands_of(main)]:
+        page = ok(None, *words, "--help", COLUMNS="80")
+        assert "Usage:" in page
+        assert [line for line in page.splitlines() if len(line) > 80] == [], words
     assert list(COMMANDS) == main.list_commands(click.Context(main))
 
 

@@ -100,6 +100,7 @@ def main(session: Session) -> None:
     """Run a durable job queue for work that occupies GPUs, inside PostgreSQL.
 
     The database is --dsn, else GANGQ_DSN; --embedded is a private PostgreSQL on this machine.
+    A DURATION is a number of seconds, or 90s, 15m, 1h30m, 2d.
     """
     click.get_current_context().call_on_close(session.close)
 

@@ -48,9 +48,9 @@ _OUTAGE_S = 60.0
     help="Units that may be restarted because a worker says it is one; may be repeated [gangq-*].",
 )
 @click.option("--report-only", is_flag=True, help="Say what would be done, and do nothing.")
-@duration("--kill-after", 15, "What a worker gets to stop by itself before SIGKILL.")
-@duration("--verify", 120, "How long its successor may take to its first heartbeat.")
-@duration("--every", 5, "How often --loop looks.")
+@duration("--kill-after", "15s", "What a worker gets to stop by itself before SIGKILL.")
+@duration("--verify", "2m", "How long its successor may take to its first heartbeat.")
+@duration("--every", "5s", "How often --loop looks.")
 @common_options
 def bounce(
     session: Session,

@@ -142,7 +142,7 @@ def retry(session: Session, target: str) -> None:
     type=click.Path(path_type=Path),
     help="Sign what is posted with the key in this file (16 bytes or more): header Gangq-Signature.",
 )
-@duration("--timeout", 10, "How long one delivery may take.")
+@duration("--timeout", "10s", "How long one delivery may take.")
 @click.option("--once", is_flag=True, help="Deliver what is due, and end: for cron.")
 @_named
 def run(session: Session, target: str, timeout_s: float, once: bool, **where: Any) -> None:

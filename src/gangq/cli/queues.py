@@ -32,31 +32,32 @@ _COLUMNS = columns(
 
 
 _RETENTION = click.Choice(["short", "long", "forever"])
+_RESET = [name for name, hint in get_type_hints(QueueSettings).items() if type(None) in get_args(hint)]
 _settings = options.settings(
     QueueSettings,
     {
         "policy": (click.Choice([*POLICIES]), "Order of what waits in it [priority]."),
-        "max_attempts": "Attempts a job may spend.",
-        "max_crashes": "Workers a job may lose.",
-        "max_trips": "So many trips of a job are sent back; the next one ends it.",
-        "backoff_s": "First delay before a retry; doubles.",
-        "backoff_max_s": "Longest such delay.",
-        "budget_s": "Wall-clock budget of an attempt.",
-        "max_payload_bytes": "Largest payload or result.",
-        "retention_done": (_RETENTION, "How long done jobs are kept."),
-        "retention_failed": (_RETENTION, "How long failed and cancelled jobs are kept."),
-        "guaranteed": "What it may claim back from others.",
+        "max_attempts": "Attempts a job may spend [3].",
+        "max_crashes": "Workers a job may lose [3].",
+        "max_trips": "So many trips of a job are sent back; the next one ends it [3].",
+        "backoff_s": "First delay before a retry; doubles [5s].",
+        "backoff_max_s": "Longest such delay [10m].",
+        "budget_s": "Wall-clock budget of an attempt whose task has none [35m, with GPUs 2h15m].",
+        "max_payload_bytes": "Largest payload or result [1 MiB].",
+        "retention_done": (_RETENTION, "How long done jobs are kept: 7 days [short], 30 days, or for ever."),
+        "retention_failed": (_RETENTION, "How long failed and cancelled jobs are kept [long]."),
+        "guaranteed": "What it may claim back from others [nothing].",
         "maximum": "What it may hold at once: gpus, memory_mb, cpus, jobs.",
         "weight": "Its share beside its siblings below a fair parent [1].",
         "max_running_gangs": "Gangs placed at once.",
         "max_running_jobs": "Jobs placed at once, members included.",
         "rate": (click.STRING, "So many starts in a period, members included: 60/1m; none: no limit."),
         "submitter_maximum": "What one submitter may hold: gpus, jobs, gangs.",
-        "placement_timeout_s=--timeout": "How long its gangs wait for placement.",
+        "placement_timeout_s=--timeout": "How long its gangs wait for placement [15m].",
         "timeout_style": (options.TIMEOUT_STYLE, f"What happens then: {options.THEN}."),
         "preempts": "Whether it may displace others.",
         "preemptible": "Whether its work may be displaced.",
-        "min_run_s": "How long its work runs undisturbed.",
+        "min_run_s": "How long its work runs undisturbed [5m].",
         "others": (
             click.Choice(["owner", "shared"]),
             "Who may act on and read the work of others in it: admins only, or every submitter [owner].",
@@ -157,11 +158,10 @@ def create(session: Session, /, name: str, **settings: Any) -> None:
 @_settings
 @click.option(
     "--reset",
-    type=click.Choice(
-        [name for name, hint in get_type_hints(QueueSettings).items() if type(None) in get_args(hint)]
-    ),
+    type=click.Choice(_RESET),
+    metavar="SETTING",
     multiple=True,
-    help="Put a setting back to none; may be repeated.",
+    help=f"Put a setting back to none; may be repeated: {', '.join(_RESET)}.",
 )
 @_named
 def set_(session: Session, /, name: str, reset: tuple[str, ...], **settings: Any) -> None:

@@ -60,18 +60,18 @@ def service() -> None:
     {
         "stopped": "Want none, whatever --replicas says.",
         "surge N": "So many gangs more while one replaces another; 0: stop first [1].",
-        "ready_within_s": "Not ready for so long: replaced [10m].",
+        "ready_within_s": "Replace a gang that is not ready for so long [10m].",
         "linger_s": "From leaving the endpoints to being told to stop [5s].",
         "health PATH|URL": "Polled by its worker: a replica is ready while it answers. A PATH is at GANGQ_PORT; "
         "none: no more.",
-        "min_replicas=--min N": "Scaled: at least so many replicas [1].",
-        "max_replicas=--max N": "... at most; 0: not scaled any more.",
-        "target_load=--load X": "... each is to say that it is so busy.",
-        "target_depth=--depth N": "... or so many jobs for each replica.",
-        "depth_of QUEUE": "... that wait or run in this queue [named as the service].",
-        "up_after_s": "More were asked for for so long [30s].",
-        "down_after_s": "Fewer were asked for for so long [5m].",
-        "version": "What makes a new revision where nothing else has changed.",
+        "min_replicas=--min N": "Scale: at least so many replicas [1].",
+        "max_replicas=--max N": "Scale: at most so many; 0: do not scale any more.",
+        "target_load=--load X": "Scale: the average load to aim at.",
+        "target_depth=--depth N": "Or so many jobs for each replica.",
+        "depth_of QUEUE": "The queue whose waiting and running jobs --depth counts [named as the service].",
+        "up_after_s": "Add replicas when more have been needed for so long [30s].",
+        "down_after_s": "Remove some when fewer have been needed for so long [5m].",
+        "version": "A change of it alone makes a new revision, too.",
     },
 )
 @recurring_options

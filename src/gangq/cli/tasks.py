@@ -75,11 +75,11 @@ def task() -> None:
 @options.settings(
     TaskSettings,
     {
-        "budget_s": "Wall-clock time an attempt may take.",
+        "budget_s": "Wall-clock time an attempt may take [the queue's].",
         "stall_timeout_s": "Time without a beat [learned].",
-        "load_grace_s": "Time to load before idle devices count.",
-        "health_window_s": "Time of wholly idle devices.",
-        "long_phase_s": "Longest exempt phase long.",
+        "load_grace_s": "Time to load before idle devices count [20m].",
+        "health_window_s": "Time for which the devices may be wholly idle [5m].",
+        "long_phase_s": 'How long the phase "long" may go on without a beat [1h].',
     },
 )
 @click.option(

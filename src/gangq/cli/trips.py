@@ -33,7 +33,13 @@ def code_and_word(code: int | None, word: str | None) -> str:
 @click.option(
     "--code", type=int, help="Only this exit code: 75 to 88, as the manual's page of hangs lists them."
 )
-@click.option("--class", "class_", type=click.Choice(CLASSES), help="Only this class.")
+@click.option(
+    "--class",
+    "class_",
+    type=click.Choice(CLASSES),
+    metavar="CLASS",
+    help=f"Only this class: {', '.join(CLASSES)}.",
+)
 @click.option("--task", shell_complete=stored.tasks, help="Only jobs of this task.")
 @click.option(
     "--device",

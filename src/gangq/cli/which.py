@@ -136,7 +136,9 @@ def takes_one(*, optional: bool = False) -> Callable[[F], F]:
         return which
 
     kind = WhichType(batches=True)
-    return click.argument("target", type=kind, required=False, callback=found, metavar="ID")
+    return click.argument(
+        "target", type=kind, required=False, callback=found, metavar="[ID]" if optional else "ID"
+    )
 
 
 def takes_several(*, optional: bool = False) -> Callable[[F], F]:
@@ -147,7 +149,8 @@ def takes_several(*, optional: bool = False) -> Callable[[F], F]:
             raise click.UsageError("name at least one job (12), gang (g12) or batch (b12)")
         return named
 
-    return click.argument("named", type=WhichType(batches=True), nargs=-1, callback=found, metavar="ID...")
+    metavar = "[ID]..." if optional else "ID..."
+    return click.argument("named", type=WhichType(batches=True), nargs=-1, callback=found, metavar=metavar)
 
 
 def ids_of(client: Client, named: Sequence[Which]) -> dict[str, list[int]]:

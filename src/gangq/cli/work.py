@@ -56,7 +56,7 @@ _RECURRING: Mapping[str, Mapping[str, str | tuple[ParamType, str]]] = {
     "Where and how it is treated": {
         "queue": "Where it waits [as its task is declared, else default].",
         "priority": "-1000 to 1000; higher runs first [as declared, else 0].",
-        "budget_s": "Wall-clock time an attempt may take.",
+        "budget_s": "Wall-clock time an attempt may take [the task's, else the queue's].",
         "max_attempts": "Attempts it may spend [the queue's].",
         "max_snoozes": "How often it may hand itself back with gangq snooze [100].",
         "preemptible=--no-preempt": "Others may not displace it.",
@@ -107,7 +107,7 @@ _RECURRING: Mapping[str, Mapping[str, str | tuple[ParamType, str]]] = {
             click.Choice(["each", "rank0"]),
             "Whether every member of the gang saves its part, or rank 0 all of it.",
         ),
-        "claim_deadline_s": "How long the gang may stay reserved.",
+        "claim_deadline_s": "How long the gang may stay reserved [30s].",
     },
 }
 recurring_options = chained(*(settings(_Work, texts, title) for title, texts in _RECURRING.items()))
@@ -421,7 +421,7 @@ def _payloads(words: Sequence[str], count: int) -> list[dict[str, Any]]:
 @click.option("--reason", help="Why; kept in the events.")
 @common_options
 def cancel(session: Session, named: Sequence[Which], reason: str | None) -> None:
-    """Cancel jobs, gangs and batches. What runs is told to stop, and is cancelled once it has."""
+    """Cancel jobs, gangs and batches. What runs is told to stop; it may still end as done."""
     ids = ids_of(session.client(), named)
     _changed(session, session.client().cancel(**ids, reason=reason) if any(ids.values()) else [])
 
