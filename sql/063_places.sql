@@ -3,7 +3,7 @@
 -- 1. A decision opens it (open_place, or apply_places in 067) and does not name a job.
 -- 2. The worker's claim fills it with the first job of that shape (fill_places).
 -- 3. When that job is done, the place is vacant (vacate); the same call may fill it again.
---    Where a rate counts starts, the place is closed instead: it was opened for one start.
+--    Where a rate counts starts it is closed instead: it was opened for one start.
 -- 4. A pass renews it. Two ticks after the last renewal it is closed (close_places).
 -- Locks: opening takes the worker's row, then queues with limits by name. Filling runs under the
 -- worker's row and takes a place, then a pending job, both with skip locked. Vacating and closing
@@ -160,7 +160,7 @@ end $$;
 
 -- Internal, for fill_places. This job, which is locked, starts in this place.
 create function gangq.start_in_place(
-  p gangq.places, s gangq.shapes, job_id bigint, request_id uuid, base bigint, t timestamptz
+  p gangq.places, job_id bigint, request_id uuid, base bigint, t timestamptz
 ) returns void language plpgsql as $$
 declare
   drawn constant bigint := gangq.new_token(base);
@@ -172,8 +172,7 @@ begin
   update gangq.device_holds h
   set kind = 'job', place_id = null, job_id = start_in_place.job_id, since = t
   where h.place_id = p.id;
-  -- A place is one start of a rate: the next job needs another one.
-  if p.refills and not exists (select from gangq.rates_on(s.queue, s.limit_key)) then
+  if p.refills then
     update gangq.places x set job_id = start_in_place.job_id, token = drawn where x.id = p.id;
   else
     delete from gangq.places x where x.id = p.id;
@@ -224,7 +223,7 @@ begin
       end if;
       continue;
     end if;
-    perform gangq.start_in_place(p, s, head.id, fill_places.request_id, base, t);
+    perform gangq.start_in_place(p, head.id, fill_places.request_id, base, t);
     started := started || head.id;
   end loop;
   if closed then
@@ -238,8 +237,8 @@ end $$;
 -- Internal. These jobs are done. Where more jobs of their kind wait, their places become vacant and
 -- keep the devices. Returns how many places. Only a job that is done leaves its place open. A job
 -- that failed, tripped or was stopped may have left its device broken, so the next pass decides. A
--- place that a pass has locked is skipped. When no job of the kind waits, or a rate was set after
--- the place was opened, the devices are free at once, and the next pass or tick deletes the place.
+-- place that a pass has locked is skipped. When no job of the kind waits, or a rate counts starts,
+-- the devices are free at once, and the next pass or tick deletes the place.
 create function gangq.vacate(job_ids bigint[], tokens bigint[], t timestamptz) returns integer
 language plpgsql as $$
 declare

@@ -121,7 +121,7 @@ begin
   vacant := 0;
   for p in
     select distinct on (c.id, c.token) c.id, c.token, c.result, j.gang_id,
-      j.token = c.token and j.state in ('running', 'preempting') as ours
+      j.token = c.token as ours
     from unnest(finish_rest.job_ids, finish_rest.tokens, finish_rest.results)
       as c(id, token, result)
     left join gangq.live_jobs j on j.id = c.id

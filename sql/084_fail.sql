@@ -13,7 +13,7 @@ declare
   t timestamptz := gangq.now();  -- Not before the moment at which it was told to stop.
 begin
   error := gangq.cut(report.error, gangq.most_said());
-  if (j.token = report.token and j.state in ('running', 'preempting')) is not true then
+  if (j.token = report.token) is not true then
     if gangq.was_final(report.job_id, report.token) then
       return 'repeated';
     elsif strict then

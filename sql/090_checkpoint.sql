@@ -26,9 +26,7 @@ declare
   j gangq.live_jobs;
 begin
   select x.* into j from gangq.live_jobs x where x.id = own_claim.job_id;
-  if not found or j.token is distinct from own_claim.token
-    or j.state not in ('running', 'preempting')
-  then
+  if (j.token = own_claim.token) is not true then
     perform gangq.refuse_stale(job_id, token);
   end if;
   perform gangq.check_login(j.incarnation);

@@ -155,7 +155,7 @@ declare
 begin
   if g.state <> 'draining' or exists (
     select 1 from gangq.live_jobs j
-    where j.gang_id = g.id and j.state in ('running', 'preempting', 'reserved'))
+    where j.gang_id = g.id and j.state in ('running', 'preempting'))
   then
     return null;
   end if;

@@ -62,7 +62,7 @@ create function gangq.has_tripped(
   j gangq.live_jobs, incarnation bigint, job_id bigint, token bigint
 ) returns boolean language plpgsql as $$
 begin
-  if (j.token = has_tripped.token and j.state in ('running', 'preempting')) is not true then
+  if (j.token = has_tripped.token) is not true then
     if exists (
       select 1 from gangq.events e
       where e.job_id = has_tripped.job_id and e.kind = 'trip' and e.token = has_tripped.token) then

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sql.drive import Gang, Q, Worker, ack_all
-from sql.epochs import run, submit_roles
+from sql.epochs import reserve, run, submit_roles
 
 ROLES = (("driver", 1, 1), ("server", 2, 2))
 
@@ -99,6 +99,18 @@ def test_a_missing_server_does_not_keep_a_fulfilled_gang(q: Q) -> None:
     claims[0].complete()
     claims[2].ack()
     assert (gang.state, gang.states) == ("done", ["done", "cancelled", "cancelled"])
+
+
+def test_a_fulfilled_gang_gives_back_what_is_reserved_for_a_missing_server(q: Q) -> None:
+    gang = submit_roles(q, ("driver", 1, 1), ("server", 1, 1), completion="driver", policy="restart_member")
+    workers = q.workers(2)
+    claims = run(gang, workers)
+    claims[1].fail()
+    gang.skip_backoff()
+    assert reserve(gang, [claims[1].job_id], [workers[1]])
+    claims[0].complete()
+    assert (gang.state, gang.states) == ("done", ["done", "cancelled"])
+    assert workers[1].free["slots"] == 1
 
 
 def test_a_gang_of_which_nothing_is_placed_is_not_fulfilled(q: Q) -> None:

@@ -99,16 +99,35 @@ def test_a_member_that_spent_its_attempts_takes_the_gang_down(q: Q) -> None:
     assert "spent its 2 attempts" in gang.row["reason"]
 
 
-def test_rotating_culprits_spend_the_gangs_own_launches(q: Q) -> None:
-    gang, workers = of_three(q, max_attempts=2)
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [
+        ({"max_attempts": 2}, "2 launches failed, and max_attempts is 2"),
+        ({"max_crashes": 1}, "the gang lost a worker 2 times"),
+        ({"max_trips": 1}, "the gang tripped a watchdog 2 times"),
+    ],
+    ids=["fail", "crash", "trip"],
+)
+def test_rotating_culprits_spend_the_gangs_own_budget(
+    q: Q, budget: dict[str, int], reason: str
+) -> None:
+    gang, workers = of_three(q, **budget)
     claims = run(gang, workers)
-    claims[1].fail()
-    replaced = replace(gang, [claims[1].job_id], [workers[1]])
-    claims[0].fail()
+
+    def lose(n: int) -> None:
+        if "max_attempts" in budget:
+            claims[n].fail()
+        elif "max_crashes" in budget:
+            workers[n].report_dead()
+        else:
+            claims[n].requeue()
+
+    lose(1)
+    replaced = replace(gang, [claims[1].job_id], [q.worker("w4")])
+    lose(0)
     assert gang.state == "draining"
     ack_all([*replaced, claims[2]])
-    assert gang.state == "failed"
-    assert gang.row["reason"] == "2 launches failed, and max_attempts is 2"
+    assert (gang.state, gang.row["reason"]) == ("failed", reason)
 
 
 def test_an_error_that_is_not_retryable_takes_the_gang_down(q: Q) -> None:
@@ -206,6 +225,18 @@ def test_a_reserved_replacement_on_a_worker_that_ends_goes_back(q: Q) -> None:
     fourth.report_dead()
     assert gang.states == ["running", "blocked", "running"]
     assert gang.row["crashes"] == 0
+
+
+def test_what_was_taken_from_a_member_stays_stale_when_its_next_place_ends_unclaimed(q: Q) -> None:
+    gang, workers = of_three(q)
+    claims = run(gang, workers)
+    workers[1].report_dead()
+    gang.skip_backoff()
+    fourth = q.worker("w4")
+    assert reserve(gang, [claims[1].job_id], [fourth])
+    fourth.report_dead()
+    with refused(STALE):
+        claims[1].fail()
 
 
 @pytest.mark.parametrize("how", ["crash", "fail", "trip"])

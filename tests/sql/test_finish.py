@@ -534,6 +534,13 @@ def test_a_log_is_kept_in_order_without_repeats_and_without_strangers(q: Q) -> N
     assert [row["chunk"] for row in rows] == ["one", "two", "three", "the tail, after its end"]
 
 
+def test_output_that_comes_only_after_the_end_of_its_attempt_is_kept(q: Q) -> None:
+    claim = running(q)
+    claim.release()
+    log(q, claim, (0, "all of it"))
+    assert [row["chunk"] for row in q.sql("select chunk from gangq.logs")] == ["all of it"]
+
+
 def test_a_number_that_comes_twice_in_one_call_is_refused_and_one_of_each_attempt_is_not(q: Q) -> None:
     q.submit()
     q.submit()
@@ -548,6 +555,17 @@ def test_a_number_that_comes_twice_in_one_call_is_refused_and_one_of_each_attemp
         chunks=["one", "one"],
     )
     assert len(q.sql("select seq from gangq.logs")) == 2
+
+
+def test_each_attempt_numbers_its_output_anew(q: Q) -> None:
+    q.submit()
+    worker = q.worker()
+    first = worker.take()
+    log(q, first, (0, "one"), (1, "two"))
+    first.release()
+    log(q, worker.take(), (0, "three"))
+    rows = q.sql("select chunk from gangq.logs order by token, seq")
+    assert [row["chunk"] for row in rows] == ["one", "two", "three"]
 
 
 def test_output_of_an_attempt_before_the_last_is_dropped(q: Q) -> None:

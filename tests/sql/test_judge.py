@@ -85,6 +85,17 @@ def test_a_worker_lost_while_others_still_stop_changes_nothing_of_the_drain(q: Q
     assert len(q.events("drain")) == 1
 
 
+def test_a_worker_that_dies_before_it_claims_costs_those_at_the_barrier_nothing(q: Q) -> None:
+    gang, (a, b) = q.submit_gang(2), q.workers(2)
+    q.tick()
+    (claim,) = gang.claimed_by(a)
+    b.report_dead()
+    assert (gang.state, gang.row["drain_cause"]) == ("draining", "placement_miss")
+    claim.ack()
+    assert (gang.state, gang.row["placement_misses"]) == ("blocked", 1)
+    assert [(m["attempts"], m["stops"]) for m in gang.members] == [(0, 0)] * 2
+
+
 # Told but not acking ----------------------------------------------------------------------------------------
 
 

@@ -385,13 +385,15 @@ def test_a_vacant_place_of_a_worker_that_takes_nothing_is_closed_in_the_commit_t
     assert (count(q), held(q)) == (0, [])
 
 
-@pytest.mark.parametrize("how", ["fail", "requeue", "release"])
-def test_only_a_job_that_is_done_leaves_its_place_open(q: Q, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "more"), [("fail", {}), ("fail", {"retryable": False}), ("requeue", {}), ("release", {})]
+)
+def test_only_a_job_that_is_done_leaves_its_place_open(q: Q, how: str, more: dict[str, Any]) -> None:
     first, _ = q.submit(count=2, gpus=1)
     worker = q.worker(devices=gpus(8000))
     opened(q, worker, first)
     (claim,) = filled(worker)
-    getattr(claim, how)()
+    getattr(claim, how)(**more)
     assert filled(worker) == []
     assert held(q) == []
 

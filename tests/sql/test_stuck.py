@@ -126,6 +126,14 @@ def test_what_another_trip_withholds_for_a_while_is_then_kept_for_good(q: Q) -> 
     assert health(q) == {"G0": "quarantined"}
 
 
+def test_what_an_operator_has_quarantined_stays_quarantined_for_his_reason(q: Q) -> None:
+    claim = running(q, devices=gpus(1), gpus=1)
+    q.live_on(130)
+    q.call("quarantine", device_uuid="G0", reason="a fan is loud")
+    assert stuck(q, claim) == 0
+    assert q.value("select reason from gangq.devices") == "a fan is loud"
+
+
 def test_a_claim_of_one_of_the_devices_waits_for_the_report(q: Q, dsn: str) -> None:
     """It had seen the device free: without the lock on its worker it would collide on the key."""
     claim = running(q, devices=gpus(1), gpus=1)
@@ -180,6 +188,19 @@ def test_gangs_that_back_off_for_longer_or_ran_elsewhere_keep_their_time(q: Q) -
     before = first.live["not_before"], other.live["not_before"]
     stuck(q, claim, q.value("select name from gangq.incarnations where id = %(i)s", i=claim.incarnation))
     assert (first.live["not_before"], other.live["not_before"]) == before
+
+
+def test_a_gang_that_had_left_the_worker_before_it_tripped_keeps_its_time(q: Q) -> None:
+    q.call("set_queue", name="default", backoff_s=1, backoff_max_s=1)
+    worker = q.worker(slots=2)
+    gang, (member,) = q.running_gang(worker)
+    q.submit()
+    claim = worker.take()
+    member.fail()
+    before = gang.live["not_before"]
+    claim.trip(exit_in_s=30)
+    stuck(q, claim)
+    assert gang.live["not_before"] == before
 
 
 def test_members_of_a_stuck_worker_leave_their_devices_in_quarantine(q: Q) -> None:

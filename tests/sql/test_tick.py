@@ -540,3 +540,15 @@ def test_checkpoints_of_jobs_long_over_are_forgotten(q: Q) -> None:
     q.later(31 * DAY)
     q.call("keep_partitions", at_once=True)
     assert q.sql("select * from gangq.checkpoints") == []
+
+
+def test_what_a_live_job_has_told_and_saved_is_kept_however_long_ago(q: Q) -> None:
+    q.submit()
+    worker = q.worker()
+    claim = worker.take()
+    claim.save(1)
+    worker.beat(claim, beats=[{"step": 5}])
+    q.later(31 * DAY)
+    q.call("keep_partitions", at_once=True)
+    assert q.sql("select step from gangq.checkpoints") == [{"step": 1}]
+    assert q.sql("select step from gangq.progress") == [{"step": 5}]

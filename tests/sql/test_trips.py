@@ -198,6 +198,15 @@ def test_a_trip_repeated_with_its_token_is_harmless(q: Q) -> None:
     assert q.state(claim.job_id) == "running"
 
 
+def test_a_trip_of_an_earlier_attempt_makes_that_of_a_later_one_no_repetition(q: Q) -> None:
+    claim = running(q)
+    claim.trip()
+    again = tripping(q, claim.job_id, "w2")
+    again.release()
+    with refused(STALE):
+        again.trip(exit_in_s=5)
+
+
 @pytest.mark.parametrize("ending", ["complete", "fail", "release", "reaped"])
 def test_a_trip_after_another_end_of_the_attempt_is_refused_and_ends_no_worker(q: Q, ending: str) -> None:
     claim = running(q)
@@ -411,6 +420,12 @@ def test_of_prefetched_jobs_the_one_that_was_claimed_first_is_charged_a_crash(q:
     assert charged == [(1, 0), (0, 0)]
 
 
+def test_the_second_of_two_prefetched_jobs_may_trip_before_the_end_of_the_first_is_reported(q: Q) -> None:
+    _, first, second = one_after_the_other(q)
+    assert second.trip(exit_in_s=5) == "scheduled"
+    assert (q.state(first.job_id), q.job(second.job_id)["trips"]) == ("running", 1)
+
+
 def test_other_slots_of_a_command_worker_keep_their_jobs_until_the_process_is_gone(q: Q) -> None:
     devices = gpus(1, 1)
     first, second = q.submit(count=2, gpus=1)
@@ -464,6 +479,16 @@ def test_a_trip_of_a_worker_judged_in_between_waits_for_nobody(q: Q) -> None:
     assert claim.trip(exit_in_s=5) == "pending"
     assert (q.job(claim.job_id)["trips"], q.job(claim.job_id)["crashes"]) == (1, 0)
     assert health(q) == {"G0": "ok"}
+
+
+def test_a_trip_of_a_worker_judged_in_between_changes_nothing_of_how_that_ended(q: Q) -> None:
+    q.submit(count=2)
+    worker = q.worker(slots=2)
+    one, two = worker.claim()
+    q.sql("select gangq.end_incarnation(%(i)s, 'dead', gangq.now())", i=worker.incarnation)
+    one.trip(exit_in_s=5)
+    assert worker.row["exit_code"] is None
+    assert q.job(two.job_id)["crashes"] == 1, "its worker was lost, and did not stop over another job"
 
 
 def test_a_members_trip_drains_its_gang_with_it_as_the_culprit(q: Q) -> None:
