@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ROOMS := $(filter-out tests/packaging/ tests/process/ tests/__pycache__/,$(wildcard tests/*/))
 # A file is not shared out, so what takes longest begins first. Files of seconds come last: they fill the gaps.
-FIRST := tests/property/test_fuzz.py tests/host/test_bounce.py tests/docs/ tests/embedded/ tests/property/ tests/cli/test_run.py \
-  tests/servers/ tests/sql/test_plans.py tests/host/ tests/worker/ tests/bench/ tests/testing/ tests/client/ tests/cli/ \
+FIRST := tests/sql/test_plans.py tests/property/test_fuzz.py tests/host/test_bounce.py tests/docs/ tests/embedded/ tests/property/ \
+  tests/cli/test_run.py tests/servers/ tests/host/ tests/worker/ tests/bench/ tests/testing/ tests/client/ tests/cli/ \
   tests/schema/ tests/gpu/ tests/examples/ tests/simulator/ tests/watchdogs/
 LAST := tests/interleaving/ tests/acceptance/ tests/sql/ tests/placement/
 # What measures time, kills processes or mostly waits.
