@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from gangq.client import Client
@@ -96,6 +97,21 @@ def lets_the_job_run_beyond_its_grace(worker: WorkerProcess) -> None:
 def counts(client: Client, job_id: int) -> tuple[Any, ...]:
     job = client.job(id=job_id)
     return job.state, job.attempts, job.crashes
+
+
+def test_a_worker_that_registers_anew_exits_77(
+    client: Client, db: psycopg.Connection[Any], fleet: Fleet, place: Path
+) -> None:
+    worker = fleet.start()
+    eventually(lambda: list(place.glob(f"*/{host_record.SOCKET}")), "it serves")
+    (row,) = client.workers(name="w1")
+    with db.transaction():
+        db.execute("select from gangq.worker_names where name = 'w1' for update")
+        client.retire_worker(incarnation=row.incarnation, final=True)
+        eventually(lambda: "registration_failed" in worker.log, "it waits for its name")
+        remove_directory(place)
+    assert worker.exit_code() == 77
+    assert "directory_gone" in worker.log
 
 
 def test_an_idle_worker_hands_back_and_exits_77(client: Client, fleet: Fleet, place: Path) -> None:

@@ -252,13 +252,16 @@ class Worker:
                 return 0
 
     def _register(self, directory: Path, patient: bool) -> Session | None:
-        """A new incarnation. The first one fails at once where there is no database; a worker that has run
-        waits for it to come back.
+        """A new incarnation; None: this worker is to stop. The first one fails at once where there is no database; a
+        worker that has run waits for it to come back.
         """
         own = {} if self.app is None else self.app.tasks
         options = {name: declared(task.defaults) for name, task in own.items() if task.function is not None}
         pauses = backoff(0.1, 5.0)
         while True:
+            if not directory.is_dir():
+                self.drain.directory_gone(directory)
+                return None
             try:
                 return register(
                     self.client,
