@@ -404,3 +404,26 @@ def test_one_begins_and_ends_while_others_have_all_threads_of_the_event_loop(
     (tmp_path / "go").touch()
     for job in others:
         until_state(client, job, "done")
+
+
+def test_one_that_no_thread_can_be_started_for_is_run_once_there_are_threads(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.define("""
+start, refused = threading.Thread.start, []
+
+def refuses(self):
+    if self.name.startswith("gangq-call") and len(refused) < 3:
+        refused.append(self.name)
+        raise RuntimeError("can't start new thread")
+    start(self)
+
+threading.Thread.start = refuses
+
+@app.task
+async def any(ctx):
+    return len(refused)
+""")
+    fleet.start(slots=0, light=2)
+    (job,) = client.submit(task="any", max_attempts=1)
+    assert until_state(client, job, "done").result == 3

@@ -204,8 +204,8 @@ class _Jobs:
                 if not job.work.cancelled():
                     ended = job.work.result()
                 await self._asked(lambda: report(context, *ended))
-        except GangqError as problem:
-            log.warning("job_not_reported: %s", problem)  # Its claim is over, or the worker is gone.
+        except (GangqError, RuntimeError) as problem:
+            log.warning("job_not_reported: %s", problem)  # Its claim is over, or this process is to end.
         finally:
             del self._jobs[key]
             if self._ending and not self._jobs:
@@ -215,13 +215,15 @@ class _Jobs:
         """What ``call()`` returns, which asks the worker; made again until there is an answer.
 
         Raises:
-            GangqError: the worker refused; or there is no answer, and this process is to end.
+            GangqError: the worker refused.
+            GangqError, RuntimeError: there is no answer, and this process is to end.
         """
         while True:
             try:
                 return await self._loop.run_in_executor(self._calls, call)
-            except WorkerGone:
-                # This process may have no file left for a connection. If the worker has ended, SIGTERM comes.
+            except (WorkerGone, RuntimeError):
+                # This process may have no file left for a connection, or start no thread. If the worker has ended,
+                # SIGTERM comes.
                 if self._ending:
                     raise
             await asyncio.sleep(_AGAIN_S)
