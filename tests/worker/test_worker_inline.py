@@ -569,3 +569,22 @@ def flood(ctx):
     assert "bytes dropped here" in kept
     assert len(kept.encode()) <= 65536
     assert worker.log.count("x" * 1000) == 3000
+
+
+def test_a_checkpoint_that_was_laid_down_as_a_file_is_gone_after_its_job(
+    client: Client, fleet: Fleet
+) -> None:
+    fleet.define("""
+@app.task
+def saves(ctx):
+    if ctx.checkpoint is None:
+        ctx.save_checkpoint(1, b"saved")
+        raise ValueError
+    assert ctx.checkpoint.path.read_bytes() == b"saved"
+    return str(ctx.checkpoint.path.parent)
+""")
+    fleet.start(slots=0, light=1)
+    (job,) = client.submit(task="saves")
+    place = Path(until_state(client, job, "done").result)
+    assert place.parent.is_dir()
+    assert not place.exists()

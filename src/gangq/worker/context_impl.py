@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from gangq.client import Client
@@ -215,6 +217,8 @@ class InlineContext(HandlerContext):
         self._session = session
         self._active = job
         self._info: JobInfo | None = None
+        self._directory: Path | None = None
+        """Where its checkpoint lies as a file; None: it has not asked for one."""
         self._telling = threading.Lock()
         if job.gang is not None:
             self._gang = job.follow_gang(self._gang_changes)
@@ -256,7 +260,13 @@ class InlineContext(HandlerContext):
 
     def _load_checkpoint(self) -> Checkpoint | None:
         job, session = self._active, self._session
-        return handler_info.fetch_checkpoint(session, job, session.directory / f"{job.id}-{job.token}")
+        self._directory = session.directory / f"{job.id}-{job.token}"
+        return handler_info.fetch_checkpoint(session, job, self._directory)
+
+    def close(self) -> None:
+        """The handler has returned: no file of it stays."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _load_inputs(self) -> dict[int, Any]:
         return handler_info.inputs_from_wire(handler_info.fetch_inputs(self._session, self._active))

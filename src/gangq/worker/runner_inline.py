@@ -314,6 +314,7 @@ class InlineRunner:
                 run = partial(run_to_end, begun=work.interruptible)
                 returned = attempt(handler, context, job.claim.payload, run)
             spans.end(returned[1])
+            context.close()
         finally:
             set_current(None)
             output = self._switch_off(job, work)
