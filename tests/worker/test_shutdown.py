@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -38,6 +39,27 @@ def run(code: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess
 def test_a_thread_that_never_ends_goes_with_the_process_and_is_named() -> None:
     done = run("start(lambda: time.sleep(10**6)); print('printed'); end_soon(7, 0.1); sys.exit(7)")
     assert (done.returncode, done.stdout) == (7, "printed\n")
+    assert done.stderr.startswith("gangq.worker.shutdown threads_left ['stray']")
+
+
+def test_a_process_that_never_ends_goes_with_the_process_and_is_named() -> None:
+    done = run(
+        """
+        import multiprocessing
+        forks = multiprocessing.get_context("fork")
+        forks.Process(target=os._exit, args=(0,)).start()
+        def idles():
+            os.closerange(0, 3)
+            time.sleep(10**6)
+        idle = forks.Process(target=idles, name="stray")
+        idle.start()
+        print(idle.pid)
+        end_soon(7, 0.5)
+        sys.exit(7)
+        """
+    )
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert done.returncode == 7
     assert done.stderr.startswith("gangq.worker.shutdown threads_left ['stray']")
 
 

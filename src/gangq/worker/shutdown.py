@@ -1,9 +1,9 @@
 """The end of a worker's process, whatever its handlers have left behind.
 
-The interpreter waits for every thread that is no daemon before it ends. A worker has retired by then: its
-process would stay for as long as such a thread runs, and do nothing. It would also stay where a log line cannot be
-written: its thread holds the lock of a stream that the interpreter flushes at its end. So does a thread of a
-handler's that prints into a pipe that nobody reads.
+The interpreter waits for every thread that is no daemon before it ends, and for such processes of multiprocessing. A
+worker has retired by then: its process would stay for as long as one of them runs, and do nothing. It would also stay
+where a log line cannot be written: its thread holds the lock of a stream that the interpreter flushes at its end. So
+does a thread of a handler's that prints into a pipe that nobody reads.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SAY_S = 0.5
 
 
 def end_soon(code: int, within_s: float = 3.0) -> None:
-    """Call before the interpreter is let go: it ends with `code` by itself, or is ended when threads still keep it
-    after `within_s`, or its standard output or error is not read.
+    """Call before the interpreter is let go: it ends with `code` by itself, or is ended when threads or processes
+    still keep it after `within_s`, or its standard output or error is not read.
 
-    Threads of idle executors end by themselves within that time. Functions registered with ``atexit`` run
+    Those of idle executors end by themselves within that time. Functions registered with ``atexit`` run
     when all threads do.
     """
     if _left():
@@ -56,24 +56,30 @@ def _flush() -> None:
             setattr(sys, name, None)
 
 
-def _left() -> list[threading.Thread]:
-    """Threads that keep the process: those that are no daemon, and the one that still writes the worker's log."""
+def _left() -> list[str]:
+    """The names of what keeps the process: threads and processes that are no daemon, and the thread that still writes
+    the worker's log.
+    """
 
     def keeps(thread: threading.Thread) -> bool:
         return not thread.daemon or (thread.name == logqueue.THREAD_NAME and not logqueue.in_use())
 
-    return [t for t in threading.enumerate() if t is not threading.main_thread() and keeps(t)]
+    threads = [t.name for t in threading.enumerate() if t is not threading.main_thread() and keeps(t)]
+    # Not imported for this: most handlers start none.
+    multiprocessing = sys.modules.get("multiprocessing")
+    processes = [] if multiprocessing is None else multiprocessing.active_children()
+    return sorted([*threads, *(process.name for process in processes if not process.daemon)])
 
 
 def _say() -> None:
-    names = sorted(thread.name for thread in _left() if not thread.daemon)
+    names = [name for name in _left() if name != logqueue.THREAD_NAME]
     if names:
         log.warning(
             "threads_left",
             extra={
                 "threads": names,
-                "advice": "handlers have started these and not ended them: end them before the handler returns, "
-                "or make them daemon=True",
+                "advice": "handlers have started these threads or processes and not ended them: end them before the "
+                "handler returns, or make them daemon=True",
             },
         )
 
