@@ -508,6 +508,21 @@ def test_a_session_may_explain_a_gang_as_often_as_it_likes(q: Q, state: str) -> 
     assert [q.call("explain_gang", gang_id=gang.id) for _ in range(7)] == [first] * 7
 
 
+def test_how_it_ended_is_told_of_its_end_and_not_of_an_attempt_before(q: Q) -> None:
+    worker = q.worker()
+    job, other = q.submit(), q.submit(due_at=q.clock.now() + timedelta(hours=1))
+    (claim,) = worker.claim()
+    error = {"type": "ValueError", "message": "no"}
+    q.call("fail", job_id=claim.job_id, token=claim.token, error=error, retry_in_s=0.1)
+    q.later(1)
+    q.tick()
+    (claim,) = worker.claim()
+    claim.complete()
+    q.call("cancel", job_ids=[other], reason="not needed")
+    assert explained(q, job_id=job)["state"]["detail"] == "it has been done for 0 s"
+    assert explained(q, job_id=other)["state"]["detail"] == "it has been cancelled for 0 s: not needed"
+
+
 # Jobs that nobody decides about -----------------------------------------------------------------------------
 
 
