@@ -262,12 +262,25 @@ def test_a_database_restart_does_not_end_it(own_server: OwnServer, tmp_path: Pat
             wait = f"echo up; while [ ! -e {gate} ]; do sleep 0.05; done; echo down"
             with running(dsn, tmp_path, "run", "run", "--", "sh", "-c", wait) as run:
                 run.until(lambda: run.out == "up\n", "the command runs")
-                own.stop("immediate")
-                run.until(lambda: "waiting for the database" in run.err, "it notices")
-                own.start()
-                gate.touch()
-                assert run.code() == 0
-                assert run.out == "up\ndown\n"
+                (job,) = answers(dsn, "ls")
+                with (
+                    running(dsn, tmp_path, "logs", "logs", "-f", job["id"]) as logs,
+                    running(dsn, tmp_path, "events", "events", "-f", job["id"]) as events,
+                    running(dsn, tmp_path, "all", "events", "-f") as everything,
+                ):
+                    logs.until(lambda: logs.out == "up\n", "what it printed so far is shown")
+                    everything.until(lambda: everything.out, "it follows")
+                    own.stop("immediate")
+                    run.until(lambda: "waiting for the database" in run.err, "it notices")
+                    for one in (logs, events, everything):
+                        one.until(lambda one=one: "trying again in" in one.err, "it notices")
+                    own.start()
+                    gate.touch()
+                    assert run.code() == logs.code() == events.code() == 0
+                    assert run.out == logs.out == "up\ndown\n"
+                    everything.interrupt()
+                    assert everything.code() == 130
+                assert "discarding" not in run.err + logs.err + events.err + everything.err
 
 
 def test_one_member_is_said_in_the_singular_and_nohup_keeps_its_meaning(served: str, tmp_path: Path) -> None:

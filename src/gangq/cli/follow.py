@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gangq.cli import output, queries
+from gangq.cli.loops import once_there
 from gangq.cli.options import table_options
 from gangq.cli.output import gang, say
 from gangq.cli.queries import Position
@@ -118,10 +119,14 @@ def logs(session: Session, target: Which, follow: bool, all_attempts: bool, rank
     reader, tagger = LogReader(client, list(ranks)), Tagger(ranks if rank is None else dict.fromkeys(ranks))
     latest_only = not all_attempts
     nothing_yet = True
+
+    def look() -> tuple[bool, list[LogRow]]:
+        # In this order: what an ended job has printed is stored before its end is.
+        return _has_ended(client, target), reader.read(latest_only)
+
     while True:
-        # Asked before reading: what an ended job has printed is stored before its end is.
-        last = not follow or _has_ended(client, target)
-        for row in reader.read(latest_only):
+        last, found = once_there(look) if follow else (True, reader.read(latest_only))
+        for row in found:
             nothing_yet = False
             if session.json:
                 output.write(output.to_json({**row._asdict(), "rank": ranks[row.job_id]}))
@@ -212,11 +217,14 @@ def event_line(row: EventRow) -> str:
 
 def _events_of(client: Client, target: Which) -> Iterator[tuple[list[EventRow], bool]]:
     """Batches of new events, and whether that was the last one."""
-    after = None
+    after: int | None = None
+
+    def look() -> tuple[bool, list[EventRow]]:
+        return _has_ended(client, target), target.events(client, after)
+
     target.jobs(client)  # it exists
     while True:
-        ended = _has_ended(client, target)
-        rows = target.events(client, after)
+        ended, rows = once_there(look)
         after = max((row.id for row in rows), default=after)
         yield rows, ended
 
@@ -227,9 +235,13 @@ def _all_events(client: Client, limit: int) -> Iterator[tuple[list[EventRow], bo
     since = rows[-1].at if rows else client.execute(queries.database_time())
     # Left out by `limit`, and not to be shown because they are read again.
     known = {row.id: row for row in client.execute(queries.newest_events(_LATEST_EVENTS, since - _OVERLAP))}
+
+    def look() -> list[EventRow]:
+        return client.execute(queries.newest_events(_LATEST_EVENTS, since - _OVERLAP))
+
     while True:
         yield rows, False
-        found = client.execute(queries.newest_events(_LATEST_EVENTS, since - _OVERLAP))
+        found = once_there(look)
         rows = [row for row in found if row.id not in known]
         since = max([since, *(row.at for row in rows)])
         known = {row.id: row for row in found}

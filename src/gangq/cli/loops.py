@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gangq.cli.output import say
 from gangq.errors import GangqError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from gangq.client import Client
 
+
+T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -116,6 +118,19 @@ def until_interrupted(
                 say(f"{problem}; trying again in {wait_s:.1f} s")
                 listener.close()
                 interrupts.wait(wait_s)
+
+
+def once_there(look: Callable[[], T]) -> T:
+    """What `look` returns, asked again, later and later, while the database is away."""
+    for wait_s in backoff(*_RETRY_S):
+        try:
+            return look()
+        except GangqError as problem:
+            if not problem.retryable:
+                raise
+            say(f"{problem}; trying again in {wait_s:.1f} s")
+        time.sleep(wait_s)
+    raise AssertionError  # It waits without end.
 
 
 class _Listener:
