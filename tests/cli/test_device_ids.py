@@ -90,3 +90,17 @@ def test_what_is_shown_is_read_everywhere_and_what_two_begin_with_is_refused_wit
         refused = gangq(dsn, words, "--device", "GPU-5a0c2f1e")
         assert refused.exit_code == 2
         assert f"{FIRST} or {SECOND}" in " ".join(refused.stderr.split())
+
+
+def test_host_and_index_are_those_of_the_device_that_is_offered_now_not_of_the_one_it_replaced(
+    dsn: str, client: Client
+) -> None:
+    for uuid in (FIRST, SECOND):
+        device = {"uuid": uuid, "index": 0, "vram_mb": 1024, "source": "declared"}
+        row = client.register_worker(name="w1", host="h1", queues=["default"], devices=[device])
+        (answer,) = answers(dsn, "quarantine", "--device", "h1:0")
+        assert answer["device_uuid"] == uuid
+        client.retire_worker(incarnation=row.incarnation)
+    refused = gangq(dsn, "unquarantine", "--device", "h1:0")
+    assert refused.exit_code == 2
+    assert f"{FIRST} or {SECOND}: write more of its UUID" in " ".join(refused.stderr.split())

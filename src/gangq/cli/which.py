@@ -190,13 +190,15 @@ def device_ids(session: Session, shown: Iterable[str]) -> Callable[[str], str]:
 
 
 def device_named(session: Session, text: str) -> str:
-    """The uuid of the device that is written HOST:INDEX, or by its uuid or so much of it that no other begins so.
+    """The uuid of the device that is written HOST:INDEX, or by its uuid or so much of it that no other begins so. Of
+    those that have had an index it is the one that a worker offers now.
 
-    Raises click.UsageError: several begin so. Where there is none, the text itself: the database says that.
+    Raises click.UsageError: several are meant. Where there is none, the text itself: the database says that.
     """
     devices = session.client().devices()
-    found = [device.uuid for device in devices if text in (device.uuid, f"{device.host}:{device.index}")]
+    at = [device for device in devices if text in (device.uuid, f"{device.host}:{device.index}")]
+    found = [device.uuid for device in at if device.worker] or [device.uuid for device in at]
     found = found or [device.uuid for device in devices if device.uuid.startswith(text)]
     if len(found) > 1:
-        raise click.UsageError(f"{text!r} may be {' or '.join(found[:3])}: write more of it")
+        raise click.UsageError(f"{text!r} may be {' or '.join(found[:3])}: write more of its UUID")
     return found[0] if found else text
