@@ -28,8 +28,8 @@ something that is needed    ``room.room_by``, the one rule of what a worker has 
 a question of ``plan``      a function in ``whatif``, which edits a board: the same decision on another one
 ==========================  ======================================================================================
 
-That is what goes into this package. All that a strategy, a policy or a gate needs besides is in the recipes of
-docs/manual/architecture.md.
+That is what goes into this package. All that a strategy, a policy or a gate needs besides is in
+docs/manual/recipes.md.
 
 A strategy says over which hosts members spread. Which GPUs each gets it may say too (``devices``); how many of a
 member's one link must join it only declares (``joined``), and room, victims and devices are counted so.
