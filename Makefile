@@ -71,7 +71,7 @@ test-slow: $(VENV)/.dev
 	$(PYTEST) -m "slow and not soak" -n 4 $(FIRST) $(WAITS) tests/
 
 test-servers: $(VENV)/.dev
-	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/sql tests/schema tests/interleaving
+	GANGQ_TEST_EVERY_SERVER=1 $(BIN)/python -m pytest -m "not soak" -n 3 --dist loadfile tests/sql tests/schema tests/interleaving
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu -s tests/gpu tests/process/test_process_real_gpu.py
