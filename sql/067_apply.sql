@@ -81,14 +81,17 @@ create function gangq.misplaced(g gangq.live_gangs, job_ids bigint[], incarnatio
 returns text language plpgsql stable
 set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 begin
+  -- The second rule begins with what runs on these hosts: thousands of the same key may wait. Each
+  -- step is a look-up, and offset 0 keeps it one in a plan from when there was one gang or none.
   return (
     with placed as materialized (
       select j.role, i.host, gangq.domains(i, c.topology) as domains
-      from gangq.live_jobs j
+      from (
+        select z.id, z.role, z.incarnation
+        from gangq.live_jobs z where z.gang_id = (g).id offset 0) j
       left join unnest(job_ids, incarnations) as s(id, incarnation) on s.id = j.id
       join gangq.incarnations i on i.id = coalesce(s.incarnation, j.incarnation)
       cross join gangq.settings c
-      where j.gang_id = (g).id
     ),
     required as (
       select k.require as level, null::smallint as role
@@ -107,15 +110,18 @@ begin
       group by r.level, r.role
       having count(distinct d.domain) > 1 or bool_or(d.domain is null)
       limit 1), (
-      select format('gang g%s is on %s, and both are %s', x.id, i.host, mine.apart)
+      select format('gang g%s is on %s, and both are %s', j.gang_id, i.host, mine.apart)
       from gangq.gang_kinds mine
-      join gangq.gang_kinds k on k.apart = mine.apart
-      join gangq.live_gangs x on x.kind_id = k.id and x.id <> (g).id
       cross join lateral (
-        select z.incarnation from gangq.live_jobs z where z.gang_id = x.id offset 0) j
-      join gangq.incarnations i on i.id = j.incarnation
-      where mine.id = (g).kind_id and i.host in (select p.host from placed p)
-      order by x.id limit 1)));
+        select x.id, x.host from gangq.incarnations x
+        where mine.apart is not null and x.host in (select p.host from placed p) offset 0) i
+      cross join lateral (
+        select z.gang_id from gangq.live_jobs z
+        where z.incarnation = i.id and z.gang_id <> (g).id offset 0) j
+      where mine.id = (g).kind_id and mine.apart = (
+        select k.apart from gangq.gang_kinds k
+        where k.id = (select y.kind_id from gangq.live_gangs y where y.id = j.gang_id))
+      order by j.gang_id limit 1)));
 end $$;
 
 -- Internal. Places a locked gang, or its missing members, on these seats. Returns done, or why not.

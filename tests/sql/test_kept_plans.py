@@ -118,6 +118,27 @@ def test_a_plan_from_when_there_was_one_worker_reads_each_of_thousands_once(q: Q
     assert buffers(q, "candidates(gangq.now())") < 10 * 2000
 
 
+@pytest.mark.own_database
+def test_gangs_that_are_apart_cost_each_other_nothing_while_they_wait(q: Q, worker: Worker) -> None:
+    """Whether one of the same name is on a host was asked of each that waits, by a session older than them."""
+    gang = q.submit_gang(1, apart="pair")
+    q.sql("vacuum analyze gangq.live_gangs, gangq.live_jobs")
+    asked = (
+        f"misplaced(g, array[{gang.job_ids[0]}], array[{worker.incarnation}]) from gangq.live_gangs g "
+        f"where g.id = {gang.id}"
+    )
+    for _ in range(10):
+        q.sql(f"select gangq.{asked}")
+    for table, number, also in (("live_gangs", "id", "id"), ("live_jobs", "id", "gang_id")):
+        q.sql(
+            f"insert into gangq.{table} select (jsonb_populate_record(x, jsonb_build_object("
+            f"'{number}', x.{number} + n, '{also}', x.{also} + n))).* "
+            f"from gangq.{table} x, generate_series(1, 2000) n"
+        )
+    assert q.value(f"select gangq.{asked}") is None
+    assert buffers(q, asked) < 50
+
+
 def buffers(q: Q, asked: str) -> int:
     """How many pages a call reads."""
     (row,) = q.sql(f"explain (analyze, buffers, format json) select gangq.{asked}")
