@@ -204,3 +204,8 @@ def test_a_worker_with_slots_runs_that_many_at_once(client: Client, fleet: Fleet
     for job_id in ids:
         until_state(client, job_id, "done")
     assert client.violations() == []
+
+
+def test_the_end_of_a_command_is_seen_although_its_guardian_was_stopped(client: Client, fleet: Fleet) -> None:
+    fleet.start(slots=0, light=1)
+    until_state(client, run(client, "sh", "-c", "sleep 1; kill -STOP $PPID"), "done")

@@ -251,8 +251,8 @@ class Child:
                 )
             except OSError:
                 return  # It has ended; poll() finds out how.
-            if order["op"] != "deadline" and self._process.poll() is None:
-                # If the guardian was stopped (SIGSTOP), only this makes it read.
+            if self._process.poll() is None:
+                # If the guardian was stopped (SIGSTOP), only this makes it read, keep deadlines and see the end.
                 self._process.send_signal(signal.SIGCONT)
 
     def _receive(self) -> None:
