@@ -170,6 +170,10 @@ def test_explain_of_a_batch_is_that_of_its_first_job_that_waits(dsn: str, client
     assert answers(dsn, "explain", batch) == answers(dsn, "explain", jobs[1])
     client.cancel(job_ids=jobs[1:])
     assert answers(dsn, "explain", batch) == answers(dsn, "explain", jobs[2])
+    worker = client.register_worker(name="w1", host="h1", queues=["default"]).incarnation
+    batch = ok(dsn, "submit", "train", "--name", "one", "--count", "1").strip()
+    (claim,) = client.claim(incarnation=worker)
+    assert ok(dsn, "explain", batch).startswith(f"job {claim.job_id}: runs for ")
     assert gangq(dsn, "explain", "b99999").exit_code == 2
 
 

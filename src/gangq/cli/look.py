@@ -310,10 +310,10 @@ def _show_trips(
 def explain(session: Session, target: Which, now: bool, whole: bool) -> None:
     """Say why a job or gang is not running; of a batch its first job that waits.
 
-    First what holds it, in a sentence, as the last pass found it, and how long ago that was. Then what else holds it
-    (no), its place in line, when it is to start and what that rests on, and what would help. With -v also what is
-    passed (ok). Of a job that is claimed by whoever has room: what a claim needs. With --json one object per row:
-    {"gate", "ok", "detail", "numbers"}.
+    First what holds it, in a sentence, as the last pass found it, and how long ago that was; or what it does. Then
+    what else holds it (no), its place in line, when it is to start and what that rests on, and what would help.
+    With -v also what is passed (ok). Of a job that is claimed by whoever has room: what a claim needs. With --json
+    one object per row: {"gate", "ok", "detail", "numbers"}.
     """
     client = session.client()
     target = target.first_waiting(client)
@@ -321,11 +321,10 @@ def explain(session: Session, target: Which, now: bool, whole: bool) -> None:
     if session.json:
         session.rows(reasons, [], "")
         return
-    first = next(iter(holding(reasons)), None)
-    if first is not None:
-        output.write(output.wrapped(f"{target.phrase}: {_detail(first)}"))
-        if not whole:
-            reasons = [one for one in reasons if one is not first and (not one.ok or one.gate in _SAID)]
+    first = next(iter(holding(reasons)), reasons[0])
+    output.write(output.wrapped(f"{target.phrase}: {_detail(first)}"))
+    if not whole:
+        reasons = [one for one in reasons if one is not first and (not one.ok or one.gate in _SAID)]
     width = max((len(reason.gate) for reason in reasons), default=0)
     for reason in reasons:
         output.write(*_gate(reason, width))
