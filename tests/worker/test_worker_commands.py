@@ -147,6 +147,18 @@ def test_output_without_end_is_bounded_and_its_last_words_are_kept(client: Clien
     assert len(kept.encode()) <= 65536
 
 
+def test_output_that_could_not_be_kept_is_told_of_in_the_output(client: Client, fleet: Fleet) -> None:
+    fleet.start()
+    program = """
+import os, resource
+resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (8, 8))  # as if the disk of its guardian were full
+print("x" * 100)
+"""
+    job_id = run(client, sys.executable, "-c", program)
+    until_state(client, job_id, "done")
+    assert output(client, job_id) == "x" * 8 + "\n[gangq: output is missing: [Errno 27] File too large]\n"
+
+
 def test_output_can_be_followed_while_the_command_runs(client: Client, fleet: Fleet) -> None:
     fleet.start()
     job_id = run(client, "echo early; sleep 100", shell=True)

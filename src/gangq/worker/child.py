@@ -81,6 +81,8 @@ class Child:
         self._lock = threading.RLock()
         self._inbox = b""
         self._exit: Exit | None = None
+        self.not_kept: str | None = None
+        """Once it has ended: why some of its output was not kept."""
         self._lost_at: float | None = None
         self._sweep = Sweep(spec, {pid}, start)
         self._log = LogReader(self.log_path)
@@ -288,6 +290,7 @@ class Child:
                 status = event["exit"]
                 code, killer = (status, None) if status >= 0 else (None, -status)
                 self._finish(Exit(code, killer, True, cause=event["cause"]))
+                self.not_kept = event["log_error"]
                 if event["log_error"] or event["fault"]:
                     extra = {"pid": self.pid, "log_error": event["log_error"], "fault": event["fault"]}
                     log.error("guardian_trouble", extra=extra)

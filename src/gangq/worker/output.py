@@ -100,11 +100,11 @@ class LogShipper:
         self._read()
         self._send()
 
-    def finish(self) -> None:
-        """Send the rest, once the job has ended."""
+    def finish(self, lost: str | None) -> None:
+        """Send the rest, once the job has ended. ``lost``: why some of it was not kept; the last line says so."""
         until = time.monotonic() + _FINAL_S
-        # One turn for each chunk, and one for what an earlier call could not send.
-        for _ in range(2 + self._session.terms.log_bytes // _CHUNK):
+        # One turn for each chunk, one for what an earlier call could not send, and one for the last line.
+        for _ in range(3 + self._session.terms.log_bytes // _CHUNK):
             at_end = self._read(final=True)
             for _ in range(_FINAL_TRIES):
                 if self._send():
@@ -112,7 +112,10 @@ class LogShipper:
                 if time.monotonic() >= until:
                     return
             if at_end and not self._unsent:
-                return
+                if lost is None:
+                    return
+                self._unsent = f"\n[gangq: output is missing: {lost}]\n"[: self._left]
+                lost = None
 
     def _read(self, final: bool = False) -> bool:
         """Whether everything is read that was printed. While something is unsent nothing is read."""
@@ -294,7 +297,7 @@ class Output:
             self._thread.join()
         if self._log is not None:
             self._log.finish()
-            self._shipper.finish()
+            self._shipper.finish(self._log.error)
             statefile.remove(self._session.directory, self._path.name)
             if self._log.error is not None:
                 self._not_kept(self._log.error)

@@ -338,7 +338,7 @@ class CommandRunner:
         if gone.tree_dead and fault is not None:
             raise fault
         if gone.tree_dead:
-            shipper.finish()
+            shipper.finish(child.not_kept)
         return gone
 
     def _watched(

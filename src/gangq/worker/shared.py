@@ -111,6 +111,9 @@ class SharedProcess:
 class SharedJob:
     """One job in such a process. As much of a :class:`gangq.worker.child.Child` as its runner uses of one."""
 
+    not_kept: str | None = None
+    """Only its process knows what of its output could not be kept, and logs that."""
+
     def __init__(self, process: SharedProcess, job: ActiveJob, log_path: str) -> None:
         self.process = process
         self.job = job
