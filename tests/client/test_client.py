@@ -469,7 +469,10 @@ def test_a_login_without_a_role_is_told_which_to_ask_for(
             pytest.raises(NotAllowed, match="gangq_submitter"),
         ):
             outsider.submit(task="t")
-        with Client(dsn, user="nobody_special") as outsider, pytest.raises(NotAllowed, match="gangq_notifier"):
+        with (
+            Client(dsn, user="nobody_special") as outsider,
+            pytest.raises(NotAllowed, match="gangq_notifier"),
+        ):
             outsider.fetch_notification(target="oncall")
     finally:
         db.execute("drop role nobody_special")

@@ -118,8 +118,8 @@ SAID = {
         "room for 4 more in one rack",
     ),
     "plans=1\nh0 A.\nh1 -- closed\nA ends=600\nX 3": (
-        "it would not start even when all that runs has ended; now 1 of its 3 members would fit; not counted, because "
-        "no new work is given to them now: h1",
+        "it would not start even when all that runs has ended; now 1 of its 3 members would fit; not counted, "
+        "because no new work is given to them now: h1",
         "workers that are large enough; or those back: gangq uncordon, gangq unquarantine --worker, or a restart",
     ),
     "levels rack host\nh0 .... rack=r0\nh1 .. rack=r1\nX 5 require=rack": (

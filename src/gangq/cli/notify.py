@@ -124,7 +124,10 @@ def test(session: Session, target: str, wait_s: float) -> None:
 @notify.command()
 @_named
 def retry(session: Session, target: str) -> None:
-    """Deliver what was given up for a target after all, and at once what backs off. For admins. With --json: {"target", "retried"}."""
+    """Deliver what was given up for a target after all, and at once what backs off.
+
+    For admins. With --json: {"target", "retried"}.
+    """
     retried = session.client().retry_notifications(target=target)
     session.answer(
         {"target": target, "retried": retried},

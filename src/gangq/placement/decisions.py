@@ -52,7 +52,9 @@ class Refused(NamedTuple):
     where: str = ""
     """The queue, host or domain that these numbers are of."""
     holders: tuple[str, ...] = ()
-    """The units or asks that hold it; of room, on the worker ``nearest``."""
+    """The units or asks that hold it; of room, on the worker ``nearest``. Of `workers` and `infeasible`, the workers
+    that serve it and take no new work now.
+    """
     nearest: str = ""
     """The worker that is nearest to having room for one more member."""
     short: tuple[Short, ...] = ()
