@@ -26,7 +26,7 @@ def test_what_was_printed_after_an_answer_was_lost_is_stored_at_the_end(
     shipper.ship()
     after = "x" * (300 << 10) + " the end"
     log.write_text("before " + after)
-    shipper.finish()
+    shipper.finish(None)
     assert "".join(row.chunk for row in client.logs(job_id=job.id)) == "before " + after
     assert lossy.left == 0
 
@@ -41,5 +41,5 @@ def test_an_outage_holds_the_end_of_a_job_up_for_a_while_only(
     job = claimed(session, source_of(session))
     log = tmp_path / "log"
     log.write_text("x" * (300 << 10))
-    LogShipper(session, job, LogReader(log).read_new).finish()
+    LogShipper(session, job, LogReader(log).read_new).finish(None)
     assert away.calls == 1
