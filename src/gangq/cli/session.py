@@ -96,7 +96,7 @@ class Session:
             self._client = Client(through=current())
         if self._client is None:
             # What the pool warns of is told by the errors of the calls; without this it is printed as it is logged.
-            logging.getLogger("psycopg").setLevel(logging.ERROR)
+            logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
             # One thread: it never waits for a connection, only for the database.
             self._client = Client(self.dsn(), max_size=2, connect_s=2, timeout_s=_ANSWER_S)
             if checked:
