@@ -67,7 +67,6 @@ declare
   c record := gangq.cause_named(must_drain.cause);
 begin
   return g.go_at is null  -- its barrier has not opened
-    or g.state <> 'running'
     or g.failure_policy in ('restart_gang', 'fail')
     or c.ending = 'asked'
     or must_drain.cause = 'never_started' and g.failure_policy = 'shrink'
@@ -92,9 +91,8 @@ language sql stable as $$
     join gangq.live_jobs j on j.gang_id = g.id and j.role = r.ordinal
     where r.kind_id = g.kind_id
     group by r.ordinal, r.min_members
-    having bool_or(j.id = any (leaving)) and r.min_members > count(*) filter (
-      where j.id <> all (leaving)
-        and (j.state = 'done' or j.state = 'running' and gangq.in_epoch(j, g))))
+    having r.min_members > count(*) filter (
+      where j.id <> all (leaving) and j.state in ('running', 'done')))
 $$;
 
 -- Internal. When these stopped members may be placed again. Null: at once.

@@ -74,14 +74,12 @@ begin
   leaving := array(
     select j.id from gangq.live_jobs j
     where j.gang_id = g.id and j.id = any (shrink_gang.job_ids) and j.state = 'running'
-      and gangq.in_epoch(j, g)
     order by j.rank);
   if g.state <> 'running' or g.missing_since is not null or leaving = '{}'
     or cardinality(leaving) <> cardinality(shrink_gang.job_ids)
     or not exists (
       select 1 from gangq.live_jobs j
-      where j.gang_id = g.id and j.state = 'running' and gangq.in_epoch(j, g)
-        and j.id <> all (leaving))
+      where j.gang_id = g.id and j.state = 'running' and j.id <> all (leaving))
     or gangq.falls_below_minimum(g, leaving)
   then
     return false;

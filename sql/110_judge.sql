@@ -151,7 +151,7 @@ begin
     continue when w.gang_id is not null and not gangq.try_lock_gang(w.gang_id);
     -- It may have stopped, and been claimed and told to stop again.
     select x.* into j from gangq.live_jobs x
-    where x.id = w.id and x.token = w.token and x.state = 'preempting' for update skip locked;
+    where x.id = w.id and x.token = w.token for update skip locked;
     continue when not found;
     withheld := gangq.withhold(j,
       format('job %s was told to stop and never confirmed it', j.id), t);

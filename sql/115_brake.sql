@@ -80,7 +80,6 @@ create function gangq.count_suspects(
     select coalesce('g' || e.gang_id, 'w' || e.worker) as unit from gangq.events e
     where e.at > t - interval '1 minute' and e.at <= t and e.kind in ('suspect', 'trip', 'held')
       and e.data ->> 'class' in (select k.class from gangq.trip_classes k where k.held)
-      and e.worker is not null
       and not exists (
         select 1
         from gangq.events p
