@@ -124,6 +124,22 @@ def test_a_reservation_made_anew_since_the_look_is_not_rolled_back(meeting: Aren
     assert meeting.violations() == []
 
 
+def test_a_worker_that_was_heard_since_the_look_is_not_flagged(meeting: Arena) -> None:
+    slow, heard = meeting.worker("w1"), meeting.worker("w2")
+    for worker in (slow, heard):
+        meeting.running(worker)
+    meeting.clock.advance(31)
+    gate = held_up(meeting, slow, "incarnations")
+    judged = Later(meeting.connect(), lambda conn: value(conn, "flag_dead_workers")).start(meeting.db)
+    assert judged.waited
+    call(meeting.db, "heartbeat", incarnation=heard)
+    gate.execute("select pg_advisory_unlock(1)")
+    assert judged.join().result() == 1
+    flagged = meeting.db.execute("select id from gangq.incarnations where flagged_at is not null").fetchall()
+    assert [row["id"] for row in flagged] == [slow]
+    assert meeting.violations() == []
+
+
 def test_a_gang_that_was_freed_and_reserved_anew_since_the_look_loses_nothing(meeting: Arena) -> None:
     one, two, three = (meeting.worker(name) for name in ("w1", "w2", "w3"))
     gangs = [meeting.gang(1)[0] for _ in range(2)]

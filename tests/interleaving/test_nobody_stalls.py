@@ -126,6 +126,19 @@ def test_a_member_held_by_a_frozen_client_does_not_stop_the_tick(meeting, frozen
     assert meeting.violations() == []
 
 
+def test_a_job_held_by_a_frozen_client_keeps_no_other_with_its_dead_worker(meeting, frozen, others):
+    held, _ = meeting.running(meeting.worker("w1"))
+    free, _ = meeting.running(meeting.worker("w2"))
+    frozen.execute("select from gangq.live_jobs where id = %s for update", (held,))
+    meeting.clock.advance(121)
+    tick(others)
+    assert (meeting.state(held), meeting.state(free)) == ("running", "pending")
+    frozen.rollback()
+    meeting.tick()
+    assert meeting.state(held) == "pending"
+    assert meeting.violations() == []
+
+
 ROLE = {"name": "a", "count": 1, "prefer": "rack"}
 LEVELS = {"task": "t", "size": 2, "require": "rack", "wait_for_hardware": True}
 SUBMISSIONS: dict[str, Callable[[Connection, int], object]] = {

@@ -335,6 +335,7 @@ def test_when_more_than_a_fifth_is_flagged_at_once_the_fault_is_elsewhere(
 
 
 def test_one_hung_host_of_four_with_a_worker_a_gpu_is_restarted_as_a_whole(q: Q) -> None:
+    q.call("configure", bounces_per_hour=1)
     others = [worked(q, f"{host}-{n}", host) for host in ("a", "b", "c") for n in range(8)]
     hung = [busy(q, f"d-{n}", "d")[0] for n in range(8)]
     silent(q, 40, *others)

@@ -157,26 +157,43 @@ def test_a_failure_that_is_not_retryable_fails_the_gang(q: Q) -> None:
     assert gang.state == "failed"
 
 
-@pytest.mark.parametrize("how", ["crash", "trip"])
+def lose(q: Q, culprit: Claim, workers: list[Worker], how: str) -> None:
+    """A crash, after which its worker comes back, or a trip."""
+    if how == "trip":
+        culprit.requeue()
+        return
+    name = q.job(culprit.job_id)["worker"]
+    worker = next(w for w in workers if w.name == name)
+    worker.report_dead()
+    workers[workers.index(worker)] = q.worker(name)
+
+
+CAPS = {"crash": "max_crashes", "trip": "max_trips"}
+
+
+@pytest.mark.parametrize("how", CAPS)
 def test_crashes_and_trips_of_a_gang_are_capped_apart_from_its_attempts(q: Q, how: str) -> None:
-    gang, workers, claims = running(
-        q, 2, max_attempts=1000, **{"max_crashes" if how == "crash" else "max_trips": 1}
-    )
+    gang, workers, claims = running(q, 2, max_attempts=1000, **{CAPS[how]: 1})
     for n in range(2):
-        culprit = claims[n]  # rotating, so that no member alone is over its cap
-        if how == "trip":
-            culprit.requeue()
-        else:
-            name = q.job(culprit.job_id)["worker"]
-            worker = next(w for w in workers if w.name == name)
-            worker.report_dead()
-            workers[workers.index(worker)] = q.worker(name)
+        lose(q, claims[n], workers, how)  # rotating, so that no member alone is over its cap
         claims[1 - n].ack()
         if n == 0:
             assert gang.state == "blocked"
             claims = gang.restart(*workers)
     assert gang.state == "failed"
     assert gang.row["attempts"] == 0
+
+
+@pytest.mark.parametrize(("how", "why"), [("crash", "lost its worker"), ("trip", "tripped a watchdog")])
+def test_a_member_over_its_own_cap_ends_a_gang_that_has_more_left(q: Q, how: str, why: str) -> None:
+    gang, workers, claims = running(q, 2, max_attempts=1000, **{CAPS[how]: 1})
+    q.sql("update gangq.live_gangs set max_crashes = 9, max_trips = 9")
+    for n in range(2):
+        lose(q, claims[0], workers, how)
+        claims[1].ack()
+        if n == 0:
+            claims = gang.restart(*workers)
+    assert (gang.state, gang.row["reason"]) == ("failed", f"rank 0 {why} 2 times")
 
 
 @pytest.mark.parametrize("lost", ["fails", "trips", "crashes"])

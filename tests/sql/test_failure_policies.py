@@ -108,9 +108,7 @@ def test_a_member_that_spent_its_attempts_takes_the_gang_down(q: Q) -> None:
     ],
     ids=["fail", "crash", "trip"],
 )
-def test_rotating_culprits_spend_the_gangs_own_budget(
-    q: Q, budget: dict[str, int], reason: str
-) -> None:
+def test_rotating_culprits_spend_the_gangs_own_budget(q: Q, budget: dict[str, int], reason: str) -> None:
     gang, workers = of_three(q, **budget)
     claims = run(gang, workers)
 
@@ -149,6 +147,20 @@ def test_a_lost_worker_with_two_members_is_one_crash_of_the_gang(q: Q) -> None:
     assert not reserve(gang, [claims[0].job_id], more[:1]), "both are placed together or none"
     assert [c["rank"] for c in replace(gang, [c.job_id for c in claims[:2]], more)] == [0, 1]
     assert claims[2].barrier()[0]["go"]
+
+
+def test_a_member_lost_for_another_cause_pays_nothing_and_its_cap_takes_nobody_down(q: Q) -> None:
+    gang, workers = of_three(q, max_crashes=1)
+    claims = run(gang, workers)
+    q.sql("update gangq.live_gangs set max_crashes = 9")
+    q.sql("update gangq.live_jobs set crashes = 1 where id = %(id)s", id=claims[1].job_id)
+    q.sql(
+        "select gangq.end_incarnation(i.id, 'dead', gangq.now()) from gangq.incarnations i where name <> 'w1'"
+    )
+    q.sql("update gangq.incarnations set exit_code = 76 where name = 'w2'")  # it stopped over another job
+    assert q.one("free_orphans", of_incarnations=None) == 2
+    assert (gang.state, gang.states) == ("running", ["running", "blocked", "blocked"])
+    assert [row["crashes"] for row in gang.members] == [0, 1, 1]
 
 
 def test_when_the_last_one_that_runs_is_lost_the_gang_starts_as_a_whole(q: Q) -> None:
@@ -239,7 +251,7 @@ def test_what_was_taken_from_a_member_stays_stale_when_its_next_place_ends_uncla
         claims[1].fail()
 
 
-@pytest.mark.parametrize("how", ["crash", "fail", "trip"])
+@pytest.mark.parametrize("how", ["crash", "fail", "fail for good", "trip"])
 def test_a_successor_lost_while_it_waits_for_another_is_nobodys_fault(q: Q, how: str) -> None:
     """Its code had not begun: as before the first barrier, nobody is charged."""
     gang, workers = of_three(q)
@@ -253,10 +265,10 @@ def test_a_successor_lost_while_it_waits_for_another_is_nobodys_fault(q: Q, how:
     (second,) = fourth.claim()
     if how == "crash":
         fourth.report_dead()
-    elif how == "fail":
-        second.fail()
-    else:
+    elif how == "trip":
         second.trip(exit_in_s=None)
+    else:
+        second.fail(retryable=how == "fail")
     assert gang.states == ["running", "blocked", "reserved"]
     assert (gang.row["attempts"], gang.row["crashes"], gang.row["trips"], gang.row["never_started"]) == (
         2,
@@ -580,6 +592,24 @@ def test_surplus_members_are_told_and_the_rest_goes_on_at_once(q: Q) -> None:
     assert workers[3].free["slots"] == 1
     assert (gang.state, gang.states) == ("running", ["running", "running", "blocked", "blocked"])
     assert [row["attempts"] for row in gang.members] == [1, 1, 0, 0]
+
+
+def test_nobody_is_displaced_before_the_barrier_has_opened(q: Q) -> None:
+    gang, workers = submit_roles(q, ELASTIC), q.workers(4)
+    assert reserve(gang, gang.job_ids, workers)
+    claims = [worker.take() for worker in workers[:3]]
+    assert not shrink(gang, claims[2].job_id)
+    assert gang.states == ["running"] * 3 + ["reserved"]
+
+
+def test_who_was_displaced_does_not_go_on_for_the_last_of_its_gang(q: Q) -> None:
+    gang, workers = submit_roles(q, ("worker", 1, 2), policy="shrink"), q.workers(2)
+    claims = run(gang, workers)
+    assert shrink(gang, claims[1].job_id)
+    claims[1].complete()
+    claims[0].fail()
+    assert gang.state == "failed"
+    assert "rank 1 was already done" in gang.row["reason"]
 
 
 def test_while_a_member_is_replaced_no_other_is_displaced(q: Q) -> None:

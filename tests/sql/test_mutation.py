@@ -1,8 +1,7 @@
 """Removes one condition from one function at a time, and expects a test to fail without it.
 
-The functions are those of claim, fill, finish, apply and services. The named test files run in a process of their
-own, against a schema in which the function lacks the condition. A text that is
-not in its function fails the first test.
+The named test files run in a process of their own, against a schema in which the function lacks the condition. A
+text that is not in its function fails the first test.
 """
 
 from __future__ import annotations
@@ -89,6 +88,73 @@ MUTATIONS = [
     ("move_to_history", "and j.token is not distinct from l.token", "", "test_finish"),
     ("move_to_history", "when 'done' then j.gang_id is null and j.state in ('running', 'preempting')",
      "when 'done' then j.state in ('running', 'preempting')", "test_finish test_claim"),
+    ("finish_rest", "j.token = c.token as ours", "true as ours", "test_finish"),
+    ("was_final", "x.taken_token is distinct from was_final.token", "true", "test_judge test_finish"),
+    ("leave", "if at_once and leave.new_state = 'done' then", "if at_once then", "test_places"),
+    ("append_log", "x.token = said.token and x.at", "x.at", "test_finish"),
+    ("lock_output", "or j.token is null and j.final_token = lock_output.token", "", "test_finish"),
+    # Charges and losses.
+    ("cause_charged", "g.go_at is null", "false", "test_drain"),
+    ("cause_charged", "stopped <> '{}' and", "", "test_progress"),
+    ("cause_charged", "or j.claimed_at <= g.missing_since", "", "test_failure_policies"),
+    ("member_charge", "job_id = any (payers) or", "true or", "test_drain"),
+    ("spends_gang", "g.crashes >= g.max_crashes", "false", "test_failure_policies"),
+    ("spends_gang", "g.trips >= g.max_trips", "false", "test_failure_policies"),
+    ("cause_of_losses", "when causes is null then 'placement_miss'", "when false then ''", "test_judge"),
+    ("drained_for_good", "or j.crashes > j.max_crashes", "", "test_drain"),
+    ("drained_for_good", "or j.trips > j.max_trips", "", "test_drain"),
+    ("must_drain", "and must_drain.cause = 'fail'", "", "test_failure_policies"),
+    ("must_drain", "and j.id = any (payers) and", "and", "test_failure_policies"),
+    ("must_drain", "and gangq.in_epoch(j, g)", "", "test_failure_policies"),
+    ("lose_members", "and gangq.rank_of(j) = 0", "", "test_failure_policies"),
+    ("wind_up", "'reserved', 'running', 'preempting'", "'running', 'preempting'", "test_completion"),
+    ("shrink_gang", "g.state <> 'running' or", "", "test_failure_policies"),
+    ("free_orphaned_members", "and x.token is not null", "", "test_failure_policies"),
+    ("lose_orphaned_members", "if gone = '{}' and g.state = 'running' then", "if gone = '{}' then", "test_judge"),
+    ("lose_orphaned_members", "where m.its_cause = cause", "", "test_failure_policies"),
+    ("free_orphaned_job", "for update skip locked", "for update", "../interleaving/test_nobody_stalls"),
+    ("free_orphaned_job", "and j.light", "", "test_trips"),
+    # Judges and hosts.
+    ("allow_for_gap", "i.ended_at is null and l.renewed_at > s.outage_ended_at", "true", "test_slow_cron"),
+    ("allow_for_gap", "and z.renewed_at > coalesce(s.outage_ended_at, '-infinity')", "", "test_slow_cron"),
+    ("reap_expired", "if outage = 'infinity' then", "if false then", "../interleaving/test_judged_meanwhile"),
+    ("rollback_stale", "and gangq.reservation_over(x, t);", ";", "../interleaving/test_judged_meanwhile"),
+    ("flag_dead_workers", "(select l.renewed_at from gangq.leases l where l.incarnation = w.id) > t - flag_after",
+     "false", "../interleaving/test_judged_meanwhile"),
+    ("bounced_too_often", "filter (where e.round <> e.this_round)", "", "test_dead_workers"),
+    ("bounce", "and e.at <= t and", "and", "test_dead_workers"),
+    ("report_stuck", "(i.exits_at is null or lease_ends <= t)", "true", "test_stuck"),
+    ("quarantine_all_of", "where h.kind = 'quarantine' and h.until is not null", "where h.kind = 'quarantine'",
+     "test_stuck"),
+    ("postpone_exit", "z.not_before >= i.exits_at and", "", "test_stuck"),
+    # Trips and progress.
+    ("has_tripped", "and e.token = has_tripped.token", "", "test_trips"),
+    ("trip", "and j.state <> 'preempting'", "", "test_brake"),
+    ("carry_out_trip", "when me.exits_at > t then me.exits_at", "when false then me.exits_at", "test_trips"),
+    ("end_tripped", "if me.ended_at is not null then", "if false then", "test_trips"),
+    ("end_tripped", "and x.id <> j.id", "", "test_trips"),
+    ("judge_progress", "and mark.judged_at <= t", "", "test_set_back"),
+    ("steps_of_gang", "greatest(max(p.step_at), max(x.claimed_at))", "max(p.step_at)", "test_failure_policies"),
+    ("judge_standstill", "last.steppers = 0 or", "", "test_progress"),
+    ("judge_standstill", "or last.step_at > t - make_interval(secs => cfg.gang_stall_s)", "", "test_progress"),
+    ("who_stopped", "v.token = j.token and", "", "test_progress"),
+    # Dependencies, what is kept, and a clock that is set back.
+    ("settle", "and not exists (select 1 from gangq.live_jobs j where j.id = z.on_job_id)", "",
+     "../interleaving/test_revive_meets"),
+    ("cancel_dependents", "and not gangq.is_wanted(d.outcome, d.wants)", "", "../interleaving/test_revive_meets"),
+    ("revive", "when sqlstate 'GQ001' or sqlstate 'GQ002' then taken := 0;",
+     "when sqlstate 'GQ999' then taken := 0;", "test_revive"),
+    ("forget", "and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0)", "", "test_tick"),
+    ("forget", "and not exists (select 1 from gangq.live_jobs j where j.id = p.job_id offset 0)", "", "test_tick"),
+    ("keep_partitions", "and x.partitions_checked_at <= t", "", "test_tick"),
+    ("turn_requests", "and x.requests_turned_at <= t", "", "test_tick"),
+    ("move_workers_back", "i.ended_at > t or i.exits_at > last_tick then", "i.exits_at > t then", "test_set_back"),
+    ("move_work_back", "gangq.moved(j.due_at, last_tick, by)", "gangq.moved(j.due_at, t, by)", "test_set_back"),
+    ("move_work_back", "where z.until > last_tick", "where z.until > t", "test_set_back"),
+    ("move_work_back", "greatest(gangq.moved(g.not_before, t, by), (",
+     "least(gangq.moved(g.not_before, t, by), (", "test_set_back"),
+    ("move_work_back", "(z.epoch > 0 or z.timeouts > 0 or z.not_before is null) and", "", "test_set_back"),
+    ("move_work_back", "and z.claimed_at is not null", "", "test_set_back"),
     # Apply.
     ("no_room", "gangq.candidates(t, array[(me).id]) = '{}'", "false", "test_places"),
     ("no_room", "not gangq.serves(me, s)", "false", "test_places"),

@@ -421,6 +421,21 @@ def test_while_one_member_has_told_no_step_none_is_named_by_its_own(q: Q) -> Non
     assert found["job_id"] is None, "the one without may be further behind"
 
 
+def test_where_a_member_was_in_an_earlier_epoch_is_not_where_it_is_now(q: Q) -> None:
+    team = Team(q)
+    team.claims[1].suspect(place="read() of load at data.py:12")
+    team.claims[0].fail()
+    for claim in team.claims[1:]:
+        claim.ack()
+    team.claims = team.gang.restart(*team.workers)
+    team.by_rank = [next(w for w in team.workers if w.name == name) for name in team.gang.placed_on]
+    team.beats(*[{"step": 512}] * 3)
+    for claim in (team.claims[0], team.claims[2]):
+        claim.suspect(place=WAITING)
+    team.go_on(1260, *[{"step": 512}] * 3)
+    assert (team.gang.state, team.gang.live["drain_trigger"]) == ("draining", None)
+
+
 def test_where_all_wait_in_one_place_it_is_said_and_nobody_is_charged(q: Q) -> None:
     team = Team(q)
     team.beats(*[{"step": 512}] * 3)
@@ -484,6 +499,25 @@ def test_a_gang_that_has_not_made_a_step_since_it_started_is_not_judged(q: Q) ->
     team = Team(q)
     team.beats({"loss": 1}, {"loss": 1}, None)
     team.go_on(3000, {"loss": 1}, None, None)
+    assert team.gang.state == "running"
+
+
+def test_nor_is_it_after_an_outage_of_the_database(q: Q) -> None:
+    q.call("configure", lease_s=100000)
+    team = Team(q)
+    team.beats({"loss": 1}, None, None)
+    q.later(90000)
+    q.tick()
+    assert q.events("outage")
+    team.go_on(3000, {"loss": 1}, None, None)
+    assert team.gang.state == "running"
+
+
+def test_a_gang_that_has_made_a_step_since_the_look_is_left_alone(q: Q) -> None:
+    team = Team(q)
+    team.beats(*[{"step": 5}] * 3)
+    judged = "select gangq.judge_standstill(%(id)s, gangq.now(), s) from gangq.settings s"
+    assert q.value(judged, id=team.gang.id) == 0
     assert team.gang.state == "running"
 
 

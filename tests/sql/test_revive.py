@@ -172,6 +172,16 @@ def test_a_dependent_of_a_draining_queue_stays_cancelled(q: Q) -> None:
     assert (states(q, first, second), unfollowed(q)) == (["pending", "cancelled"], 0)
 
 
+def test_a_gang_that_cannot_run_again_keeps_nothing_else_from_being_revived(q: Q) -> None:
+    first = q.submit()
+    gang, job = q.submit_gang(2, after=[first]), q.submit(after=[first])
+    q.worker().take().fail(retryable=False)
+    q.settle()
+    q.sql("delete from gangq.history where job_id = %(id)s", id=gang.job_ids[1])  # past its retention
+    q.call("retry", job_ids=[first])
+    assert (gang.state, q.state(job)) == ("cancelled", "waiting")
+
+
 def test_a_dependent_retried_by_hand_waits_for_nothing(q: Q) -> None:
     worker = q.worker()
     first = q.submit()

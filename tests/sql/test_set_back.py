@@ -144,6 +144,29 @@ def test_a_job_waits_for_its_backoff_or_for_its_process_and_no_longer(q: Q, how:
         assert q.sql("select * from gangq.device_holds") == []
 
 
+@pytest.mark.parametrize("gang", [False, True])
+def test_a_process_that_tripped_since_the_clock_was_set_back_is_waited_for_in_full(q: Q, gang: bool) -> None:
+    """It is gone before the clock is there again, so its end looks like one from before."""
+    worker = q.worker(devices=gpus(1))
+    ahead(q, worker)
+    if gang:
+        (claim,) = q.submit_gang(1, gpus=1).start(worker)
+    else:
+        q.submit(gpus=1)
+        claim = worker.take()
+    q.tick()
+    q.later(-HOUR)
+    worker.beat()
+    claim.trip(exit_in_s=300)
+    waits = (
+        "select (select exits_at from gangq.incarnations), (select until from gangq.device_holds), "
+        "(select due_at from gangq.live_jobs), (select not_before from gangq.live_gangs)"
+    )
+    before = q.sql(waits)
+    q.tick()
+    assert q.sql(waits) == before
+
+
 def test_a_worker_that_was_passed_over_gets_work_again(q: Q) -> None:
     workers = q.workers(2, slots=1)
     ahead(q, *workers)

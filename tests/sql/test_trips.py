@@ -420,6 +420,14 @@ def test_of_prefetched_jobs_the_one_that_was_claimed_first_is_charged_a_crash(q:
     assert charged == [(1, 0), (0, 0)]
 
 
+def test_of_placed_jobs_on_a_worker_that_prefetches_each_is_charged_a_crash(q: Q) -> None:
+    jobs = q.submit(count=2, gpus=1)
+    worker = q.worker(slots=2, prefetch=2, devices=gpus(1, 1))
+    assert len(worker.claim()) == 2
+    worker.report_dead()
+    assert [q.job(job)["crashes"] for job in jobs] == [1, 1]
+
+
 def test_the_second_of_two_prefetched_jobs_may_trip_before_the_end_of_the_first_is_reported(q: Q) -> None:
     _, first, second = one_after_the_other(q)
     assert second.trip(exit_in_s=5) == "scheduled"
