@@ -90,7 +90,7 @@ class World:
         self.calls = 0
         self.problems: list[str] = []
         # Its workers never say that they live, however slow this machine is.
-        db.execute("select gangq.configure('{\"candidate_silence_s\": 86400, \"lease_s\": 86400}')")
+        db.execute('select gangq.configure(\'{"candidate_silence_s": 86400, "lease_s": 86400}\')')
         self.saved = {
             table: db.execute(f"select * from gangq.{table}").fetchall()
             for table in ("settings", "queues_table", "task_settings")

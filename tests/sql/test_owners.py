@@ -679,7 +679,9 @@ def test_output_of_an_attempt_that_is_over_is_taken_from_the_login_it_ran_under(
     assert on.s1.sql("select chunk from gangq.job_logs") == [{"chunk": "the end"}]
 
 
-def test_output_of_a_job_that_was_done_and_is_retried_is_taken_from_the_login_it_ran_under(on: Logins) -> None:
+def test_output_of_a_job_that_was_done_and_is_retried_is_taken_from_the_login_it_ran_under(
+    on: Logins,
+) -> None:
     """No event tells of the end of a single job that is done."""
     worker = on.w1.worker()
     on.s1.submit()
