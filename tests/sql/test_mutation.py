@@ -94,7 +94,7 @@ MUTATIONS = [
     ("append_log", "x.token = said.token and x.at", "x.at", "test_finish"),
     ("lock_output", "or j.token is null and j.final_token = lock_output.token", "", "test_finish"),
     # Charges and losses.
-    ("cause_charged", "g.go_at is null", "false", "test_drain"),
+    ("cause_charged", "g.go_at is null", "false", "test_failure_policies"),
     ("cause_charged", "stopped <> '{}' and", "", "test_progress"),
     ("cause_charged", "or j.claimed_at <= g.missing_since", "", "test_failure_policies"),
     ("member_charge", "job_id = any (payers) or", "true or", "test_drain"),
