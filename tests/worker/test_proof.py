@@ -116,6 +116,21 @@ def test_marked_work_and_what_descends_from_it_is_found(run: Run, mark: str, tmp
     assert confirm_gone(mark, [], host=HostIdentity.here(), kill=True).proves_death
 
 
+def test_the_memory_of_work_that_is_found_otherwise_is_not_read(
+    run: Run, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be stuck in the kernel and have locked that: then the look would not end."""
+    shell = run("sh", "-c", "setsid sh -c 'echo $$ > pid; sleep 1000' & wait", cwd=tmp_path)
+    pid = tmp_path / "pid"
+    child = int(eventually(lambda: pid.exists() and pid.read_text(), "the child runs"))
+    read: list[int] = []
+    monkeypatch.setattr(procfs, "mark_of", read.append)
+    found = {one.pid: one.why for one in survivors(mark, [process_identity(shell.pid)])}
+    assert (found[shell.pid], found[child]) == ("recorded", "descendant")
+    assert os.getppid() in read
+    assert not found.keys() & {*read}
+
+
 def test_a_longer_mark_is_somebody_elses(run: Run, mark: str) -> None:
     run("sleep", "1000", env={"GANGQ_MARK": f"{mark}0"})
     run("sleep", "1000", env={"GANGQ_MARK": f"{mark}0/1"})
@@ -176,9 +191,9 @@ def test_a_closed_process_of_another_worker_leaves_no_doubt(
     assert entry is not None
     entry.comm = "sleep"
     with pytest.raises(PermissionError):
-        proof._found_by(entry, mark, {}, set())
+        proof._carries(entry, mark)
     entry.comm = name
-    assert proof._found_by(entry, mark, {}, set()) is None
+    assert not proof._carries(entry, mark)
 
 
 def test_survivors_are_no_proof_until_they_are_gone(run: Run, mark: str) -> None:

@@ -254,12 +254,14 @@ def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pa
     earliest = min(led.values(), default=0)
     above = procfs.ancestors(processes, os.getpid())
     seen = _Pass(checked=len(processes), stats=processes)
-    why: dict[int, str] = {}
-    for entry in processes.values():
-        if not entry.alive or entry.pid == os.getpid():
-            continue
+    others = [entry for entry in processes.values() if entry.alive and entry.pid != os.getpid()]
+    why = {entry.pid: found for entry in others if (found := _found_by(entry, mark, led, leaders))}
+    _add_descendants(processes, why)
+    # Not the environment of these, as in strike_command: work that is stuck in the kernel may have locked its memory,
+    # and this look would wait with it.
+    for entry in [entry for entry in others if entry.pid not in why]:
         try:
-            found = _found_by(entry, mark, led, leaders)
+            carried = _carries(entry, mark)
         except PermissionError:
             # None of its work: an agent that was there before it (ssh-agent hides its memory, too), and those that
             # this process itself descends from.
@@ -267,11 +269,9 @@ def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pa
             if not stranger and uids & procfs.user_ids(entry.pid):
                 seen.unreadable.append(entry.pid)
             continue
-        if found is not None:
-            why[entry.pid] = found
-    for pid in procfs.descendants(processes, set(why)) - {os.getpid()}:
-        if processes[pid].alive:
-            why.setdefault(pid, "descendant")
+        if carried:
+            why[entry.pid] = "mark"
+    _add_descendants(processes, why)
     seen.unreadable = [pid for pid in seen.unreadable if pid not in why]
     seen.survivors = [
         Survivor(pid, processes[pid].start_ticks, processes[pid].comm, why[pid]) for pid in sorted(why)
@@ -280,27 +280,36 @@ def _look(mark: str, recorded: Sequence[ProcessIdentity], uids: set[int]) -> _Pa
 
 
 def _found_by(entry: procfs.Stat, mark: str, led: Mapping[int, int], leaders: set[int]) -> str | None:
-    """What says that the process is of that work; None: it is not.
-
-    Raises:
-        PermissionError: its environment cannot be read, and nothing else tells.
-    """
+    """What says that the process is of that work, but for its environment; None: nothing does."""
     if led.get(entry.pid) == entry.start_ticks:
         return "recorded"
     if any(entry.start_ticks >= led[leader] for leader in {entry.pgrp, entry.session} & leaders):
         return "group"
     if cgroup.holds(entry.pid, mark):
         return "cgroup"
-    if entry.comm == procfs.work_name(mark):
-        return "mark"
+    return "mark" if entry.comm == procfs.work_name(mark) else None
+
+
+def _add_descendants(processes: dict[int, procfs.Stat], why: dict[int, str]) -> None:
+    for pid in procfs.descendants(processes, set(why)) - {os.getpid()}:
+        if processes[pid].alive:
+            why.setdefault(pid, "descendant")
+
+
+def _carries(entry: procfs.Stat, mark: str) -> bool:
+    """Whether its environment has that mark.
+
+    Raises:
+        PermissionError: the environment cannot be read, and its name does not say whose it is.
+    """
     try:
         carried = procfs.mark_of(entry.pid)
     except PermissionError:
         # Workers, supervisors and guardians are closed to their own user, and their names say whose they are.
         if procfs.names_work(entry) or entry.comm == procfs.SUPERVISOR_NAME:
-            return None
+            return False
         raise
-    return "mark" if carried is not None and (carried == mark or carried.startswith(mark + "/")) else None
+    return carried is not None and (carried == mark or carried.startswith(mark + "/"))
 
 
 def _guards(entry: procfs.Stat) -> bool:
