@@ -81,8 +81,9 @@ create function gangq.misplaced(g gangq.live_gangs, job_ids bigint[], incarnatio
 returns text language plpgsql stable
 set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 begin
-  -- The second rule begins with what runs on these hosts: thousands of the same key may wait. Each
-  -- step is a look-up, and offset 0 keeps it one in a plan from when there was one gang or none.
+  -- The second rule begins with what runs on these hosts: thousands of the same key may wait, and
+  -- workers that have ended are kept for weeks; every worker that holds jobs has a lease. Each step
+  -- is a look-up, and offset 0 keeps it one in a plan from when there was one gang or none.
   return (
     with placed as materialized (
       select j.role, i.host, gangq.domains(i, c.topology) as domains
@@ -113,7 +114,8 @@ begin
       select format('gang g%s is on %s, and both are %s', j.gang_id, i.host, mine.apart)
       from gangq.gang_kinds mine
       cross join lateral (
-        select x.id, x.host from gangq.incarnations x
+        select x.id, x.host
+        from gangq.leases l join gangq.incarnations x on x.id = l.incarnation
         where mine.apart is not null and x.host in (select p.host from placed p) offset 0) i
       cross join lateral (
         select z.gang_id from gangq.live_jobs z
