@@ -53,6 +53,11 @@ begin
     join told y on y.kind_id = k.id);
 end $$;
 
+-- A board shows 1,000 gangs and 1,000 asks of single jobs. Where there are more, submitters take
+-- turns: one whose work fits nowhere must not hide that of all others for as long as it waits. The
+-- last tenth is drawn at random, so that in some pass each is seen: an ask of single jobs counts
+-- as that of its first job, and jobs of other submitters may stand behind that.
+
 -- Internal. Gangs that wait: the first a_kind of each kind, fewer where there are many kinds; and
 -- gangs that run and wait for replacements of members. The first gangs of each kind are read from
 -- an index, however many wait.
@@ -64,20 +69,25 @@ returns table (id bigint, kind_id integer, order_key bigint, most bigint) langua
     from gangq.blocked_kinds c
     join gangq.gang_kinds y on y.id = c.kind_id
     join gangq.queues_table q on q.name = y.queue
+  ),
+  in_turn as (
+    select g.*, k.most,
+      row_number() over (partition by g.submitter order by g.order_key) as turn
+    from kinds k
+    cross join lateral (
+      (select x.id, x.kind_id, x.order_key, x.submitter from gangq.live_gangs x
+      where not k.by_age and x.state = 'blocked' and x.kind_id = k.id
+        and (x.not_before is null or x.not_before <= t)
+      order by x.order_key limit k.most)
+      union all
+      (select x.id, x.kind_id, x.order_key, x.submitter from gangq.live_gangs x
+      where k.by_age and x.state = 'blocked' and x.kind_id = k.id
+        and (x.not_before is null or x.not_before <= t)
+      order by gangq.pos_of(x.order_key) limit k.most)) g
   )
-  (select g.id, g.kind_id, g.order_key, k.most
-  from kinds k
-  cross join lateral (
-    (select x.id, x.kind_id, x.order_key from gangq.live_gangs x
-    where not k.by_age and x.state = 'blocked' and x.kind_id = k.id
-      and (x.not_before is null or x.not_before <= t)
-    order by x.order_key limit k.most)
-    union all
-    (select x.id, x.kind_id, x.order_key from gangq.live_gangs x
-    where k.by_age and x.state = 'blocked' and x.kind_id = k.id
-      and (x.not_before is null or x.not_before <= t)
-    order by gangq.pos_of(x.order_key) limit k.most)) g
-  order by g.order_key limit in_all)
+  (select g.id, g.kind_id, g.order_key, g.most
+  from (select i.*, row_number() over (order by i.turn, i.order_key) as nth from in_turn i) g
+  order by least(g.nth, in_all * 9 / 10), random() limit in_all)
   union all
   select x.id, x.kind_id, x.order_key, null
   from gangq.live_gangs x
@@ -164,16 +174,26 @@ begin
           and j.order_key >= gangq.order_key(gangq.priority_of(h.head) - 1, 0)
         order by j.order_key limit 1)
       from heads h where h.head is not null
+    ),
+    in_turn as (
+      select h.*, j.*, row_number() over (partition by j.submitter order by h.head) as turn
+      from heads h
+      cross join lateral (
+        select x.submitter, x.budget_s, x.submitted_at from gangq.live_jobs x
+        where x.shape_id = h.shape_id and x.state = 'pending' and x.order_key = h.head limit 1) j
     )
     select -h.shape_id, n.jobs, json_build_object(
       'id', format('k%s/%s', h.shape_id, gangq.priority_of(h.head)), 'kind', -h.shape_id,
       'priority', nullif(gangq.priority_of(h.head), 0), 'age', gangq.pos_of(h.head),
-      'submitter', j.submitter,
+      'submitter', h.submitter,
       -- What was put to the front has no age: nothing overtakes it.
       'since', case when gangq.pos_of(h.head) >= gangq.first_pos()
-        then gangq.seconds(j.submitted_at) end, 'count', n.jobs,
-      'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, j.budget_s)::float8)
-    from (select x.* from heads x where x.head is not null order by x.head limit 1000) h
+        then gangq.seconds(h.submitted_at) end, 'count', n.jobs,
+      'estimate_s', gangq.estimate_s(s.queue, s.task, s.gpus::integer, h.budget_s)::float8)
+    from (
+      select i.*
+      from (select x.*, row_number() over (order by x.turn, x.head) as nth from in_turn x) i
+      order by least(i.nth, 900), random() limit 1000) h
     join gangq.shapes s on s.id = h.shape_id
     cross join lateral (
       select count(*) as jobs
@@ -183,8 +203,5 @@ begin
           and x.order_key >= h.head
           and x.order_key < gangq.order_key(gangq.priority_of(h.head) - 1, 0)
         limit most) w offset 0) n
-    cross join lateral (
-      select x.submitter, x.budget_s, x.submitted_at from gangq.live_jobs x
-      where x.shape_id = h.shape_id and x.state = 'pending' and x.order_key = h.head limit 1) j
     order by h.head);
 end $$;

@@ -75,7 +75,7 @@ end $$;
 --
 -- What a decision is made from, in one snapshot: workers with all they offer, units (what is
 -- placed), kinds and asks (what waits; of each kind the first 200, fewer where there are many,
--- 1,000 in all), queues. Reads only.
+-- 1,000 in all, for which submitters take turns), queues. Reads only.
 create function gangq.board() returns json language plpgsql stable as $$
 declare
   t constant timestamptz := gangq.now();

@@ -277,7 +277,7 @@ end $$;
 -- false where a newer pass has begun or this part was taken before, and nothing was done. outcomes:
 -- of each that is not a wait done, stale, busy, or why it was refused. again: decide again soon.
 -- Call it in autocommit: see tick. Raises GQ001 (a decision cannot be read: nothing of this part is
--- done), GQ008.
+-- done), GQ007 (a board over 64 MiB), GQ008.
 create function gangq.apply(
   pass bigint, decisions jsonb, part integer default 1, last boolean default true,
   seen jsonb default '{}', closes bigint[] default '{}'
@@ -292,6 +292,7 @@ declare
 begin
   perform gangq.require_read_committed('apply');
   perform gangq.check_decisions(apply.decisions);
+  perform gangq.refuse_larger('the board', octet_length(apply.seen ->> 'board'), 67108864);
   outcomes := '{}';
   again := true;
   -- 1. Nothing is done from an older board: whoever began a pass since has seen more. Each part

@@ -143,8 +143,9 @@ begin
   if exists (select 1 from gangq.dependencies d where d.on_job_id = any (ids)) then
     perform gangq.settle(ids);
     insert into gangq.unsettled (job_id)
-    select distinct d.on_job_id from gangq.dependencies d
-    where d.on_job_id = any (ids) and d.outcome is null
+    select e.id from unnest(ids) as e(id)
+    where exists (
+      select from gangq.dependencies d where d.on_job_id = e.id and d.outcome is null)
     on conflict do nothing;
     perform gangq.wake_tick(true);
   end if;

@@ -60,7 +60,7 @@ begin
   i := gangq.lock_reported(report_stuck.worker, report_stuck.incarnation, report_stuck.evidence);
   t := gangq.now();
   why := format('process %s cannot be killed: reboot host %s',
-    coalesce(report_stuck.evidence ->> 'pid', i.pid::text, '?'), i.host);
+    coalesce(left(report_stuck.evidence ->> 'pid', 100), i.pid::text, '?'), i.host);
   -- What its jobs hold is withheld when its lease ends and the jobs are freed: see free_orphans.
   stuck := array(
     select h.device_id from gangq.device_holds h left join gangq.live_jobs j on j.id = h.job_id

@@ -48,25 +48,26 @@ language sql stable as $$
 $$;
 
 -- Internal. Tells the dependents of these jobs how they ended, but for rows that another
--- transaction holds: see gangq.unsettled.
+-- transaction holds, and those beyond the first 1,000: see gangq.unsettled. Anybody may have made
+-- any number of jobs wait for one, and who ends that must not have to wait for all of them.
 create function gangq.settle(ended bigint[]) returns void language sql volatile as $$
   -- Asked once for all that wait for a job. Of an ending that is no longer in history it is not
   -- known whether it was a success.
-  with endings as materialized (
+  with told as materialized (
+    select z.ctid as row_at, z.on_job_id, z.wants from gangq.dependencies z
+    where z.on_job_id = any (settle.ended) and z.outcome is null
+      -- A retry may have come first: then its next ending counts.
+      and not exists (select 1 from gangq.live_jobs j where j.id = z.on_job_id)
+    order by z.on_job_id, z.job_id limit 1000 for update skip locked
+  ),
+  endings as materialized (
     select e.on_job_id, e.wants,
       coalesce(gangq.ended_as(e.on_job_id, e.wants), 'cancelled') as outcome
-    from (
-      select distinct x.on_job_id, x.wants from gangq.dependencies x
-      where x.on_job_id = any (settle.ended) and x.outcome is null) e
+    from (select distinct t.on_job_id, t.wants from told t) e
   )
   update gangq.dependencies d set outcome = e.outcome
   from endings e
-  where d.ctid = any (array(
-      select z.ctid from gangq.dependencies z
-      where z.on_job_id = any (settle.ended) and z.outcome is null
-        -- A retry may have come first: then its next ending counts.
-        and not exists (select 1 from gangq.live_jobs j where j.id = z.on_job_id)
-      order by z.on_job_id, z.job_id for update skip locked))
+  where d.ctid = any (array(select t.row_at from told t))
     and e.on_job_id = d.on_job_id and e.wants = d.wants
 $$;
 

@@ -45,7 +45,8 @@ order by k.service, k.gang_id, j.rank;
 -- (three gangs in a row failed within a minute of being ready), stopping, stopped, deleting.
 -- next_try_at: no gang is made before, after so many failures in a row. load: what its ready
 -- replicas have said within 60 s, on average. revision: the wanted one; good_revision: the last one
--- of which all replicas were ready. readable: whether payload and work are shown to this session.
+-- of which all replicas were ready. readable: whether payload, work and health, which may hold a
+-- password, are shown to this session.
 create view gangq.services as
 select s.name, r.task, q.name as queue,
   case
@@ -58,10 +59,9 @@ select s.name, r.task, q.name as queue,
     else 'starting' end as state,
   s.replicas, r.gang_size as gang, n.ready as ready_replicas, n.gangs, s.revision, s.good_revision,
   coalesce(s.halted, s.problem, n.waits) as why, s.failures, s.next_try_at, s.surge,
-  s.ready_within_s, s.linger_s, r.health, r.version, n.load, case when o.readable then r.payload end
-    as payload,
-  case when o.readable then r.work end as work, s.submitter, s.login, s.set_at, s.source,
-  s.undeclared_at, o.readable
+  s.ready_within_s, s.linger_s, case when o.readable then r.health end as health, r.version, n.load,
+  case when o.readable then r.payload end as payload, case when o.readable then r.work end as work,
+  s.submitter, s.login, s.set_at, s.source, s.undeclared_at, o.readable
 from gangq.services_table s
 join gangq.service_revisions r on r.service = s.name and r.revision = s.revision
 left join gangq.task_options d on d.task = r.task

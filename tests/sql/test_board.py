@@ -10,6 +10,9 @@ from gangq.placement.board import Ask, Board, Hold, Needs
 from sql.drive import Q, gpus
 
 
+SHAPE_OF = "select shape_id from gangq.live_jobs where id = %(job)s"
+
+
 def board(q: Q) -> Board:
     return Board.from_json(q.one("board"))
 
@@ -139,6 +142,35 @@ def test_of_each_kind_the_first_200_are_seen_and_fewer_where_there_are_many_kind
     assert len(seen.asks) == 1000
     assert max(Counter(ask.kind for ask in seen.asks).values()) == 10
     assert len({ask.kind for ask in seen.asks}) == 100
+
+
+def test_a_submitter_whose_gangs_fit_nowhere_hides_nobody_elses(q: Q, logins: dict[str, Q]) -> None:
+    """Gangs of 41 kinds, one of each size, on a board that shows 40."""
+    logins["s1"].sql(
+        "select count(*) from generate_series(1, 40) n cross join lateral "
+        "gangq.submit_gang('train', n, options => '{\"memory_mb\": 7, \"wait_for_hardware\": true}') g"
+    )
+    other = logins["s2"].submit_gang(41, memory_mb=7, wait_for_hardware=True)
+    shown = [row["id"] for row in q.sql("select id from gangq.board_gangs(gangq.now(), 200, 40)")]
+    assert len(shown) == 40
+    assert other.id in shown
+
+
+@pytest.mark.slow
+def test_a_submitter_whose_jobs_fit_nowhere_hides_nobody_elses(q: Q, logins: dict[str, Q]) -> None:
+    """Nor what stands behind a job of that submitter: it is seen in some pass."""
+    s1, s2 = logins["s1"], logins["s2"]
+    q.call("configure", new_shapes_per_day=1100)
+    s1.sql(
+        "select count(*) from generate_series(1, 1050) n cross join lateral gangq.submit('train', options => "
+        "jsonb_build_object('memory_mb', n, 'wait_for_hardware', true)) w"
+    )
+    s1.submit(cpus=1)
+    shapes = {cpus: q.value(SHAPE_OF, job=s2.submit(cpus=cpus)) for cpus in (1, 2)}
+    boards = [[ask.id for ask in board(q).asks] for _ in range(12)]
+    assert {len(asks) for asks in boards} == {1000}
+    assert all(f"k{shapes[2]}/0" in asks for asks in boards)
+    assert any(f"k{shapes[1]}/0" in asks for asks in boards)
 
 
 def test_a_gang_that_runs_and_lacks_members_says_which_and_beside_whom(q: Q) -> None:

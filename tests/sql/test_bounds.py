@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sql.drive import INVALID, WRONG_STATE, Q, ack_all, refused
+from sql.drive import INVALID, TOO_LARGE, WRONG_STATE, Q, ack_all, refused
 
 STOPS = 3
 STEPS = 64
@@ -148,3 +148,18 @@ def test_history_is_not_lost_to_a_retention_that_ends_in_the_future(q: Q, name: 
     with refused(INVALID, "-7 days"):
         q.call("configure", **{name: "-7 days"})
     assert q.sql("select * from gangq.settings") == before
+
+
+def test_a_report_of_what_cannot_be_killed_names_no_pid_of_any_length(q: Q) -> None:
+    worker = q.worker("a")
+    evidence = {"pid": "9" * 100_000}
+    q.one("report_stuck", worker="a", incarnation=worker.incarnation, evidence=evidence)
+    assert len(q.value("select quarantined from gangq.workers")) < 300
+
+
+def test_a_board_that_a_pass_brings_has_a_bound(q: Q) -> None:
+    with refused(TOO_LARGE, "the board"):
+        q.sql(
+            "select gangq.apply((select runs from gangq.lock_rows where name = 'pass'), '[]', "
+            "seen => jsonb_build_object('board', repeat('b', 67108865)))"
+        )

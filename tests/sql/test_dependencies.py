@@ -96,6 +96,17 @@ def test_a_job_waits_until_each_of_several_has_ended_as_it_wants(q: Q) -> None:
     assert q.state(job) == "pending"
 
 
+def test_who_ends_a_job_does_not_have_to_wait_for_all_that_others_let_wait_for_it(q: Q) -> None:
+    first = q.submit()
+    q.submit("after", count=1500, after=[first])
+    q.worker(tasks=["work"]).take().complete()
+    assert q.value("select count(*) from gangq.dependencies where outcome is not null") == 1000
+    for _ in range(30):
+        q.tick()
+    assert q.value("select count(*) from gangq.live_jobs where state = 'pending'") == 1500
+    assert q.sql("select * from gangq.unsettled") == []
+
+
 def test_explain_names_twenty_of_each_outcome_and_counts_the_others(q: Q) -> None:
     ids = q.submit(count=22)
     gang = q.submit_gang(2, after_any=ids)

@@ -425,6 +425,13 @@ def test_a_submitter_under_a_viewers_role_reads_what_is_its_own_and_no_more(on: 
     assert (on.a1.job(other)["readable"], on.a1.job(mine)["readable"]) == (False, True)
 
 
+def test_the_address_of_a_health_check_is_shown_to_whoever_may_read_the_payload(on: Logins) -> None:
+    put(on.s1, health=f"http://probe:{SECRET}@host/healthz")
+    look = "select health, readable from gangq.services"
+    assert on.v1.sql(look) == [{"health": None, "readable": False}]
+    assert on.s1.sql(look) == [{"health": f"http://probe:{SECRET}@host/healthz", "readable": True}]
+
+
 def test_the_tables_behind_the_views_are_nobodys(on: Logins) -> None:
     for login in (on.s1, on.w1, on.v1, on.h1, on.a1):
         for table in ("live_jobs", "history", "checkpoints", "logs", "evidence"):
