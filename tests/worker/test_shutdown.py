@@ -128,6 +128,20 @@ def test_what_was_printed_is_written_where_no_thread_can_be_started() -> None:
     assert (done.returncode, done.stdout) == (7, "last\nat exit\n")
 
 
+def test_a_thread_that_was_left_keeps_nothing_where_no_other_can_be_started() -> None:
+    done = run("""
+        def full(self):
+            raise RuntimeError("can't start new thread")
+
+        start(lambda: time.sleep(10**6))
+        threading.Thread.start = full
+        print("last")
+        end_soon(7)
+        sys.exit(7)
+        """)
+    assert (done.returncode, done.stdout) == (7, "last\n")
+
+
 def test_the_command_ends_as_told_whatever_threads_its_handlers_have_left(
     client: Client, dsn: str, tmp_path: Path
 ) -> None:

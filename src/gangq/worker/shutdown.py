@@ -29,16 +29,18 @@ def end_soon(code: int, within_s: float = 3.0) -> None:
     Those of idle executors end by themselves within that time. Functions registered with ``atexit`` run
     when all threads do.
     """
-    if _left():
-        for after_s, step in ((within_s, _say), (within_s + _SAY_S, partial(_exit, code))):
-            timer = threading.Timer(after_s, step)
-            timer.name, timer.daemon = "gangq-shutdown", True
-            timer.start()
     flushing = threading.Thread(target=_flush, name="gangq-shutdown", daemon=True)
     try:
+        if _left():
+            for after_s, step in ((within_s, _say), (within_s + _SAY_S, partial(_exit, code))):
+                timer = threading.Timer(after_s, step)
+                timer.name, timer.daemon = "gangq-shutdown", True
+                timer.start()
         flushing.start()
     except RuntimeError:
+        # No thread could end it later.
         _flush()
+        _exit(code)
         return
     flushing.join(within_s + _SAY_S)
     if flushing.is_alive():
