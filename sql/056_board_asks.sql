@@ -54,9 +54,10 @@ begin
 end $$;
 
 -- A board shows 1,000 gangs and 1,000 asks of single jobs. Where there are more, submitters take
--- turns: one whose work fits nowhere must not hide that of all others for as long as it waits. The
--- last tenth is drawn at random, so that in some pass each is seen: an ask of single jobs counts
--- as that of its first job, and jobs of other submitters may stand behind that.
+-- turns: one whose work fits nowhere must not hide that of all others for as long as it waits. What
+-- has a planned start, or seats kept, comes before all turns: unseen it would lose them. The last
+-- tenth is drawn at random, so that in some pass each is seen: an ask of single jobs counts as that
+-- of its first job, and jobs of other submitters may stand behind that.
 
 -- Internal. Gangs that wait: the first a_kind of each kind, fewer where there are many kinds; and
 -- gangs that run and wait for replacements of members. The first gangs of each kind are read from
@@ -71,8 +72,8 @@ returns table (id bigint, kind_id integer, order_key bigint, most bigint) langua
     join gangq.queues_table q on q.name = y.queue
   ),
   in_turn as (
-    select g.*, k.most,
-      row_number() over (partition by g.submitter order by g.order_key) as turn
+    select g.*, k.most, case when 'g' || g.id in (select p.ask from gangq.plans p) then 0
+      else row_number() over (partition by g.submitter order by g.order_key) end as turn
     from kinds k
     cross join lateral (
       (select x.id, x.kind_id, x.order_key, x.submitter from gangq.live_gangs x
@@ -176,7 +177,10 @@ begin
       from heads h where h.head is not null
     ),
     in_turn as (
-      select h.*, j.*, row_number() over (partition by j.submitter order by h.head) as turn
+      select h.*, j.*,
+        case when format('k%s/%s', h.shape_id, gangq.priority_of(h.head)) in (
+          select p.ask from gangq.plans p) then 0
+        else row_number() over (partition by j.submitter order by h.head) end as turn
       from heads h
       cross join lateral (
         select x.submitter, x.budget_s, x.submitted_at from gangq.live_jobs x

@@ -156,6 +156,21 @@ def test_a_submitter_whose_gangs_fit_nowhere_hides_nobody_elses(q: Q, logins: di
     assert other.id in shown
 
 
+def test_what_has_a_planned_start_or_seats_kept_is_seen_by_every_pass(q: Q) -> None:
+    made = q.sql(
+        "select g.gang_id from generate_series(1, 8) n cross join lateral "
+        "gangq.submit_gang('train', n, options => '{\"memory_mb\": 7, \"wait_for_hardware\": true}') g"
+    )
+    last = made[-1]["gang_id"]
+    q.sql(
+        "insert into gangq.plans values ('g' || %(g)s::bigint, false, 1, gangq.now() + interval '1 h', 1, '[]')",
+        g=last,
+    )
+    for _ in range(12):
+        shown = [row["id"] for row in q.sql("select id from gangq.board_gangs(gangq.now(), 200, 4)")]
+        assert (len(shown), last in shown) == (4, True)
+
+
 @pytest.mark.slow
 def test_a_submitter_whose_jobs_fit_nowhere_hides_nobody_elses(q: Q, logins: dict[str, Q]) -> None:
     """Nor what stands behind a job of that submitter: it is seen in some pass."""
