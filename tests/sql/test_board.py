@@ -9,7 +9,6 @@ import pytest
 from gangq.placement.board import Ask, Board, Hold, Needs
 from sql.drive import Q, gpus
 
-
 SHAPE_OF = "select shape_id from gangq.live_jobs where id = %(job)s"
 
 
