@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from gangq.placement.board import Ask, Board, Kind, Role, Worker
+from gangq.placement.decide import decide
+from gangq.placement.fit import Search
 from placement.drawn_boards import after, drawn
 
 PICTURES = {
@@ -1304,3 +1309,22 @@ STOPS = {
 def test_who_is_told_to_stop(picture: str) -> None:
     before, expected = STOPS[picture]
     assert sorted(after(before).splitlines()) == sorted(drawn(expected).splitlines())
+
+
+def test_an_elastic_role_that_finds_every_slot_taken_is_not_tried_in_other_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gang of a hundred such roles took seconds of a pass."""
+    roles = tuple(Role(name=f"r{n}", least=1, most=1000) for n in range(100))
+    workers = tuple(Worker(n, f"w{n}", f"h{n}", slots=8) for n in range(1, 61))
+    seats, calls = Search.seats, 0
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return seats(*arguments, **named)
+
+    monkeypatch.setattr(Search, "seats", counted)
+    (started,) = decide(Board(0.0, workers, kinds=(Kind(1, roles, "default"),), asks=(Ask("g1", 1),)))
+    assert len(started.seats) == 60 * 8
+    assert calls < 10

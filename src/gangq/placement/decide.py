@@ -280,8 +280,8 @@ class Pass:
         if ask.missing is not None:
             return counts, seats
         for n, role in enumerate(kind.roles):
-            low, high = counts[n], role.most
-            middle = high
+            low = counts[n]
+            middle = high = min(role.most, low + self.free.slots - len(seats))
             while low < high:
                 more = [*counts[:n], middle, *counts[n + 1 :]]
                 found: list[Taken] | Refused | None = limited(self, ask, kind, more)
