@@ -26,7 +26,7 @@ begin
     where g.id = any (set_priority.gang_ids)) n;
   batch := gangq.lock_batch(set_priority.job_ids, set_priority.gang_ids);
   perform gangq.refuse('GQ002', format('job %s is not a live solo job', w.id),
-    'It has ended, never existed, or is a member of a gang: then pass gang_ids.')
+    'It has ended, never existed, or is a member of a gang: then name its gang.')
   from unnest(set_priority.job_ids) as w(id)
   where not exists (select 1 from gangq.live_jobs j where j.id = w.id and j.gang_id is null);
   perform gangq.refuse_missing('gang', w.id::text, true)
