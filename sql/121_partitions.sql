@@ -179,8 +179,7 @@ create function gangq.turn_requests(t timestamptz) returns void language plpgsql
 set lock_timeout = '100ms' as $$
 begin
   if exists (
-    select 1 from gangq.tick_state x
-    where x.requests_turned_at > t - interval '1 hour' and x.requests_turned_at <= t) then
+    select 1 from gangq.tick_state x where x.requests_turned_at > t - interval '1 hour') then
     return;
   end if;
   lock table gangq.requests, gangq.requests_before in access exclusive mode;

@@ -147,7 +147,6 @@ MUTATIONS = [
     ("forget", "and not exists (select 1 from gangq.live_jobs j where j.id = c.job_id offset 0)", "", "test_tick"),
     ("forget", "and not exists (select 1 from gangq.live_jobs j where j.id = p.job_id offset 0)", "", "test_tick"),
     ("keep_partitions", "and x.partitions_checked_at <= t", "", "test_tick"),
-    ("turn_requests", "and x.requests_turned_at <= t", "", "test_tick"),
     ("move_workers_back", "i.ended_at > t or i.exits_at > last_tick then", "i.exits_at > t then", "test_set_back"),
     ("move_work_back", "gangq.moved(j.due_at, last_tick, by)", "gangq.moved(j.due_at, t, by)", "test_set_back"),
     ("move_work_back", "where z.until > last_tick", "where z.until > t", "test_set_back"),

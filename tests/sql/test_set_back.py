@@ -154,6 +154,9 @@ def test_a_process_that_tripped_since_the_clock_was_set_back_is_waited_for_in_fu
     else:
         q.submit(gpus=1)
         claim = worker.take()
+    q.sql(
+        "update gangq.incarnations set passed_over_until = gangq.now()"
+    )  # which is moved, beside what is not
     q.tick()
     q.later(-HOUR)
     worker.beat()
