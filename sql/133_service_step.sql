@@ -249,8 +249,8 @@ begin
   return s;
 end $$;
 
--- Internal. The step of the tick that keeps what services want. Returns how many things it did; -1:
--- some are held up by a lock.
+-- Internal. The step of the tick that keeps what services want. Returns how many things it did,
+-- large gangs counted as in submit_schedules; -1: some are held up by a lock.
 create function gangq.keep_services(most integer default 200) returns integer
 language plpgsql set lock_timeout = '100ms' set client_min_messages = 'warning' as $$
 declare
@@ -282,7 +282,9 @@ begin
           busy := true;
           exit;
       end;
-      done := done + 1;
+      done := done + 1 + coalesce((
+        select r.gang_size from gangq.service_revisions r
+        where r.service = s.name and r.revision = s.revision), 0) / 100;
       exit when step.action = 'gone';
     end loop;
   end loop;

@@ -178,7 +178,8 @@ end $$;
 
 -- Internal. The step of the tick that submits what is due. can_plan: what may have missed several
 -- due times is left to the caller, who computes which of them counts. Returns how many due times it
--- settled; -1: some are held up by a lock.
+-- settled, where a hundred members of a gang count as one more: a tick holds up the next one. -1:
+-- some are held up by a lock.
 create function gangq.submit_schedules(can_plan boolean, most integer default 200) returns integer
 language plpgsql set client_min_messages = 'warning' as $$
 declare
@@ -198,7 +199,10 @@ begin
     then
       left_out := left_out || s.name::text;
     elsif gangq.submit_due(s, t) then
-      done := done + 1;
+      done := done + 1 + coalesce((
+        select g.size
+        from gangq.schedules_table x join gangq.live_gangs g on g.id = x.last_gang_id
+        where x.name = s.name), 0) / 100;
     else
       -- Its due time stays. Other gangs would wait for the same row.
       busy := true;

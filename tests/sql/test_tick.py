@@ -80,6 +80,23 @@ def test_a_step_that_has_done_its_most_is_what_the_tick_takes_for_more_to_do(q: 
     assert set(most.values()) == {re.findall(r"done >= (\d+)", source(q, "run_steps"))[0]}
 
 
+@pytest.mark.parametrize("what", ["schedule", "service"])
+def test_a_tick_submits_few_large_gangs_of_what_is_stored(q: Q, what: str) -> None:
+    """A login may store hundreds of gangs of 100,000, and a tick holds up the next one."""
+    more = {"every": "1 second", "work": {"size": 200, "wait_for_hardware": True}}
+    if what == "service":
+        more = {"gang": 200, "work": {"wait_for_hardware": True}}
+    for name in ("a", "b", "c"):
+        q.call(f"set_{what}", name=name, task="t", **more)
+    q.clock.advance(1)
+    step = "submit_schedules(can_plan => false, most => 4)" if what == "schedule" else "keep_services(4)"
+    gangs = []
+    for _ in range(3):
+        q.sql(f"select gangq.{step}")
+        gangs.append(q.value("select count(*) from gangq.live_gangs"))
+    assert gangs == [2, 3, 3]
+
+
 def test_each_moment_at_which_a_step_is_due_is_one_that_ticks_are_planned_for(q: Q) -> None:
     due, planned = moments(source(q, "tick_steps"), "<="), moments(source(q, "next_due"), ">")
     assert due >= {"live_jobs.due_at", "queues_table.paused_until", "scaling_table.due_at"}
