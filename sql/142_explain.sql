@@ -139,10 +139,10 @@ begin
     select g.state, g.finished_at, g.reason as why, g.attempts
     from gangq.gang_history g where what = 'gang' and g.gang_id = explain_ended.id
     union all
-    -- The error of a job that is done is that of an earlier attempt.
+    -- Any other error of a job that is done or cancelled is that of an earlier attempt.
     select j.state, j.finished_at,
-      case j.state when 'done' then null when 'cancelled' then j.error ->> 'message'
-        else j.error ->> 'type' end, j.attempts
+      case when j.state = 'failed' then j.error ->> 'type'
+        when j.error ->> 'type' = 'Cancelled' then j.error ->> 'message' end, j.attempts
     from gangq.history j where what = 'job' and j.job_id = explain_ended.id) h
   order by h.finished_at desc limit 1;
   perform gangq.refuse_missing(what, id::text)

@@ -521,6 +521,15 @@ def test_how_it_ended_is_told_of_its_end_and_not_of_an_attempt_before(q: Q) -> N
     q.call("cancel", job_ids=[other], reason="not needed")
     assert explained(q, job_id=job)["state"]["detail"] == "it has been done for 0 s"
     assert explained(q, job_id=other)["state"]["detail"] == "it has been cancelled for 0 s: not needed"
+    job = q.submit()
+    (claim,) = worker.claim()
+    q.call("fail", job_id=job, token=claim.token, error=error, retry_in_s=0.1)
+    q.later(1)
+    q.tick()
+    (claim,) = worker.claim()
+    q.call("cancel", job_ids=[job])
+    q.call("ack_preempted", job_id=job, token=claim.token)
+    assert explained(q, job_id=job)["state"]["detail"] == "it has been cancelled for 0 s"
 
 
 # Jobs that nobody decides about -----------------------------------------------------------------------------
