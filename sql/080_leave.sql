@@ -6,8 +6,8 @@
 -- Who pays for which cause: gangq.causes (078).
 -- A repeated report succeeds silently: was_final knows the token of the last attempt. An attempt
 -- that was taken from its worker (taken_token, set in 108, 110) is stale instead.
--- Locks: gangs by id, jobs by id. Never a worker row: what gives capacity back must not wait for
--- what takes it.
+-- Locks: gangs by id, jobs by id, then rows of unsettled. Never a worker row: what gives capacity
+-- back must not wait for what takes it.
 
 -- Why each step stands before the next one:
 -- 1. The jobs leave in one statement (move_to_history).
@@ -131,6 +131,9 @@ begin
   marker := set_config('gangq.leaving', '', true);
 end $$;
 
+-- A retried job may have a row of unsettled from its ending before, and a tick that sees it live
+-- may be about to delete that: do update waits for the tick, do nothing would not.
+--
 -- Internal, for leave. Removes what these jobs have in other tables, and tells their dependents.
 create function gangq.clear_behind(ids bigint[], new_state text, at_once boolean) returns void
 language plpgsql as $$
@@ -146,13 +149,13 @@ begin
     select e.id from unnest(ids) as e(id)
     where exists (
       select from gangq.dependencies d where d.on_job_id = e.id and d.outcome is null)
-    on conflict do nothing;
+    on conflict (job_id) do update set job_id = excluded.job_id;
     perform gangq.wake_tick(true);
   end if;
   -- In a REPEATABLE READ transaction a dependent submitted since its snapshot is not seen above.
   if not at_once then
     insert into gangq.unsettled (job_id) select l.id from unnest(ids) as l(id)
-    on conflict do nothing;
+    on conflict (job_id) do update set job_id = excluded.job_id;
   end if;
 end $$;
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from interleaving.sessions import Arena, Connection, Later, call, value
 
@@ -37,6 +38,31 @@ def test_a_dependent_held_by_an_open_cancel_is_told_once_the_cancel_is_taken_bac
     meeting.tick()
     assert unsettled(meeting) == []
     assert meeting.violations() == []
+
+
+def test_what_a_tick_has_not_told_yet_is_told_although_the_job_ends_anew_beside_that_tick(meeting):
+    worker = meeting.worker("w1")
+    job, token = meeting.running(worker)
+    call(meeting.db, "submit", task="after", payloads=[Jsonb({})] * 2100, after=[job])
+    while meeting.db.execute("select from gangq.dependencies where not settled").fetchall():
+        meeting.tick()
+    end(meeting.db, job, token, "failed")
+    ticker = meeting.connect(autocommit=False)
+    call(ticker, "promote_due")
+    call(meeting.db, "retry", job_ids=[job])
+    meeting.clock.advance(1)
+    (again,) = meeting.claim(worker)
+    ender = meeting.connect(autocommit=False)
+    later = Later(ender, lambda conn: end(conn, job, again["token"], "done")).start(meeting.db)
+    # The tick sees that the job lives, and not that it is about to end.
+    call(ticker, "promote_due")
+    ticker.commit()
+    later.join().result()
+    ender.commit()
+    assert unsettled(meeting) == [job]
+    while unsettled(meeting):
+        meeting.tick()
+    assert meeting.db.execute("select from gangq.dependencies where outcome is null").fetchall() == []
 
 
 @pytest.mark.parametrize("how", ["done", "failed"])
