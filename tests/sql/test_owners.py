@@ -258,7 +258,12 @@ def test_a_user_behind_a_login_does_not_replace_the_job_of_another_whose_key_it_
             assert on.w1.one("submit_unique", **again)["replaced"]
     assert on.q.job(job)["payload"] == {"of": "a", "by": "its job"}
     # Whoever may cancel it may replace it.
+    a_role(on.q.db, "boss_test", "gangq_submitter", "gangq_admin")
+    on.q.sql("grant boss_test to s1_test")
+    on.s1.sql("set role boss_test")
+    assert on.s1.one("submit_unique", **named, payload={"of": "boss"}, replaces=True)["replaced"]
     on.s1.sql("reset role")
+    on.q.sql("revoke boss_test from s1_test")
     assert on.s1.one("submit_unique", **named, payload={"of": "s1"}, replaces=True)["replaced"]
     on.a1.call("set_queue", name="ours", others="shared")
     for tenant in ("tenant_a_test", "tenant_b_test"):
