@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gangq.client import Client
 from gangq.worker.listener import Listener
 from gangq.worker.signals import SignalWatch
@@ -112,3 +114,18 @@ def finds(ctx):
     until_state(client, first, "done")
     (second,) = client.submit(task="finds")
     assert until_state(client, second, "done").result == [0, signal.SIG_DFL, 1]
+
+
+@pytest.mark.parametrize("left_s", [0, 60], ids=["none before", "of the program around it"])
+def test_a_timer_that_a_handler_left_ends_with_it(client: Client, left_s: int) -> None:
+    watch = SignalWatch(control_of(client), lambda: None)
+    signal.alarm(left_s)
+    try:
+        watch.install()
+        # Without a handler of its own: this would end the process.
+        signal.alarm(30 + left_s)
+        watch.renew()
+        assert (signal.alarm(0) > 0) is (left_s > 0)
+    finally:
+        signal.alarm(0)
+        watch.stop()

@@ -67,6 +67,8 @@ class SignalWatch:
         self._former: dict[signal.Signals, Any] = {}
         self._actions: dict[int, Any] = {}
         """What each signal does between two jobs."""
+        self._timed = False
+        """Whether the program that this worker runs in has a timer of its own."""
         self._former_fd = -1
         # The bound method is made once, so `is` tells whether it is still the installed handler.
         self._installed = self._handler
@@ -80,6 +82,7 @@ class SignalWatch:
         actions = {int(number): _getsignal(number) for number in (*_WATCHED, *_RESTORED)}
         # None: C code has installed it, and Python cannot install it again.
         self._actions = {number: action for number, action in actions.items() if action is not None}
+        self._timed = signal.getitimer(signal.ITIMER_REAL)[0] > 0
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         restore_signals(_WATCHED, lambda: bool(self._former))
         self._control.watch(self._read, self._arrived)
@@ -92,10 +95,10 @@ class SignalWatch:
         if not self._former:
             return
         try:
+            if not self._timed:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             for number, action in self._actions.items():
                 if _getsignal(number) is not action:
-                    if number == signal.SIGALRM:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
                     signal.signal(number, action)
             _set_wakeup_fd(self._write, warn_on_full_buffer=False)
         except ValueError:
