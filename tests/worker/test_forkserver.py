@@ -187,6 +187,32 @@ def alone(ctx):
     assert [found.read_text() for found in tmp_path.glob("import-*")] == [str(tmp_path)] * 2
 
 
+def test_where_the_directory_in_which_the_worker_began_was_removed_its_jobs_say_what_to_do(
+    client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.define("""
+if (HERE / "began").is_dir():
+    os.chdir(HERE / "began")
+
+@app.task
+def leaves(ctx):
+    os.chdir(HERE)
+    os.rmdir("began")
+
+@app.task(isolate=True)
+def alone(ctx):
+    pass
+""")
+    (tmp_path / "began").mkdir()
+    worker = fleet.start(slots=0, light=1)
+    until_state(client, submit(client, "leaves"), "done")
+    error = until_state(client, submit(client, "alone", max_attempts=1), "failed").error
+    assert error is not None and error["message"].endswith(
+        "create that directory on this host, or submit with a cwd that every host has"
+    )
+    assert "runner_fault" not in worker.log
+
+
 def test_an_app_that_ignores_the_ends_of_its_children_is_imported_once(client: Client, fleet: Fleet) -> None:
     fleet.define("signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n" + SLOW_TO_IMPORT)
     fleet.start(slots=0, light=2)

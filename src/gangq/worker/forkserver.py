@@ -119,7 +119,12 @@ class ForkServer:
                 return True
             self._end()
             self._target = target
-            why = self._begin(given_up)
+            try:
+                why = self._begin(given_up)
+            except OSError:
+                # Its directory was removed, say: what fails to execute the handler says what to do.
+                self._end()
+                return False
             if why:
                 self._end()
             if why and not given_up():
