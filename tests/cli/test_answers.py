@@ -25,6 +25,7 @@ from gangq.cli.follow import Tagger
 from gangq.client import Client
 from gangq.client.rows import LogRow
 from gangq.embedded import Server
+from gangq.errors import DatabaseUnreachable
 
 
 @pytest.fixture(scope="module")
@@ -484,6 +485,22 @@ def test_a_file_that_cannot_be_written_is_not_taken_for_the_answer(monkeypatch: 
     monkeypatch.setattr("gangq.cli.session.Session.client", full)
     done = gangq("", "ls")
     assert (done.exit_code, done.stderr) == (1, "gangq: [Errno 28] No space left on device\n")
+
+
+def test_events_that_are_not_followed_are_asked_for_once(
+    dsn: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = client.submit(task="t")
+    problems = [DatabaseUnreachable("the database is away")]
+
+    def ended(*_: object) -> bool:
+        if problems:
+            raise problems.pop()
+        return True
+
+    monkeypatch.setattr("gangq.cli.follow._has_ended", ended)
+    done = gangq(dsn, "events", job)
+    assert (done.exit_code, done.stderr) == (3, "gangq: the database is away\n")
 
 
 def test_an_error_that_cannot_be_written_leaves_an_exit_code() -> None:

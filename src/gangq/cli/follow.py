@@ -223,10 +223,11 @@ def _events_of(client: Client, target: Which) -> Iterator[tuple[list[EventRow], 
         return _has_ended(client, target), target.events(client, after)
 
     target.jobs(client)  # it exists
+    ended, rows = look()
     while True:
-        ended, rows = once_there(look)
         after = max((row.id for row in rows), default=after)
         yield rows, ended
+        ended, rows = once_there(look)
 
 
 def _all_events(client: Client, limit: int) -> Iterator[tuple[list[EventRow], bool]]:
