@@ -132,7 +132,7 @@ def fits(value: T, what: str, bits: int) -> T:
 def whole_numbers(values: Iterable[SupportsIndex], what: str, bits: int) -> list[int]:
     """Return numbers that integers of so many bits have room for. Raises `InvalidInput`, naming `what`."""
     try:
-        found = None if isinstance(values, bytes) else [*map(index, values)]
+        found = None if isinstance(values, str | bytes) else [*map(index, values)]
     except TypeError:
         found = None
     if found is None:
