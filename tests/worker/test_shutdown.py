@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import pytest
 
 from gangq.client import Client
 from worker.worker_process import until_state
@@ -42,23 +43,22 @@ def test_a_thread_that_never_ends_goes_with_the_process_and_is_named() -> None:
     assert done.stderr.startswith("gangq.worker.shutdown threads_left ['stray']")
 
 
-def test_a_process_that_never_ends_goes_with_the_process_and_is_named() -> None:
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_that_never_ends_goes_with_the_process_and_is_named(method: str) -> None:
+    # Each holds the pipe: what is left of them keeps run() from its end.
     done = run(
-        """
+        f"""
         import multiprocessing
-        forks = multiprocessing.get_context("fork")
-        forks.Process(target=os._exit, args=(0,)).start()
-        def idles():
-            os.closerange(0, 3)
-            time.sleep(10**6)
-        idle = forks.Process(target=idles, name="stray")
-        idle.start()
-        print(idle.pid)
-        end_soon(7, 0.5)
+        begin = multiprocessing.get_context("{method}").Process
+        ended = begin(target=int)
+        ended.start()
+        ended.join()
+        begin(target=time.sleep, args=(30,), name="stray").start()
+        begin(target=time.sleep, args=(30,), daemon=True).start()
+        end_soon(7, 0.1)
         sys.exit(7)
         """
     )
-    os.kill(int(done.stdout), signal.SIGKILL)
     assert done.returncode == 7
     assert done.stderr.startswith("gangq.worker.shutdown threads_left ['stray']")
 

@@ -8,11 +8,13 @@ does a thread of a handler's that prints into a pipe that nobody reads.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 from functools import partial
+from typing import Any
 
 from gangq import logqueue
 
@@ -67,10 +69,13 @@ def _left() -> list[str]:
         return not thread.daemon or (thread.name == logqueue.THREAD_NAME and not logqueue.in_use())
 
     threads = [t.name for t in threading.enumerate() if t is not threading.main_thread() and keeps(t)]
+    return sorted([*threads, *(process.name for process in _processes() if not process.daemon)])
+
+
+def _processes() -> list[Any]:
     # Not imported for this: most handlers start none.
     multiprocessing = sys.modules.get("multiprocessing")
-    processes = [] if multiprocessing is None else multiprocessing.active_children()
-    return sorted([*threads, *(process.name for process in processes if not process.daemon)])
+    return [] if multiprocessing is None else multiprocessing.active_children()
 
 
 def _say() -> None:
@@ -88,4 +93,8 @@ def _say() -> None:
 
 def _exit(code: int) -> None:
     if _left():
+        # Those that are daemons too: only the interpreter would end them.
+        for process in _processes():
+            with contextlib.suppress(OSError):
+                process.kill()
         os._exit(code)
