@@ -544,7 +544,7 @@ def test_a_payload_survives_the_way_there_and_back(client: Client) -> None:
 def test_a_string_or_a_number_is_no_list_of_jobs(client: Client, ids: Any) -> None:
     client.submit(task="t", payloads=[{}, {}])
     for call in (client.cancel, client.retry):
-        with pytest.raises(InvalidInput, match="job_ids is .*: pass a list of whole numbers"):
+        with pytest.raises(InvalidInput, match=r"job_ids is .*: pass a list of whole numbers"):
             call(job_ids=ids)
     assert {job.state for job in client.jobs()} == {"pending"}
 

@@ -207,7 +207,8 @@ def alone(ctx):
     worker = fleet.start(slots=0, light=1)
     until_state(client, submit(client, "leaves"), "done")
     error = until_state(client, submit(client, "alone", max_attempts=1), "failed").error
-    assert error is not None and error["message"].endswith(
+    assert error is not None
+    assert error["message"].endswith(
         "create that directory on this host, or submit with a cwd that every host has"
     )
     assert "runner_fault" not in worker.log
