@@ -202,7 +202,7 @@ begin
           limit most)
         select s.job_id from told s
         union
-        -- Members are released together: the limit never cuts a gang.
+        -- The limit never cuts a gang.
         select m.id
         from told s
         join gangq.live_jobs x on x.id = s.job_id
@@ -308,6 +308,12 @@ begin
     where d.ctid = any (array(
       select z.ctid from gangq.dependencies z
       where z.job_id = any (release_dependents.job_ids) and gangq.is_wanted(z.outcome, z.wants)
+        -- Members are released together: settle may have told some of them, and not all.
+        and z.on_job_id <> all (array(
+          select x.on_job_id from gangq.dependencies x
+          where x.job_id = any (array(
+            select m.id from gangq.live_jobs m where m.gang_id = release_dependents.gang_id))
+          group by x.on_job_id having count(*) > count(x.outcome)))
       order by z.on_job_id, z.job_id for update skip locked))
     returning d.job_id
   ),

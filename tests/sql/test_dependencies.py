@@ -107,6 +107,16 @@ def test_who_ends_a_job_does_not_have_to_wait_for_all_that_others_let_wait_for_i
     assert q.sql("select * from gangq.unsettled") == []
 
 
+def test_members_are_released_together_also_where_a_job_has_not_told_all_of_them_yet(q: Q) -> None:
+    first = q.submit()
+    gang = q.submit_gang(2100, after=[first], wait_for_hardware=True)
+    q.worker(tasks=["work"]).take().complete()
+    states = "select distinct state from gangq.live_jobs"
+    for state in ("waiting", "blocked"):
+        q.call("promote_due")
+        assert (gang.state, q.sql(states), q.violations()) == (state, [{"state": state}], [])
+
+
 def test_explain_names_twenty_of_each_outcome_and_counts_the_others(q: Q) -> None:
     ids = q.submit(count=22)
     gang = q.submit_gang(2, after_any=ids)
