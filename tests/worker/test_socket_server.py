@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +54,38 @@ def test_the_socket_answers_nobody_without_the_key_of_a_job(client: Client, tmp_
         link.close()
     finally:
         session.control.wait(server.stop())
+
+
+def test_an_answer_that_a_handler_did_not_wait_for_is_not_taken_for_the_next(tmp_path: Path) -> None:
+    class TookTooLong(Exception):
+        pass
+
+    def alarm(*_: object) -> None:
+        raise TookTooLong
+
+    def answer_second() -> None:
+        second, _ = listening.accept()
+        with second:
+            second.sendall(b'{"ok": true, "to": "second"}\n')
+
+    former = signal.signal(signal.SIGALRM, alarm)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+        try:
+            link = Link(str(tmp_path / "s"), "key")
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(TookTooLong):
+                link.ask("save_checkpoint")
+        finally:
+            signal.signal(signal.SIGALRM, former)
+        first, _ = listening.accept()
+        with first:
+            with contextlib.suppress(BrokenPipeError):
+                first.sendall(b'{"ok": true, "to": "first"}\n')
+            threading.Thread(target=answer_second, daemon=True).start()
+            assert link.ask("status") == {"to": "second"}
+        link.close()
 
 
 def test_a_checkpoint_that_was_not_stored_is_an_error_inline_over_the_socket_and_as_exit_code(

@@ -83,6 +83,10 @@ class Link:
                     f"the worker does not answer on {self.path} ({problem}): it has ended, and this command "
                     "is about to be stopped"
                 ) from problem
+            except BaseException:
+                # Of a signal's handler, say: the answer that is to come would be taken for that to the next request.
+                self._hang_up()
+                raise
         if not answer.pop("ok"):
             raise _error(answer)
         return answer
