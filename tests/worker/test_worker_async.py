@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from gangq.client import Client
+from gangq.worker.async_main import _JobLog
 from worker.worker_process import Fleet, eventually, short_leases, until_state
 
 TASKS = """
@@ -427,3 +428,14 @@ async def any(ctx):
     fleet.start(slots=0, light=2)
     (job,) = client.submit(task="any", max_attempts=1)
     assert until_state(client, job, "done").result == 3
+
+
+def test_what_of_its_output_is_not_kept_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    output = _JobLog(str(tmp_path / "log"), (100, 0))
+    assert output._log is not None
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, output._log._head)
+    os.close(full)
+    assert output.write("lost")
+    output.finish()
+    assert "output_not_kept: [Errno 28]" in caplog.text

@@ -75,9 +75,11 @@ class _JobLog:
     def finish(self) -> None:
         """Nothing is written any more. By then the number of its file may be that of another job's."""
         with self._lock:
-            log, self._log = self._log, None
-            if log is not None:
-                log.finish()
+            ended, self._log = self._log, None
+            if ended is not None:
+                ended.finish()
+        if ended is not None and ended.error is not None:
+            log.warning("output_not_kept: %s", ended.error)
 
 
 class _Job:
