@@ -168,7 +168,7 @@ def events(session: Session, target: Which | None, follow: bool, limit: int) -> 
     if follow and session.columns and not session.json:
         raise click.UsageError("--follow prints a line for each event: leave -o out, or add --json")
     client = session.client()
-    batches = _all_events(client, limit) if target is None else _events_of(client, target)
+    batches = _all_events(client, limit) if target is None else _events_of(client, target, follow)
     for number, (rows, last) in enumerate(batches):
         if session.json or (number == 0 and not follow):
             session.rows(rows, _columns(session, rows), "no events")
@@ -215,7 +215,7 @@ def event_line(row: EventRow) -> str:
     return f"{output.instant(row.at)}  {row.kind}  {' '.join(whose)}{reason}"
 
 
-def _events_of(client: Client, target: Which) -> Iterator[tuple[list[EventRow], bool]]:
+def _events_of(client: Client, target: Which, follow: bool) -> Iterator[tuple[list[EventRow], bool]]:
     """Batches of new events, and whether that was the last one."""
     after: int | None = None
 
@@ -223,11 +223,10 @@ def _events_of(client: Client, target: Which) -> Iterator[tuple[list[EventRow], 
         return _has_ended(client, target), target.events(client, after)
 
     target.jobs(client)  # it exists
-    ended, rows = look()
     while True:
+        ended, rows = once_there(look) if follow else look()
         after = max((row.id for row in rows), default=after)
         yield rows, ended
-        ended, rows = once_there(look)
 
 
 def _all_events(client: Client, limit: int) -> Iterator[tuple[list[EventRow], bool]]:
