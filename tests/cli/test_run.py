@@ -264,8 +264,9 @@ def test_a_database_restart_does_not_end_it(own_server: OwnServer, tmp_path: Pat
                 run.until(lambda: run.out == "up\n", "the command runs")
                 (job,) = answers(dsn, "ls")
                 with (
-                    running(dsn, tmp_path, "logs", "logs", "-f", job["id"]) as logs,
+                    # It prints nothing by which to wait for it: it begins before those that do.
                     running(dsn, tmp_path, "events", "events", "-f", job["id"]) as events,
+                    running(dsn, tmp_path, "logs", "logs", "-f", job["id"]) as logs,
                     running(dsn, tmp_path, "all", "events", "-f") as everything,
                 ):
                     logs.until(lambda: logs.out == "up\n", "what it printed so far is shown")
