@@ -260,16 +260,17 @@ def test_a_database_restart_does_not_end_it(own_server: OwnServer, tmp_path: Pat
         with worker(dsn, tmp_path, "w2"):
             gate = tmp_path / "gate"
             wait = f"echo up; while [ ! -e {gate} ]; do sleep 0.05; done; echo down"
-            with running(dsn, tmp_path, "run", "run", "--", "sh", "-c", wait) as run:
-                run.until(lambda: run.out == "up\n", "the command runs")
+            # Of a gang there are events to be seen.
+            with running(dsn, tmp_path, "run", "run", "--gang", "1", "--", "sh", "-c", wait) as run:
+                run.until(lambda: run.out == "[0] up\n", "the command runs")
                 (job,) = answers(dsn, "ls")
                 with (
-                    # It prints nothing by which to wait for it: it begins before those that do.
                     running(dsn, tmp_path, "events", "events", "-f", job["id"]) as events,
                     running(dsn, tmp_path, "logs", "logs", "-f", job["id"]) as logs,
                     running(dsn, tmp_path, "all", "events", "-f") as everything,
                 ):
                     logs.until(lambda: logs.out == "up\n", "what it printed so far is shown")
+                    events.until(lambda: events.out, "it follows")
                     everything.until(lambda: everything.out, "it follows")
                     own.stop("immediate")
                     run.until(lambda: "waiting for the database" in run.err, "it notices")
@@ -278,7 +279,8 @@ def test_a_database_restart_does_not_end_it(own_server: OwnServer, tmp_path: Pat
                     own.start()
                     gate.touch()
                     assert run.code() == logs.code() == events.code() == 0
-                    assert run.out == logs.out == "up\ndown\n"
+                    assert run.out == "[0] up\n[0] down\n"
+                    assert logs.out == "up\ndown\n"
                     everything.interrupt()
                     assert everything.code() == 130
                 assert "discarding" not in run.err + logs.err + events.err + everything.err

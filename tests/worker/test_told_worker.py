@@ -87,6 +87,21 @@ def test_a_handler_of_signals_that_a_job_left_behind_is_taken_back(client: Clien
         watch.stop()
 
 
+def test_what_a_library_hears_of_its_processes_by_stays(client: Client) -> None:
+    def heard(*_: object) -> None:
+        pass
+
+    watch = SignalWatch(control_of(client), lambda: None)
+    watch.install()
+    try:
+        signal.signal(signal.SIGCHLD, heard)
+        watch.renew()
+        assert signal.getsignal(signal.SIGCHLD) is heard
+    finally:
+        watch.stop()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def test_what_a_handler_leaves_to_signals_ends_no_worker_after_it(client: Client, fleet: Fleet) -> None:
     fleet.define("""
 def late(*_):

@@ -33,8 +33,9 @@ log = logging.getLogger("gangq.worker.signals")
 
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
 _RESTORED = (signal.SIGALRM, signal.SIGCHLD, signal.SIGPIPE)
-"""After a job these do what they did before it. Otherwise a handler's alarm would raise in the worker, and a default
-SIGPIPE would end the worker when a client hangs up.
+"""After a job these do what they did before it. Otherwise a handler's alarm would raise in the worker, a default
+SIGPIPE would end the worker when a client hangs up, and with SIGCHLD ignored every command of a later job would seem to
+end with 0.
 """
 _getsignal, _set_wakeup_fd = _signal.getsignal, _signal.set_wakeup_fd
 _FROM_PYTHON = 0x80
@@ -98,7 +99,9 @@ class SignalWatch:
             if not self._timed:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             for number, action in self._actions.items():
-                if _getsignal(number) is not action:
+                found = _getsignal(number)
+                # What a library hears of its own processes by, as PyTorch's loader of data does, it installs once.
+                if found is not action and not (number == signal.SIGCHLD and callable(found)):
                     signal.signal(number, action)
             _set_wakeup_fd(self._write, warn_on_full_buffer=False)
         except ValueError:
