@@ -34,8 +34,8 @@ log = logging.getLogger("gangq.worker.signals")
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
 _RESTORED = (signal.SIGALRM, signal.SIGCHLD, signal.SIGPIPE)
 """After a job these do what they did before it. Otherwise a handler's alarm would raise in the worker, a default
-SIGPIPE would end the worker when a client hangs up, and with SIGCHLD ignored every command of a later job would seem to
-end with 0.
+SIGPIPE would end the worker when a client hangs up, and with SIGCHLD ignored every command of a later job would seem
+to end with 0.
 """
 _getsignal, _set_wakeup_fd = _signal.getsignal, _signal.set_wakeup_fd
 _FROM_PYTHON = 0x80
