@@ -352,13 +352,18 @@ def test_a_guardian_that_was_forked_by_what_then_died_is_not_asked_for_again(
     assert len(list(tmp_path.glob("forked-*"))) == 1
 
 
-def test_a_guardian_that_the_fork_server_has_no_file_to_wait_for_is_ended(forks: ForkServer) -> None:
+@pytest.mark.parametrize("room", [0, 1], ids=["not for the channel", "not for its end"])
+def test_a_guardian_that_the_fork_server_has_no_file_to_wait_for_is_ended(
+    forks: ForkServer, room: int
+) -> None:
     process = forks._process
     assert process is not None
-    taken = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
-    free = min(set(range(len(taken) + 1)) - taken)
-    # Room for the socket that it is sent, and no more.
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (free + 1, free + 1))
+    files = Path(f"/proc/{process.pid}/fd")
+    # It has one of its worker, and opens no more by itself.
+    eventually(lambda: "anon_inode:[pidfd]" in map(os.readlink, files.iterdir()), "it waits to be asked")
+    taken = {int(file.name) for file in files.iterdir()}
+    most = min(set(range(len(taken) + 1)) - taken) + room
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
     ours, theirs = socket.socketpair()
     with ours:
         with theirs, pytest.raises(OSError, match="Too many open files"):

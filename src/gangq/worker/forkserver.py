@@ -20,6 +20,7 @@ In: a socket, the guardian's end of its channel. Out: the guardian's pid, with i
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -271,6 +272,9 @@ def _serve(control: socket.socket) -> None:
                 message, fds, _, _ = socket.recv_fds(control, _MESSAGE, 1)
                 if not message:
                     return
+                if not fds:  # There was no room for it.
+                    control.send(os.strerror(errno.EMFILE).encode())
+                    continue
                 forked = _fork(control, fds[0])
                 os.close(fds[0])
                 if forked is not None:
